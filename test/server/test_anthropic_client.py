@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from fixtures.oracle import assert_quiet
+from fixtures.oracle import assert_quiet, until_asked
 from fixtures.server_process import ServerProcess
 
 MODEL = "default"
@@ -153,7 +153,7 @@ async def test_many_at_once(aclient: anthropic.AsyncAnthropic) -> None:
         assert city in answer
 
 
-async def test_who_leaves_is_forgotten(aclient: anthropic.AsyncAnthropic) -> None:
+async def test_who_leaves_is_forgotten(aclient: anthropic.AsyncAnthropic, tiny_server: ServerProcess) -> None:
     """The fixture finds nothing left behind."""
     messages: list[Any] = [{"role": "user", "content": "Tell me a short story."}]
     async with aclient.messages.stream(model=MODEL, messages=messages, max_tokens=500) as stream:
@@ -161,5 +161,5 @@ async def test_who_leaves_is_forgotten(aclient: anthropic.AsyncAnthropic) -> Non
             if event.type == "text":
                 break
     waiting = asyncio.create_task(aclient.messages.create(model=MODEL, messages=messages, max_tokens=500))
-    await asyncio.sleep(0.05)
+    await until_asked(tiny_server.url, waiting)
     waiting.cancel()

@@ -102,7 +102,6 @@ async def test_arrivals_do_not_prolong_a_drain() -> None:
                     statuses.append((await client.post("/generate", json=body([8], 2))).status_code)
                 except httpx.TransportError:
                     break
-                await asyncio.sleep(0.02)
             assert await asyncio.to_thread(server.wait) == ExitCode.CUT_OFF
             text = (await endless).text
         # The first ones may have come before the signal did.

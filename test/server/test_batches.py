@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from openai.types import Batch
 
 from fixtures.batch_desk import CHAT, OVER, jsonl, line
 from fixtures.oracle import assert_quiet
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import wait_until
 from fixtures.server_process import ServerProcess
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
@@ -32,11 +31,14 @@ def begin(client: openai.OpenAI, *lines: object) -> Batch:
 
 
 def until_over(client: openai.OpenAI, batch: Batch) -> Batch:
-    end = time.monotonic() + PATIENCE_S
-    while (batch := client.batches.retrieve(batch.id)).status not in OVER:
-        assert time.monotonic() < end, batch
-        time.sleep(0.05)
-    return batch
+    states = [batch]
+
+    def over() -> bool:
+        states[0] = client.batches.retrieve(batch.id)
+        return states[0].status in OVER
+
+    wait_until(over, lambda: states)
+    return states[0]
 
 
 def entries(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
@@ -65,8 +67,7 @@ def test_from_upload_to_answers(tmp_path: Path) -> None:
         assert (error["line"], error["response"]["status_code"]) == (5, 400)
 
         long = begin(client, *(question("France", i, min_tokens=150, max_tokens=150) for i in range(200)))
-        while client.batches.retrieve(long.id).status == "validating":
-            time.sleep(0.05)
+        wait_until(lambda: client.batches.retrieve(long.id).status != "validating")
         client.batches.cancel(long.id)
         long = until_over(client, long)
         assert long.status == "cancelled"

@@ -12,13 +12,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fixtures.console_pages import Example, examples
+from fixtures.patience import wait_until
 from fixtures.server_process import REPOSITORY, ServerProcess, python_path
 
 sys.path.insert(0, str(REPOSITORY / "benchmark"))
@@ -99,15 +99,18 @@ def run_to_its_end(command: str, folder: Path, environment: dict[str, str]) -> s
 def run_server(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Up to the line that says where it answers."""
     path = folder / "printed"
+
+    def ready() -> re.Match[str] | None:
+        return re.search(r"(?s)^.* answers on \S+\n", path.read_text())
+
     with path.open("wb") as out:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        end = time.monotonic() + LIMIT_S
-        while (found := re.search(r"(?s)^.* answers on \S+\n", path.read_text())) is None:
-            assert process.poll() is None and time.monotonic() < end, path.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: process.poll() is not None or ready(), path.read_text)
+        found = ready()
+        assert found is not None, path.read_text()
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 0, path.read_text()

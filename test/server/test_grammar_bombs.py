@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.grammar_bombs import BOMBS, COUNTS, LARGE, STARS
 from fixtures.oracle import assert_quiet
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, until
 from fixtures.server_process import ServerProcess
 from fixtures.side_by_side import assert_hardly_longer, percentile
 from fixtures.toy_server import PROGRAM, Faults, reference
@@ -76,7 +76,7 @@ def test_promise_34_what_is_only_large_is_served(patient_server: ServerProcess, 
 
 @pytest.mark.promise(34)
 async def test_promise_34_others_wait_hardly_longer_for_their_tokens(server: ServerProcess) -> None:
-    numbers = itertools.count()
+    numbers, compiler = itertools.count(), server.child("mysglang::grammar_compiler")
     async with httpx.AsyncClient(base_url=server.url, headers=KEY, timeout=PATIENCE_S) as client:
 
         async def gaps_of(prompt: int) -> list[float]:
@@ -107,7 +107,7 @@ async def test_promise_34_others_wait_hardly_longer_for_their_tokens(server: Ser
                     assert answer.status_code == 400, answer.text[:300]
 
             exploding = [asyncio.create_task(explode()) for _ in range(2)]
-            await asyncio.sleep(0.2)
+            await until(lambda: len(compiler.children()) == 2)
             yield
             assert not any(task.done() for task in exploding)
             for task in exploding:
@@ -135,9 +135,7 @@ async def test_promise_44_bombs_of_one_key_do_not_hold_up_grammars_of_another(se
 
         bombs = [asyncio.create_task(ask(KEY, f"{COUNTS}{number}")) for number in range(100, 130)]
         compiler = server.child("mysglang::grammar_compiler")
-        async with asyncio.timeout(PATIENCE_S):
-            while len(compiler.children()) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(compiler.children()) >= 2)
         for number in range(3):
             answer = await ask(OTHER_KEY, f"[a-c]+{number}")
             assert answer.status_code == 200
@@ -145,7 +143,5 @@ async def test_promise_44_bombs_of_one_key_do_not_hold_up_grammars_of_another(se
         for bomb in bombs:
             bomb.cancel()
         await asyncio.gather(*bombs, return_exceptions=True)
-        async with asyncio.timeout(PATIENCE_S):
-            while compiler.children():
-                await asyncio.sleep(0.01)
+        await until(lambda: not (compiler.children()))
     await asyncio.to_thread(assert_quiet, server.url, ADMIN)

@@ -39,8 +39,8 @@ def address(url: str) -> tuple[str, int]:
 def assert_no_step_more(url: str) -> None:
     """Nobody is there, so nothing is computed."""
     before = forward_steps(url)
-    time.sleep(6 * STEP_S)
-    assert forward_steps(url) == before
+    # Each question is answered in a turn of the scheduler, which would launch a step if it had one.
+    assert [forward_steps(url) for _ in range(6)] == [before] * 6
 
 
 def forward_steps(url: str) -> int:

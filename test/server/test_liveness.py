@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +11,6 @@ import pytest
 from fixtures.oracle import assert_quiet, debug_state
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
-from fixtures.side_by_side import percentile
 from fixtures.toy_server import PROGRAM, Faults, reference
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -44,7 +42,6 @@ async def test_a_frozen_scheduler_is_told_of_and_given_up() -> None:
                 except httpx.TransportError:
                     status = 0
                 seen.append(status)
-                await asyncio.sleep(0.02)
         assert server.wait() == ExitCode.WATCHDOG
         assert "the stacks of all processes" in server.stderr
     ill = next(index for index, status in enumerate(seen) if status != 200)
@@ -63,16 +60,14 @@ async def test_a_very_long_prefill_is_no_death() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
             body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
             asking = asyncio.create_task(client.post("/generate", json=body))
-            times = []
+            probes = 0
             while not asking.done():
-                begun = time.monotonic()
                 assert (await client.get("/health")).status_code == 200
-                times.append(time.monotonic() - begun)
-                await asyncio.sleep(0.1)
+                probes += 1
             answer = (await asking).json()
     assert answer["output_ids"] == reference(prompt, 3, ignore_eos=True)
     assert answer["meta_info"]["e2e_latency"] > 5
-    assert percentile(times, 0.9) < 0.5, "a probe that waited for the step would wait half of it"
+    assert probes > 2 * 6, "each of six chunks would have been waited for by one probe, if probes waited for steps"
 
 
 @pytest.mark.promise(9)

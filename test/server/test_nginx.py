@@ -8,8 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +17,7 @@ import httpx
 import pytest
 
 from fixtures.certificate import make_certificate
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +32,6 @@ def free_port() -> int:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -66,7 +58,7 @@ def nginx(folder: Path, upstream: str) -> Iterator[httpx.Client]:
     trusted = ssl.create_default_context(cafile=cert)
     try:
         with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=PATIENCE_S) as client:
-            until(lambda: answers(client), "nginx does not answer")
+            wait_until(lambda: answers(client), lambda: "nginx does not answer")
             yield client
     finally:
         process.terminate()
@@ -139,8 +131,8 @@ def test_a_client_that_leaves_ends_its_request(proxy: httpx.Client, tiny_server:
     with proxy.stream("POST", "/v1/chat/completions", json=CHAT | {"max_tokens": 8000}) as answer:
         lines = answer.iter_lines()  # kept: when it is collected, it closes the answer
         assert answer.status_code == 200 and next(lines).startswith("data: ")
-        until(lambda: running(tiny_server) == 1, "the request runs")
-    until(lambda: running(tiny_server) == 0, "the request has ended with its client")
+        wait_until(lambda: running(tiny_server) == 1, lambda: "the request does not run")
+    wait_until(lambda: running(tiny_server) == 0, lambda: "the request has not ended with its client")
 
 
 def test_only_the_routes_of_clients_are_shown(proxy: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import ollama
 import pytest
 
-from fixtures.oracle import assert_quiet
+from fixtures.oracle import assert_quiet, until_asked
 from fixtures.server_process import ServerProcess
 
 MODEL = "default"
@@ -148,6 +148,6 @@ async def test_who_leaves_is_forgotten(tiny_server: ServerProcess) -> None:
     await anext(pieces)
     await pieces.aclose()
     waiting = asyncio.create_task(client.chat(MODEL, story))
-    await asyncio.sleep(0.05)
+    await until_asked(tiny_server.url, waiting)
     waiting.cancel()
     await asyncio.to_thread(assert_quiet, tiny_server.url)

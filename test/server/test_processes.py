@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fixtures.oracle import held
-from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.patience import PATIENCE_S, answered, wait_until
 from fixtures.private_folder import is_private
 from fixtures.server_process import ServerProcess, suspended, suspended_whole, wait_until_gone
 from fixtures.toy_server import PROGRAM, Faults
@@ -94,17 +94,13 @@ async def until_open(url: str, count: int) -> None:
         found = held(url)
         return int(found["running requests"] + found["waiting requests"])
 
-    async with asyncio.timeout(PATIENCE_S):
-        while await asyncio.to_thread(had) != count:
-            await asyncio.sleep(0.01)
+    await answered(lambda: asyncio.to_thread(had), lambda found: found == count)
 
 
 async def first_refusal(url: str) -> httpx.Response:
     """What /health says as soon as that is not that all is well."""
-    async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient() as client:
-        while (answer := await client.get(f"{url}/health")).status_code == 200:
-            await asyncio.sleep(0.01)
-    return answer
+    async with httpx.AsyncClient() as client:
+        return await answered(lambda: client.get(f"{url}/health"), lambda answer: answer.status_code != 200)
 
 
 def assert_nothing_left(server: ServerProcess, children: list[psutil.Process]) -> None:
@@ -287,10 +283,11 @@ class TestDeath:
     @pytest.mark.promise(46)
     async def test_promise_46_a_service_thread_of_the_main_process_that_dies_is_a_death(self, tmp_path: Path) -> None:
         sign = tmp_path / "die"
+        os.mkfifo(sign)
         with ServerProcess(*QUIET, program=("-m", "fixtures.mortal_server"), DIE_WHEN=str(sign)) as server:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
-            sign.touch()
+            sign.write_text("")
             await ended(streams)
             assert all(stream.error is not None and stream.error["code"] == "engine_dead" for stream in streams)
             assert server.wait() == ExitCode.WORKER_DIED

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from fixtures.oracle import assert_quiet
+from fixtures.oracle import assert_quiet, until_asked
 from fixtures.patience import wait_until
 from fixtures.server_process import ServerProcess
 
@@ -195,7 +195,7 @@ async def test_many_at_once(aclient: openai.AsyncOpenAI) -> None:
         assert city in answer
 
 
-async def test_who_leaves_is_forgotten(aclient: openai.AsyncOpenAI) -> None:
+async def test_who_leaves_is_forgotten(aclient: openai.AsyncOpenAI, tiny_server: ServerProcess) -> None:
     """The fixture finds nothing left behind."""
     stream = await aclient.responses.create(model=MODEL, input="Tell me a short story.", stream=True)
     async for event in stream:
@@ -203,5 +203,5 @@ async def test_who_leaves_is_forgotten(aclient: openai.AsyncOpenAI) -> None:
             break
     await stream.close()
     waiting = asyncio.create_task(aclient.responses.create(model=MODEL, input="Tell me a short story."))
-    await asyncio.sleep(0.05)
+    await until_asked(tiny_server.url, waiting)
     waiting.cancel()

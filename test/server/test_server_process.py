@@ -12,10 +12,10 @@ import pytest
 from fixtures.server_process import REPOSITORY, ServerProcess, python_path, wait_until_gone
 
 CUT_OFF = """
-import time
+import threading
 from fixtures.server_process import ServerProcess
-print(ServerProcess(program=("-c", "import time; time.sleep(600)")).popen.pid, flush=True)
-time.sleep(600)
+print(ServerProcess(program=("-c", "import threading; threading.Event().wait()")).popen.pid, flush=True)
+threading.Event().wait()
 """
 
 
@@ -41,7 +41,7 @@ def test_packages_that_the_tests_find_are_found_by_a_server(tmp_path: Path, monk
 def test_a_server_hears_of_the_signals_that_the_tests_ignore() -> None:
     was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ServerProcess(program=("-c", "import time; time.sleep(600)")) as server:
+        with ServerProcess(program=("-c", "import threading; threading.Event().wait()")) as server:
             server.send(signal.SIGHUP)
             assert server.wait() == -signal.SIGHUP
     finally:

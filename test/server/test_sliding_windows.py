@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from fixtures.greedy_answers import VOCAB, Answer, abort_storm, answer_all, assert_alike, make_prompts
-from fixtures.oracle import assert_quiet
-from fixtures.patience import PATIENCE_S
+from fixtures.oracle import assert_quiet, held
+from fixtures.patience import PATIENCE_S, answered
 from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
@@ -160,7 +160,7 @@ def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: 
 
         async def paused() -> list[Answer]:
             asked = asyncio.create_task(answer_all(server.url, some))
-            await asyncio.sleep(0.2)
+            await answered(lambda: asyncio.to_thread(held, server.url), lambda found: found["running requests"])
             for path, body in (
                 ("pause_generation", {"mode": "retract"}),
                 ("release_memory_occupation", {}),

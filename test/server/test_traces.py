@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.server_process import ServerProcess
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -57,13 +56,10 @@ class Collector:
 
     def trace(self, trace_id: str, count: int) -> list[Span]:
         """All, once there are `count` of them."""
-        end = time.monotonic() + 30
-        while True:
-            found = self.now(trace_id)
-            if len(found) >= count or time.monotonic() > end:
-                assert len(found) == count
-                return found
-            time.sleep(0.05)
+        wait_until(lambda: len(self.now(trace_id)) >= count, lambda: self.now(trace_id))
+        found = self.now(trace_id)
+        assert len(found) == count
+        return found
 
 
 @contextmanager

@@ -20,6 +20,37 @@ UNSAFE_MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marsha
 UNSAFE_CALLS = {"torch.load", "torch.jit.load", "torch.package.PackageImporter", "yaml.unsafe_load"}
 UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}  # of a ZMQ socket
 
+# Reading a clock, or waiting for one. A test waits for a state (fixtures/patience.py) and counts steps.
+CLOCKS = {
+    *("time.sleep", "time.time", "time.monotonic", "time.perf_counter", "time.monotonic_ns", "time.perf_counter_ns"),
+    *("sleep", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns", "asyncio.sleep"),
+}
+LIMITS = {"asyncio.timeout": 0, "asyncio.wait_for": 1}
+"""Where each has its limit among its arguments. A limit that a name stands for, such as PATIENCE_S, is no figure."""
+MAY_READ_CLOCKS = {
+    "test/fixtures/patience.py": "how all others wait",
+    "test/fixtures/terminal.py": "waits for what a terminal shows, as long as patience.py does",
+    "test/fixtures/schema_suites.py": "a child that judges schemas has a limit of its own",
+    "test/fixtures/scripted_engine.py": "stamps a sign of life",
+    "test/fixtures/scripted_server.py": "gives signs of life while it serves",
+    "test/fixtures/toy_scheduler.py": "steps that take a time, as a test of a server asks for them",
+    "test/fixtures/raw_http.py": "a client that reads slowly",
+    "test/fixtures/swarm.py": "clients that come, pause and leave; it lasts for a time",
+    "test/chaos": "attacks that pause, in a storm that lasts for a time",
+    "test/mutants/run.py": "a tool, which says how long it took",
+    "test/server/test_backpressure.py": "nobody is cut off before the time that a flag says: bounds from below",
+    "test/server/test_body_bombs.py": "how long others wait beside hostile bodies, against waits alone",
+    "test/server/test_grammar_bombs.py": "how long others wait beside hostile grammars, against waits alone",
+    "test/server/test_http.py": "a probe's part of the time that a long prompt takes",
+    "test/server/test_leaving.py": "a client that leaves while the server reads or tokenizes, which nothing shows",
+    "test/server/test_processes.py": "a server that is frozen for longer than its watchdog waits",
+    "test/server/test_slow_readers.py": "gaps between tokens beside readers that are stuck; a silent connection",
+    "test/unit/bench/test_load.py": "stamps what a load generator sent, which is about times",
+    "test/unit/scheduling/test_timeline.py": "stamps of requests stand before the clock that made them",
+    "test/unit/utils/test_tokenizer.py": "sleeping gives the GIL away, which the other thread must not keep",
+}
+"""Files of tests, or folders of them, in which a time is what is tested or what the tool is for: path -> why."""
+
 
 def source_files(suffixes: set[str]) -> list[Path]:
     files = (path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix in suffixes)
@@ -48,6 +79,19 @@ def unsafe_loading(text: str) -> Iterator[str]:
         for name in names:
             if name.split(".")[0] in UNSAFE_MODULES or name in UNSAFE_CALLS | UNSAFE_METHODS | {"allow_pickle"}:
                 yield f"{node.lineno}: {name}"
+
+
+def clocks_read(text: str) -> Iterator[str]:
+    """Each place that reads a clock or waits for one, as `line: what`."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name() | ast.Attribute() as func, args=args):
+                name = ast.unparse(func)
+                gives_way = name in ("asyncio.sleep", "sleep") and ast.unparse(args[0]) == "0"
+                limit = args[LIMITS[name]] if name in LIMITS and len(args) > LIMITS[name] else None
+                is_figure = isinstance(limit, ast.Constant) and limit.value is not None
+                if (name in CLOCKS and not gives_way) or is_figure:
+                    yield f"{node.lineno}: {name}"
 
 
 def pages_in(nav: object) -> Iterator[str]:
@@ -80,6 +124,54 @@ def test_every_page_of_docs_is_in_the_nav_of_the_site() -> None:
 def test_nothing_loads_code() -> None:
     found = [(relative(path), place) for path in source_files({".py"}) for place in unsafe_loading(path.read_text())]
     assert not found
+
+
+def texts_of_tests(word: str) -> dict[str, str]:
+    """Path -> text of each file of tests that has this word."""
+    texts = {relative(path): path.read_text() for path in source_files({".py"})}
+    return {
+        path: text for path, text in texts.items() if path.startswith(("test/", "sgl-kernel/tests/")) and word in text
+    }
+
+
+def test_tests_wait_for_states_and_not_for_times() -> None:
+    texts = texts_of_tests("time") | texts_of_tests("asyncio")
+    tests = {path: places for path, text in texts.items() if (places := list(clocks_read(text)))}
+    excuses = {path: {path, path.rpartition("/")[0]} & MAY_READ_CLOCKS.keys() for path in tests}
+    assert not {path: places for path, places in tests.items() if not excuses[path]}
+    assert set().union(*excuses.values()) == MAY_READ_CLOCKS.keys(), "an exception that nothing needs any more"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "time.sleep(1)",
+        "await asyncio.sleep(0.01)",
+        "assert time.monotonic() < end",
+        "asyncio.timeout(0.5)",
+        "await asyncio.wait_for(f(), 0.1)",
+    ],
+)
+def test_a_clock_is_found(text: str) -> None:
+    assert list(clocks_read(f"async def test():\n    {text}"))
+
+
+@pytest.mark.parametrize(
+    "text", ["await asyncio.sleep(0)", "asyncio.timeout(PATIENCE_S)", "await asyncio.wait_for(f(), PATIENCE_S)"]
+)
+def test_what_waits_for_a_state_is_not(text: str) -> None:
+    assert not list(clocks_read(f"async def test():\n    {text}"))
+
+
+def test_drawn_tests_have_one_profile() -> None:
+    """A profile is global: one that a folder loads changes the tests of all others."""
+    found = {
+        (path, name)
+        for path, text in texts_of_tests("hypothesis").items()
+        for name in ("load_profile(", "register_profile(", "deadline=")
+        if name in text and path != relative(Path(__file__))
+    }
+    assert {path for path, _ in found} == {"test/conftest.py"}, found
 
 
 @pytest.mark.parametrize(

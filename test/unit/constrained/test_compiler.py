@@ -10,8 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -20,6 +19,7 @@ import psutil
 import pytest
 
 from fixtures.grammar_walk import EOS, TINY, TOKENIZER, VOCABULARY
+from fixtures.patience import wait_until
 from mysglang.srt.constrained.backend import GrammarBackend
 from mysglang.srt.constrained.compile_messages import CompilerSetup, Frames, Job, Refused, Started, ToParent, frame
 from mysglang.srt.constrained.compile_process import CompileServer
@@ -72,13 +72,14 @@ def running(name: str, timeout_s: float = TIMEOUT_S, *, eager: bool = False) -> 
 
 def outcomes(compiler: GrammarCompiler, specs: Sequence[GrammarSpec]) -> dict[GrammarSpec, Outcome]:
     found: dict[GrammarSpec, Outcome] = {}
-    until = time.monotonic() + PATIENCE_S
-    while len(found) < len(specs):
-        assert time.monotonic() < until, f"no word of {set(specs) - set(found)}"
+
+    def all_told() -> bool:
         for spec, outcome in compiler.finished():
             assert spec not in found, "told twice"
             found[spec] = outcome
-        time.sleep(0.005)
+        return len(found) == len(specs)
+
+    wait_until(all_told, lambda: f"no word of {set(specs) - set(found)}")
     return found
 
 
@@ -86,13 +87,6 @@ def compile_one(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> Outc
     spec = GrammarSpec(kind, text)
     compiler.submit(spec)
     return outcomes(compiler, [spec])[spec]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module", params=["xgrammar", "llguidance", "outlines"])
@@ -183,7 +177,7 @@ def test_a_grammar_that_outlives_two_processes_is_given_up(monkeypatch: pytest.M
         os.kill(stopped, signal.SIGSTOP)
         spec = GrammarSpec("regex", "b")
         compiler.submit(spec)
-        wait_for(lambda: compiler.pid not in (None, stopped))
+        wait_until(lambda: compiler.pid not in (None, stopped))
         second = compiler.pid
         assert second is not None
         os.kill(second, signal.SIGKILL)
@@ -231,7 +225,7 @@ def test_promise_46_no_file_can_be_opened() -> None:
             assert not isinstance(compile_one(compiler, "regex", "b"), Failure), "nothing more is needed here"
             assert compiler.pid is not None
             os.kill(compiler.pid, signal.SIGKILL)
-            wait_for(lambda: compiler.pid is None)
+            wait_until(lambda: compiler.pid is None)
             failure = compile_one(compiler, "regex", "c")
             assert isinstance(failure, Failure) and failure.status == 503
         finally:
@@ -318,7 +312,7 @@ def test_promise_44_a_key_with_many_slow_grammars_holds_up_no_other() -> None:
             compiler.submit(spec, "many")
         assert compiler.pid is not None
         process = psutil.Process(compiler.pid)
-        wait_for(lambda: len(process.children()) == 2)
+        wait_until(lambda: len(process.children()) == 2)
         small = GrammarSpec("regex", "[a-c]+")
         compiler.submit(small, "few")
         found = outcomes(compiler, [small])
@@ -326,7 +320,7 @@ def test_promise_44_a_key_with_many_slow_grammars_holds_up_no_other() -> None:
         assert len(process.children()) == 2, "the others go on"
         for spec in slow:
             compiler.withdraw(spec, "many")
-        wait_for(lambda: not process.children())
+        wait_until(lambda: not process.children())
         compiler.submit(GrammarSpec("regex", "b"), "many")
         assert list(outcomes(compiler, [GrammarSpec("regex", "b")])) == [GrammarSpec("regex", "b")]
         assert compiler.pid == process.pid
@@ -335,7 +329,7 @@ def test_promise_44_a_key_with_many_slow_grammars_holds_up_no_other() -> None:
 def test_an_eager_compiler_starts_before_it_is_asked() -> None:
     pytest.importorskip("llguidance")
     with running("llguidance", eager=True) as compiler:
-        wait_for(lambda: compiler.pid is not None)
+        wait_until(lambda: compiler.pid is not None)
         assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
 
 

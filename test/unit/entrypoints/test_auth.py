@@ -7,6 +7,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from fixtures.patience import until
 from fixtures.scripted_engine import Served, endless, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
@@ -196,8 +197,7 @@ async def test_a_key_aborts_no_request_of_another(
         asked = asyncio.create_task(
             served.client.post("/generate", json={"text": "a", "rid": "mine"}, headers=bearer("k"))
         )
-        while not served.engine.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: served.engine.requests)
         answer = await served.client.post("/abort_request", json=what, headers=bearer(sender))
         assert (answer.status_code, answer.content) == (200, b"")
         assert len(served.engine.aborted) == ended

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message
 
+from fixtures.patience import until
 from mysglang.srt.entrypoints import body as bodies
 from mysglang.srt.entrypoints.body import (
     LONG_BODY,
@@ -367,11 +368,8 @@ async def test_what_a_refused_body_held_is_gone_without_a_collection() -> None:
     gc.disable()
     try:
         await ask()
-        for _ in range(100):
-            if refs[0]() is None:
-                break
-            await asyncio.sleep(0.01)  # until the thread has let go of it, too
-        assert refs[0]() is None
+        # Until the thread has let go of it, too.
+        await until(lambda: refs[0]() is None)
     finally:
         gc.enable()
 

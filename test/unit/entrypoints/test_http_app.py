@@ -10,7 +10,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, settled, until
 from fixtures.scripted_engine import Script, Served, endless, hello, serve, silent
 
 GENERATING: dict[str, dict[str, Any]] = {
@@ -54,12 +54,6 @@ class Connection:
         self.sent.append(message)
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.promise(12)
 @pytest.mark.parametrize("script", [silent, endless])
 @pytest.mark.parametrize("stream", [False, True])
@@ -94,7 +88,7 @@ async def test_who_leaves_while_tokenizing_never_reaches_the_engine() -> None:
         connection.left.set()
         await asyncio.wait_for(connection.task, PATIENCE_S)
         go_on.set()
-        await asyncio.sleep(0.01)
+        await settled()
         assert not served.engine.sent
         assert not served.front.tokenizer_manager.rid_to_state
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, settled
 from mysglang.srt.entrypoints import http_server
 from mysglang.srt.entrypoints.http_server import StopSignals
 from mysglang.srt.entrypoints.server_life import ready_text
@@ -59,7 +59,7 @@ async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(stop.requested.wait(), PATIENCE_S)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.sleep(0.05)
+    await settled()
     assert not killed.is_set(), "a wrapper delivers the same signal twice"
     monkeypatch.setattr(http_server, "SAME_SIGNAL_S", 0)
     os.kill(os.getpid(), signal.SIGINT)

@@ -138,7 +138,7 @@ class TestSubprocesses:
 
     async def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MYSGLANG_START_TIMEOUT", "0.5")
-        monkeypatch.setenv("READY_CHILD_WAITS", "60")
+        monkeypatch.setenv("READY_CHILD", "never")
         processes = self.launch("ready_child", "ready_child")
         try:
             with pytest.raises(WorkerDied, match=r"did not become ready within 0\.5 s"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, settled, until
 from fixtures.scripted_engine import events
 from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.streaming import DONE, EventStream, with_pings
@@ -70,12 +70,6 @@ class Frames:
 async def respond(wire: Wire, frames: Frames) -> None:
     response = EventStream(frames.run())
     await response(wire.scope, wire.receive, wire.send)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_frames_arrive_one_by_one_and_the_stream_ends() -> None:
@@ -163,23 +157,24 @@ async def test_work_goes_on_while_the_client_stays() -> None:
     wire = Wire()
 
     async def work() -> int:
-        await asyncio.sleep(0.01)
+        await settled()
         return 7
 
     assert await while_connected(wire.request, work()) == 7
 
 
 async def test_work_ends_when_the_client_leaves() -> None:
-    wire, ended = Wire(), asyncio.Event()
+    wire, begun, ended = Wire(), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
     waiting = asyncio.create_task(while_connected(wire.request, work()))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     wire.left.set()
     with pytest.raises(ClientDisconnected):
         await waiting
@@ -204,9 +199,11 @@ class TestPings:
 
     async def test_nothing_comes_before_the_first_frame(self) -> None:
         frames = Frames(None)
-        stream = with_pings(frames.run(), b"p", 0.001)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(stream), 0.05)
+        first = asyncio.ensure_future(anext(with_pings(frames.run(), b"p", 0)))
+        await settled()
+        assert not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
         assert frames.closed
 
     @pytest.mark.parametrize("place", [0, 1])

@@ -1,6 +1,5 @@
 """HTTPS: the server's own certificate, and those of clients where it asks for them."""
 
-import asyncio
 import socket
 import ssl
 
@@ -28,7 +27,6 @@ async def test_https(certificate: tuple[str, str], ask_clients: bool) -> None:
     known = ssl.create_default_context(cafile=cert)
     known.load_cert_chain(cert, key)
     try:
-        await asyncio.sleep(0.1)
         async with httpx.AsyncClient(verify=known, trust_env=False) as client:
             # The gate is closed: what matters is that it could say so.
             assert (await client.get(f"https://127.0.0.1:{front.port}/health")).status_code == 503

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from fixtures.fake_engine import Row
-from fixtures.manager_bench import Bench, settle
+from fixtures.manager_bench import Bench
+from fixtures.patience import settled
 from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
-from mysglang.srt.managers import unread
+from mysglang.srt.managers import tokenizer_manager
 from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.generation import Generation
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.unread import STUCK_S, Unread
 from mysglang.srt.messages.outputs import Length, RowLogprobs
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils import breather
@@ -28,6 +30,11 @@ class TestUnread:
         one, top = bytes(4 * tokens), bytes(4 * tokens * self.TOP_NUM)
         return RowLogprobs(output_vals=one, output_ids=one, output_top_vals=top, output_top_ids=top)
 
+    @pytest.fixture(autouse=True)
+    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.pace_s = 100.0, STUCK_S / 4
+        monkeypatch.setattr(tokenizer_manager, "Unread", lambda: Unread(lambda: self.now))
+
     async def stuck(self, bench: Bench, messages: int, *, remote: bool, stream: bool = True) -> tuple[Any, str]:
         """A reader that took nothing while so many messages came, and the wire name of its request."""
         caller = CALLER.set(Caller(remote=remote))
@@ -40,12 +47,12 @@ class TestUnread:
             await first
         for _ in range(messages):
             bench.engine.say(Row(request.rid, "b", [5] * self.TOKENS, logprobs=self.logprobs(self.TOKENS)))
-            await asyncio.sleep(0.01)
+            await settled()
+            self.now += self.pace_s
         return (reader if stream else first), request.rid
 
     @pytest.mark.promise(16)
-    async def test_a_reader_that_is_stuck_is_cut_off(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(unread, "STUCK_S", 0.02)
+    async def test_a_reader_that_is_stuck_is_cut_off(self, bench: Bench) -> None:
         reader, rid = await self.stuck(bench, 8, remote=True)
         assert bench.engine.aborts() == [rid]
         assert not bench.manager.rid_to_state
@@ -54,21 +61,17 @@ class TestUnread:
             await anext(reader)
         assert bench.quiet()
 
-    async def test_a_front_that_was_busy_itself_cuts_nobody_off(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(unread, "STUCK_S", 60)
+    async def test_a_front_that_was_busy_itself_cuts_nobody_off(self, bench: Bench) -> None:
+        """What waited for it meanwhile comes all at once."""
+        self.pace_s = STUCK_S / 100
         reader, _ = await self.stuck(bench, 8, remote=True)
         assert not bench.engine.aborts()
         assert len((await anext(reader)).token_ids) == 8 * self.TOKENS
         await reader.aclose()
 
     @pytest.mark.parametrize(("remote", "stream"), [(False, True), (True, False)])
-    async def test_who_is_not_bounded(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, remote: bool, stream: bool
-    ) -> None:
+    async def test_who_is_not_bounded(self, bench: Bench, remote: bool, stream: bool) -> None:
         """Who reads in this process keeps its own memory; a whole answer is read at its end."""
-        monkeypatch.setattr(unread, "STUCK_S", 0.02)
         reader, _ = await self.stuck(bench, 8, remote=remote, stream=stream)
         assert not bench.engine.aborts()
         if stream:
@@ -101,7 +104,7 @@ class Bucket:
 
     async def take_long(self, chunk: GenerationChunk) -> None:
         self.busy = True
-        await settle()
+        await settled()
         self.busy = False
         self.take(chunk)
 
@@ -121,7 +124,7 @@ class TestPouring:
         task, [rid] = await self.poured(bench, bucket)
         for number in range(3):
             bench.engine.say(Row(rid, str(number), [number], Length(3) if number == 2 else None))
-            await settle()
+            await settled()
         await task
         assert bucket.texts == ["0", "1", "2"] and bucket.on_room is None
         assert bench.quiet()
@@ -133,7 +136,7 @@ class TestPouring:
         bucket.has_room = False
         for number in range(3):
             bench.engine.say(Row(rid, str(number), [number]))
-            await settle()
+            await settled()
         assert bucket.texts == []
         bucket.has_room = True
         assert bucket.on_room is not None
@@ -151,7 +154,7 @@ class TestPouring:
         bench.engine.say(Row(request.rid, "a", [1]))
         assert (await first).text == "a"
         bench.engine.say(Row(request.rid, "b", [1]), Row(request.rid, "c", [1], Length(3)))
-        await settle()
+        await settled()
         await stream.pour(bucket)
         assert bucket.texts == ["bc"]
         assert [chunk async for chunk in stream] == []
@@ -164,7 +167,7 @@ class TestPouring:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert bench.quiet()
-        await settle()
+        await settled()
         assert bench.engine.aborts() == [rid]
 
     async def test_an_outlet_that_fails_ends_its_own_call_only(self, bench: Bench) -> None:
@@ -183,7 +186,7 @@ class TestPouring:
         bucket = Bucket()
         task, [rid] = await self.poured(bench, bucket)
         bench.engine.say(Row(rid, "a", [1]))
-        await settle()
+        await settled()
         bench.manager.fail_all(WorkerDied("gone"))
         with pytest.raises(WorkerDied, match="gone"):
             await task

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.router_mirror import RouterMirror
 from mysglang.srt.args.kv_events import KvEventsConfig
 from mysglang.srt.errors import ConfigError
@@ -90,11 +89,14 @@ class Desk:
 
     def kept(self, count: int) -> list[int]:
         """Numbers of what is given out again, as soon as it is so many."""
-        for _ in range(200):
-            if len(numbers := [number for number, _ in self.replay(0)]) >= count:
-                return numbers
-            time.sleep(0.02)
-        raise AssertionError(f"{count} batches were expected, {numbers} are there")
+        numbers: list[int] = []
+
+        def there() -> bool:
+            numbers[:] = [number for number, _ in self.replay(0)]
+            return len(numbers) >= count
+
+        wait_until(there, lambda: f"{count} batches were expected, {numbers} are there")
+        return numbers
 
     def close(self) -> None:
         self.publisher.close()

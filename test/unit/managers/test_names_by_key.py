@@ -7,7 +7,8 @@ import pytest
 
 from fixtures.callers import asked_by
 from fixtures.fake_engine import Row
-from fixtures.manager_bench import Bench, settle
+from fixtures.manager_bench import Bench
+from fixtures.patience import settled
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.board import Board, board_bytes
 from mysglang.srt.managers.caller import Caller
@@ -94,7 +95,7 @@ async def test_other_fronts_hold_to_it(make: Any) -> None:
         assert benches[1].manager.abort_request("r") == 1
     assert told == [PeerAbortReq(rid="r", scope=B.api_key)]
     benches[0].manager._handle(told[0])
-    await settle()
+    await settled()
     assert not benches[0].engine.aborts()
     await end(benches[0], mine)
     await end(benches[1], others)

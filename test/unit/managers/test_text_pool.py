@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fixtures.callers import asked_by
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, until
 from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, THREADS, TextPool, WorkDropped, checkpoint
 
@@ -35,9 +35,7 @@ class Gate:
         self._released.set()
 
     async def wait_begun(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.begun) < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.begun) >= count)
 
 
 def ask(pool: TextPool, gate: Gate, size: int, key: str, name: str) -> asyncio.Task[str]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fixtures.fake_engine import Row
-from fixtures.manager_bench import LIMITS, Bench, settle
-from fixtures.patience import PATIENCE_S
+from fixtures.manager_bench import LIMITS, Bench
+from fixtures.patience import settled, until
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers.queue_shares import EqualShares
 from mysglang.srt.messages.codec import unpack_ids
@@ -47,7 +47,7 @@ class TestAnswers:
         for number in range(5):
             bench.engine.say(Row(request.rid, str(number), [number, number], completion_tokens=2 * number + 2))
         bench.engine.say(Row(request.rid, "", [], Length(10), completion_tokens=10))
-        await settle()
+        await settled()
         chunks = [await first, *[chunk async for chunk in stream]]
         assert "".join(chunk.text for chunk in chunks) == "01234"
         assert len(chunks) <= 2
@@ -58,7 +58,7 @@ class TestAnswers:
         task, [request] = await bench.started()
         bench.engine.say(Row(request.rid, "a", [1]))
         bench.engine.say(Row(request.rid, "b", [2]))
-        await settle()
+        await settled()
         assert not task.done()
         bench.engine.say(Row(request.rid, "c", [3], Length(3)))
         [chunk] = await task
@@ -102,7 +102,7 @@ class TestLeaving:
         for request in requests:
             bench.engine.say(Row(request.rid, "late", [1]))
             bench.engine.say(Row(request.rid, "", [], Abort("Aborted by the client.")))
-        await settle()
+        await settled()
         assert bench.quiet()
         counters = bench.manager.counters
         assert counters.accepted == counters.finished + counters.aborted == len(requests) + already
@@ -116,7 +116,7 @@ class TestLeaving:
 
         monkeypatch.setattr(bench.manager.input_tokenizer, "requests", requests)
         task = asyncio.create_task(bench.collect())
-        await settle()
+        await settled()
         assert len(bench.manager.rid_to_state) == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -149,7 +149,7 @@ class TestLeaving:
         await first
         del stream, first
         gc.collect()
-        await settle()
+        await settled()
         await self.check_gone(bench, requests)
 
     async def test_after_some_answers_of_a_batch(self, bench: Bench) -> None:
@@ -214,7 +214,7 @@ class TestAbortRequest:
         assert bench.manager.abort_request("r_1") == 1
         assert bench.engine.aborts() == [requests[1].rid]
         bench.engine.say(Row(requests[1].rid, "", [], Abort("x")))
-        await settle()
+        await settled()
         assert bench.manager.abort_request("r") == 2
         for request in (requests[0], requests[2]):
             bench.engine.say(Row(request.rid, "", [], Abort("x")))
@@ -237,7 +237,7 @@ class TestAbortRequest:
         assert len(requests) < 60
         assert bench.manager.abort_request("r_0") == bench.manager.abort_request("r_59") == 1
         requests += await bench.engine.requests(59 - len(requests))
-        await settle()
+        await settled()
         names = [rid_of(request.rid) for request in requests]
         assert names == [f"r_{i}" for i in range(59)]
         assert bench.engine.aborts() == [requests[0].rid]
@@ -255,7 +255,7 @@ class TestAbortRequest:
 
         monkeypatch.setattr(bench.manager.input_tokenizer, "requests", requests)
         task = asyncio.create_task(bench.collect(rid="r", sampling_params=SamplingParams(n=2)))
-        await settle()
+        await settled()
         assert bench.manager.abort_request("r_0") == 1
         assert bench.manager.abort_request("r_0") == 0
         go.set()
@@ -328,7 +328,7 @@ class TestErrors:
             await bench.collect()
         assert bench.manager.counters.refused == 1
         bench.engine.say(Row(requests[0].rid, "", [], Length(0)))
-        await settle()
+        await settled()
         other, [late] = await bench.started()
         bench.engine.say(*(Row(request.rid, "", [], Length(0)) for request in [*requests[1:], late]))
         await asyncio.gather(task, other)
@@ -361,7 +361,7 @@ class TestDeath:
         bench.engine.say(Row(request.rid, "a", [1]))
         await first
         asking = asyncio.create_task(bench.manager.flush_cache())
-        await settle()
+        await settled()
         bench.engine.listen()
         bench.manager.fail_all(WorkerDied("scheduler_TP0 was killed"))
         for doomed in (waiting, anext(stream), asking):
@@ -385,7 +385,7 @@ class TestDeath:
 
 async def test_replies_and_heartbeats_find_their_way(bench: Bench) -> None:
     asking = asyncio.create_task(bench.manager.flush_cache())
-    await settle()
+    await settled()
     [question] = bench.engine.listen()
     assert isinstance(question, FlushCacheReqInput)
     assert bench.manager.signs.last_heartbeat == 0
@@ -397,7 +397,7 @@ async def test_replies_and_heartbeats_find_their_way(bench: Bench) -> None:
     assert bench.manager.signs.last_heartbeat > 0
     assert bench.manager.signs.quietest() == ("detokenizer", 0)
     bench.engine.to_tokenizer.send(DetokenizerBeat())
-    await settle()
+    await settled()
     assert bench.manager.signs.quietest() == ("scheduler", bench.manager.signs.last_heartbeat)
 
 
@@ -432,13 +432,11 @@ async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:
                 bench.engine.say(Row(rid, "x", [1], Length(1) if done else None))
                 if done:
                     live.remove(rid)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
     serving = asyncio.create_task(engine())
     await asyncio.gather(*(reader(number) for number in range(200)))
-    async with asyncio.timeout(PATIENCE_S):
-        while not bench.quiet():
-            await asyncio.sleep(0.001)
+    await until(lambda: bench.quiet())
     serving.cancel()
     assert {"complete", "left"} == set(outcomes)
     counters = bench.manager.counters

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, until
 from mysglang.srt.messages.channels import COPIED_BYTES, AsyncPull, AsyncPush, Pull, Push
 from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
 from mysglang.srt.messages.requests import AbortReq
@@ -28,10 +28,12 @@ def names(messages: list[ToScheduler]) -> list[str]:
 
 async def read(pull: Pull[ToScheduler], count: int) -> list[str]:
     found: list[str] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while len(found) < count:
-            await asyncio.sleep(0.001)
-            found += names(pull.drain())
+
+    def came() -> bool:
+        found.extend(names(pull.drain()))
+        return len(found) >= count
+
+    await until(came)
     return found
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from fixtures.patience import PATIENCE_S
 from mysglang.srt.utils import awake
 from mysglang.srt.utils.awake import AWAKE, LATE_S, TICK_S, AwakeClock, AwakeTimer, PauseNote, awake_timeout
 
@@ -64,6 +64,24 @@ def test_it_never_goes_back() -> None:
     assert seen == sorted(seen)
 
 
+class Alarms:
+    """The timers of an event loop, which ring when a test says so."""
+
+    def __init__(self) -> None:
+        self._set: list[asyncio.TimerHandle] = []
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        self._set.append(asyncio.TimerHandle(delay_s, call, (), asyncio.get_running_loop()))
+        return self._set[-1]
+
+    def ring(self) -> None:
+        """Each that is set now; those that they set are set for the next time."""
+        now, self._set = self._set, []
+        for handle in now:
+            if not handle.cancelled():
+                handle._run()
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Whose clock is everybody's."""
@@ -76,11 +94,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 async def test_promise_47_a_timer_waits_on_after_a_pause(machine: Machine) -> None:
     """The loop's own timer fires, since for it the time is over."""
     called = asyncio.Event()
-    AwakeTimer(asyncio.get_running_loop(), 0.02, called.set)
-    await asyncio.sleep(0.05)
+    loop = Alarms()
+    AwakeTimer(loop, 0.02, called.set)  # type: ignore[arg-type]
+    loop.ring()
     assert not called.is_set()
     machine.now += 0.02
-    await asyncio.wait_for(called.wait(), PATIENCE_S)
+    loop.ring()
+    assert called.is_set()
 
 
 @pytest.mark.promise(47)
@@ -99,11 +119,12 @@ def test_promise_47_a_pause_is_noted_once(machine: Machine) -> None:
 
 async def test_a_timer_can_be_cancelled(machine: Machine) -> None:
     called = asyncio.Event()
-    timer = AwakeTimer(asyncio.get_running_loop(), 0.02, called.set)
-    await asyncio.sleep(0.03)
+    loop = Alarms()
+    timer = AwakeTimer(loop, 0.02, called.set)  # type: ignore[arg-type]
+    loop.ring()
     timer.cancel()
     machine.now += 1
-    await asyncio.sleep(0.03)
+    loop.ring()
     assert not called.is_set()
 
 
@@ -112,7 +133,7 @@ async def test_a_timeout() -> None:
         await asyncio.sleep(0)
     with pytest.raises(TimeoutError):
         async with awake_timeout(0.02):
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
 
 async def test_a_task_ticks_until_it_is_cancelled() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ from fixtures.private_folder import is_private
 from mysglang.srt.utils.private_dir import make_private_dir, private_dir, remove_leftovers, remove_private_dir
 
 KEEPER = """
-import sys, time
+import sys, threading
 from pathlib import Path
 from mysglang.srt.utils.private_dir import make_private_dir
 print(make_private_dir("ipc", Path(sys.argv[1])), flush=True)
-time.sleep(600)
+threading.Event().wait()
 """
 
 
@@ -73,7 +72,7 @@ def test_one_that_is_being_made_is_left_alone_for_a_while(tmp_path: Path) -> Non
     new.mkdir()
     remove_leftovers(tmp_path)
     assert new.is_dir()
-    long_ago = time.time() - 600
+    long_ago = new.stat().st_mtime - 600
     os.utime(new, (long_ago, long_ago))
     remove_leftovers(tmp_path)
     assert not new.exists()

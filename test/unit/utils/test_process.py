@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, settled, until, wait_until
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, paused_gc, stop_children
 
 TESTS = Path(__file__).parents[2]
@@ -34,14 +34,16 @@ async def wait(future: asyncio.Future[object] | asyncio.Future[bytes] | asyncio.
     return await asyncio.wait_for(asyncio.shield(future), PATIENCE_S)
 
 
-def gone(pid: int, within: float = PATIENCE_S) -> bool:
-    """Whether the process ends within so many seconds. A zombie is gone: it only waits to be counted."""
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+def wait_until_gone(pid: int) -> None:
+    """The process ends. A zombie is gone: it only waits to be counted."""
+
+    def gone() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
             return True
-        time.sleep(0.02)
-    return False
+
+    wait_until(gone, lambda: f"process {pid} is still there")
 
 
 async def test_a_child_gets_its_spec_and_tells() -> None:
@@ -77,7 +79,9 @@ async def test_promise_46_a_child_that_cannot_be_watched_is_not_left(monkeypatch
     monkeypatch.setattr("mysglang.srt.utils.process.ServiceThread", no_room)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         start("wait")
-    assert born and all(gone(each.pid) for each in born)
+    assert born
+    for each in born:
+        wait_until_gone(each.pid)
 
 
 async def test_a_bug_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -93,13 +97,19 @@ async def test_a_silent_end_shows_its_code() -> None:
     assert child.last_message is None
 
 
+def ignores(pid: int, number: signal.Signals) -> bool:
+    (mask,) = re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 async def test_title_and_signals() -> None:
     child = start("wait")
     await wait(child.first_message)
     assert psutil.Process(child.pid).cmdline()[0].startswith("mysglang::obedient")
     for number in (signal.SIGINT, signal.SIGTERM):
         os.killpg(child.pid, number)
-    await asyncio.sleep(0.2)
+    assert ignores(child.pid, signal.SIGINT) and ignores(child.pid, signal.SIGTERM)
+    await settled()
     assert not child.exited.done(), "to ask to end is to ask the parent"
     # Long before it would be killed.
     await asyncio.wait_for(stop_children([child], grace=10 * PATIENCE_S), PATIENCE_S)
@@ -112,11 +122,13 @@ async def test_stacks_on_demand(capfd: pytest.CaptureFixture[str]) -> None:
     child = start("wait")
     await wait(child.first_message)
     child.send_signal(DUMP_SIGNAL)
-    written = ""
-    async with asyncio.timeout(PATIENCE_S):
-        while "obedient_child.py" not in written:
-            await asyncio.sleep(0.01)
-            written += capfd.readouterr().err
+    written: list[str] = []
+
+    def is_written() -> bool:
+        written.append(capfd.readouterr().err)
+        return "obedient_child.py" in "".join(written)
+
+    await until(is_written)
     assert not child.exited.done()
     await stop_children([child], grace=PATIENCE_S)
 
@@ -145,7 +157,7 @@ async def test_grandchildren_go_with_a_stopped_child() -> None:
     grandchild = int(str(await wait(child.first_message), "ascii"))  # type: ignore[arg-type]
     await stop_children([child], grace=PATIENCE_S)
     assert child.exited.done()
-    assert gone(grandchild)
+    wait_until_gone(grandchild)
 
 
 @pytest.mark.parametrize("order", ["wait", "busy"])
@@ -170,7 +182,7 @@ asyncio.run(main())
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.returncode == -signal.SIGKILL
-    assert gone(int(done.stdout))
+    wait_until_gone(int(done.stdout))
 
 
 async def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """/v1/batches through OpenAI's client: every line is accounted for once, whatever ends the batch or the server."""
 
-import asyncio
 import errno
 import json
 import os
@@ -13,7 +12,7 @@ import pytest
 from openai.types import Batch
 
 from fixtures.batch_desk import desk_in, edit_record, line, put_record, records, remove_record, table_of
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import until
 from fixtures.scripted_engine import Step, Stop, endless, hello, silent
 from mysglang.srt.entrypoints.openai import batches_journal, batches_run, batches_service
 from mysglang.srt.entrypoints.openai.batches_room import Room
@@ -123,8 +122,7 @@ async def test_cancelled_in_the_midst(tmp_path: Path) -> None:
 
     async with desk_in(tmp_path, two_then_none, max_in_flight=3) as desk:
         batch = await desk.begin(*(line(f"n{i}") for i in range(10)))
-        while asked < 5:
-            await asyncio.sleep(0.01)
+        await until(lambda: asked >= 5)
         assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
         with pytest.raises(openai.BadRequestError, match="not complete"):
             await desk.api.files.delete(batch.input_file_id)
@@ -150,8 +148,7 @@ async def test_a_restart_asks_only_what_was_not_answered(tmp_path: Path) -> None
 
     async with desk_in(tmp_path, three_then_none, max_in_flight=2) as desk:
         batch = await desk.begin(*(line(f"n{i}") for i in range(8)))
-        while asked < 5:
-            await asyncio.sleep(0.01)
+        await until(lambda: asked >= 5)
     (journal,) = (tmp_path / "batches").glob("*.output.jsonl")
     with journal.open("ab") as file:
         file.write(b'{"id":"half written')
@@ -192,8 +189,7 @@ async def interrupted(folder: Path, lines: int = 6, answered: int = 3) -> Batch:
 
     async with desk_in(folder, some_then_none, max_in_flight=1) as desk:
         batch = await desk.begin(*(line(f"n{i}") for i in range(lines)))
-        while asked <= answered:
-            await asyncio.sleep(0.01)
+        await until(lambda: asked > answered)
     return batch
 
 
@@ -297,8 +293,7 @@ async def test_a_file_that_is_cut_short_is_not_handed_out(tmp_path: Path, caplog
 async def test_the_end_of_the_window(tmp_path: Path) -> None:
     async with desk_in(tmp_path, silent) as desk:
         batch = await desk.begin(line("a"), line("b"))
-        while not desk.served.engine.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: desk.served.engine.requests)
     edit_record(tmp_path, batch.id, expires_at=1)
     async with desk_in(tmp_path, silent) as desk:
         batch = await desk.end_of(batch)
@@ -310,12 +305,9 @@ async def test_the_end_of_the_window(tmp_path: Path) -> None:
 async def test_the_engine_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with desk_in(tmp_path, silent) as desk:
         batch = await desk.begin(line("a"), line("b"))
-        while len(desk.served.engine.requests) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(desk.served.engine.requests) >= 2)
         desk.served.front.tokenizer_manager.fail_all(WorkerDied("gone"))
-        async with asyncio.timeout(PATIENCE_S):
-            while "after the next start" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: "after the next start" in caplog.text)
         assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
     async with desk_in(tmp_path) as desk:
         batch = await desk.end_of(batch)
@@ -352,9 +344,7 @@ async def test_a_full_disk_is_waited_for(
         with monkeypatch.context() as filled:
             filled.setattr(batches_journal, "append_whole", full)
             batch = await desk.begin(*(line(name) for name in "abc"))
-            async with asyncio.timeout(PATIENCE_S):
-                while "No space left" not in caplog.text:
-                    await asyncio.sleep(0.01)
+            await until(lambda: "No space left" in caplog.text)
             asked = len(desk.served.engine.requests)
             assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
         batch = await desk.end_of(batch)
@@ -428,8 +418,7 @@ async def test_a_bug_of_ours_is_one_lines_fault(tmp_path: Path, monkeypatch: pyt
 async def test_another_model_waits(tmp_path: Path) -> None:
     async with desk_in(tmp_path, silent) as desk:
         batch = await desk.begin(line("a"))
-        while not desk.served.engine.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: desk.served.engine.requests)
     edit_record(tmp_path, batch.id, model="other")
     async with desk_in(tmp_path) as desk:
         assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
@@ -478,11 +467,9 @@ async def test_batches_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async with desk_in(tmp_path, held_at_first, max_in_flight=1) as desk:
         long = await desk.begin(*(line(f"n{i}") for i in range(20)))
-        while not desk.served.engine.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: desk.served.engine.requests)
         short = await desk.begin(line("a", "Longer than theirs"))
-        while len(lines_that_asked) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(lines_that_asked) >= 3)
         desk.served.engine.say(desk.served.engine.requests[0], answer, 1)
         assert counts(await desk.end_of(short)) == (1, 1, 0)
         assert counts(await desk.end_of(long)) == (20, 20, 0)

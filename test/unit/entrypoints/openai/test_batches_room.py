@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, settled, until
 from mysglang.srt.entrypoints.openai.batches_room import Room
 
 
@@ -18,7 +18,7 @@ def engine(open_requests: int = 0, waiting: int = 0) -> Any:
 async def entered(room: Room, wanted: int) -> int:
     """How many of so many come in."""
     tasks = [asyncio.create_task(room.enter("")) for _ in range(wanted)]
-    await asyncio.sleep(0.1)
+    await settled()
     done = sum(task.done() for task in tasks)
     for task in tasks:
         task.cancel()
@@ -68,7 +68,7 @@ async def test_who_leaves_lets_the_next_one_in() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
         room.leave("")
-        await asyncio.sleep(0.05)
+        await settled()
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2]
 
@@ -77,7 +77,7 @@ async def test_room_is_found_when_others_leave() -> None:
     manager = engine(open_requests=8)
     room = Room(manager, 1, 8)
     coming = asyncio.create_task(room.enter(""))
-    await asyncio.sleep(0.05)
+    await settled()
     assert not coming.done()
     manager.open_requests = 0
     await asyncio.wait_for(coming, PATIENCE_S)
@@ -119,5 +119,4 @@ async def test_lines_that_are_given_up_cost_no_place() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await room.enter("b")
         room.leave("b")
-        while room._admitting is not None and not room._admitting.done():
-            await asyncio.sleep(0.001)
+        await until(lambda: not (room._admitting is not None and not room._admitting.done()))

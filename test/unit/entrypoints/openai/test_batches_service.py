@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from pathlib import Path
@@ -11,7 +10,7 @@ import openai
 import pytest
 
 from fixtures.batch_desk import desk_in, line
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import until
 from mysglang.srt.entrypoints.openai import batches_journal, batches_service
 
 
@@ -27,9 +26,7 @@ async def test_while_a_disk_is_waited_for_the_input_stays(
     monkeypatch.setattr(batches_journal, "append_whole", full)
     async with desk_in(tmp_path) as desk:
         batch = await desk.begin(line("a"))
-        async with asyncio.timeout(PATIENCE_S):
-            while "No space left" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: "No space left" in caplog.text)
         with pytest.raises(openai.BadRequestError, match="not complete"):
             await desk.api.files.delete(batch.input_file_id)
 

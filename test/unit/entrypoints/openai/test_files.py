@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from fixtures.batch_desk import OpenDesk, desk_in, line, records
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, answered, until
 from fixtures.scripted_engine import Script, Served, endless, hello, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai import batches_service, batches_store, files_record, files_store
@@ -184,11 +184,11 @@ async def test_a_key_sees_only_what_came_with_it(tmp_path: Path) -> None:
             ("POST", f"/v1/batches/{batch}/cancel"),
         ):
             assert (await served.client.request(method, path, headers=two)).status_code == 404, path
-        async with asyncio.timeout(PATIENCE_S):
-            known = {"status": ""}
-            while known["status"] != "completed":
-                await asyncio.sleep(0.01)
-                known = (await served.client.get(f"/v1/batches/{batch}", headers=one)).json()
+        done = await answered(
+            lambda: served.client.get(f"/v1/batches/{batch}", headers=one),
+            lambda found: found.json()["status"] == "completed",
+        )
+        known = done.json()
         # Its answers belong to whoever asked for them, after a restart too.
         for path, count in (("/v1/files", 2), ("/v1/batches", 1)):
             assert len((await served.client.get(path, headers=one)).json()["data"]) == count
@@ -255,9 +255,7 @@ async def test_uploads_on_their_way_count(tmp_path: Path) -> None:
             asyncio.create_task(served.client.post("/v1/files", content=body(), headers=headers)) for _ in range(10)
         ]
         # The transport may take a body that nobody reads to its end.
-        async with asyncio.timeout(PATIENCE_S):
-            while waiting + sum(task.done() for task in asked) < 10:
-                await asyncio.sleep(0.001)
+        await until(lambda: waiting + sum(task.done() for task in asked) >= 10)
         refused_at_once = sum(task.done() for task in asked)
         go_on.set()
         statuses = sorted([(await task).status_code for task in asked])
@@ -331,13 +329,14 @@ async def test_a_batch_of_a_key_that_is_gone_asks_nothing(tmp_path: Path, caplog
     async with keyed(tmp_path, script=endless) as served:
         file_id = (await upload(served, "two", orjson.dumps(LINE))).json()["id"]
         batch = (await served.post("/v1/batches", batch_of(file_id), headers=key("two"))).json()["id"]
-        while not served.engine.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: served.engine.requests)
     async with keyed(tmp_path, ("one",)) as served:
         assert f"{batch} waits for a server that knows the API key" in caplog.text
         for _ in range(20):
             await asyncio.sleep(0)
         assert not served.engine.requests
-    async with keyed(tmp_path) as served, asyncio.timeout(PATIENCE_S):
-        while (await served.client.get(f"/v1/batches/{batch}", headers=key("two"))).json()["status"] != "completed":
-            await asyncio.sleep(0.001)
+    async with keyed(tmp_path) as served:
+        await answered(
+            lambda: served.client.get(f"/v1/batches/{batch}", headers=key("two")),
+            lambda found: found.json()["status"] == "completed",
+        )

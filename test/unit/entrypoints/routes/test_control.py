@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from fixtures.patience import until
 from fixtures.scripted_engine import endless, serve
 from mysglang.srt.messages.control import FlushCacheReqInput
 from mysglang.srt.messages.requests import AbortReq
@@ -38,8 +39,7 @@ async def test_abort_ends_exactly_that_request() -> None:
     async with serve(endless) as served:
         one = asyncio.create_task(served.post("/generate", {"text": "a", "rid": "a"}))
         other = asyncio.create_task(served.post("/generate", {"text": "b", "rid": "aa"}))
-        while len(served.engine.requests) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(served.engine.requests) >= 2)
         response = await served.post("/abort_request", {"rid": "a"})
         assert (response.status_code, response.content) == (200, b"")
         assert (await one).json()["meta_info"]["finish_reason"]["type"] == "abort"
@@ -63,8 +63,7 @@ async def test_abort_of_the_unknown_changes_nothing() -> None:
 async def test_abort_of_nobody_in_particular(body: dict[str, object]) -> None:
     async with serve(endless) as served:
         running = asyncio.create_task(served.post("/generate", {"text": "a"}))
-        while not served.engine.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: served.engine.requests)
         assert (await served.post("/abort_request", body)).status_code == 400
         assert not served.engine.aborted
         running.cancel()

@@ -7,6 +7,7 @@ import httpx
 import orjson
 import pytest
 
+from fixtures.patience import settled
 from fixtures.scripted_engine import Served, Step, hello, serve, silent
 from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.messages.outputs import Abort
@@ -39,7 +40,7 @@ async def test_a_log_is_read_from_any_place_on() -> None:
     await asyncio.sleep(0)
     log.add([b"2"])
     log.add([b"3"])
-    await asyncio.sleep(0.01)
+    await settled()
     assert not listening.done()
     log.end()
     await listening
@@ -73,7 +74,7 @@ async def test_it_goes_on_when_nobody_listens() -> None:
         response_id = request.rid.split("@")[0]
         asking.cancel()
         listening = asyncio.create_task(again(served, response_id, starting_after=1))
-        await asyncio.sleep(0.05)
+        await settled()
         assert not served.engine.aborted
         for number, step in enumerate(hello(request), start=1):
             served.engine.say(request, step, number)

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from fixtures.dialects import CALL, OPTIONS, RESPONSES, TEMPLATE, prompt_of, says
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, answered
 from fixtures.scripted_engine import Length, Served, Step, Stop, serve, silent
 from fixtures.stream_folds import response_output
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -130,12 +130,11 @@ async def test_what_was_not_stored_is_gone() -> None:
 
 
 async def until(served: Served, response_id: str, *states: str) -> dict[str, Any]:
-    for _ in range(200):
-        response: dict[str, Any] = (await served.client.get(f"{PATH}/{response_id}")).json()
-        if response["status"] in states:
-            return response
-        await asyncio.sleep(0.01)
-    raise AssertionError(response)
+    asked = await answered(
+        lambda: served.client.get(f"{PATH}/{response_id}"), lambda found: found.json()["status"] in states
+    )
+    response: dict[str, Any] = asked.json()
+    return response
 
 
 async def test_in_the_background() -> None:
