@@ -38,7 +38,7 @@ test-gpu: setup  ## the tests that need a CUDA device
 	@$(VENV)/bin/python -m pytest test/gpu sgl-kernel/tests $(ARGS)
 
 fuzz: setup  ## requests that nobody thought of, to every route; hours
-	@$(VENV)/bin/python -m pytest -q test/server/test_api_fuzz.py test/server/test_stream_equals_whole.py --hypothesis-profile=fuzz $(ARGS)
+	@$(VENV)/bin/python -m pytest -q test/server/test_api_fuzz.py test/server/test_stream_equals_whole.py --hypothesis-profile=fuzz -o faulthandler_timeout=0 $(ARGS)
 
 check: setup  ## style, types and import layers only
 	@scripts/check

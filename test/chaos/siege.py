@@ -22,6 +22,7 @@ import msgspec
 from chaos.attack import Attack, Target
 from chaos.attacks_on_http import on_bodies, on_heads, that_take_time
 from chaos.attacks_on_shares import on_files, on_grammars, on_queues, on_rooms
+from fixtures.processes import start
 from fixtures.server_process import REPOSITORY
 
 LANES: dict[str, tuple[Attack, ...]] = {
@@ -80,7 +81,7 @@ def begin_siege(url: str, pid: int, seed: int, seconds: float) -> subprocess.Pop
     """Attack in another process; `end_siege` has what it found."""
     arguments = [sys.executable, "-m", "chaos.siege", url, str(pid), str(seed), str(seconds)]
     paths = os.pathsep.join([str(REPOSITORY / "python"), str(REPOSITORY / "test")])
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths})
+    return start(arguments, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths})
 
 
 async def end_siege(siege: subprocess.Popen[bytes]) -> SiegeTally:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 from fixtures.growth import Growth
 from fixtures.oracle import assert_quiet, debug_state
-from fixtures.server_process import ServerProcess, wait_until_gone
+from fixtures.processes import wait_until_gone
+from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, Swarm, Tally, solo_probe, top
 from fixtures.toy_server import PROGRAM, Faults

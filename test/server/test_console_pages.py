@@ -19,6 +19,7 @@ import pytest
 
 from fixtures.console_pages import Example, examples
 from fixtures.patience import wait_until
+from fixtures.processes import running
 from fixtures.server_process import REPOSITORY, ServerProcess, python_path
 
 sys.path.insert(0, str(REPOSITORY / "benchmark"))
@@ -103,15 +104,14 @@ def run_server(command: str, folder: Path, environment: dict[str, str]) -> str:
     def ready() -> re.Match[str] | None:
         return re.search(r"(?s)^.* answers on \S+\n", path.read_text())
 
-    with path.open("wb") as out:
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
-        )
-    try:
+    shell = ["bash", "-c", f"exec {command}"]
+    with (
+        path.open("wb") as out,
+        running(shell, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
         wait_until(lambda: process.poll() is not None or ready(), path.read_text)
         found = ready()
         assert found is not None, path.read_text()
-    finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 0, path.read_text()
     return found[0]

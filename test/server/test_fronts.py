@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from fixtures.patience import PATIENCE_S, wait_until
-from fixtures.server_process import ServerProcess, wait_until_gone
+from fixtures.processes import wait_until_gone
+from fixtures.server_process import ServerProcess
 from mysglang.srt.entrypoints.front_launch import front_title
 from mysglang.srt.utils.exit_codes import ExitCode
 

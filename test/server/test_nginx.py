@@ -18,6 +18,7 @@ import pytest
 
 from fixtures.certificate import make_certificate
 from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.processes import running
 from fixtures.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -54,13 +55,11 @@ def nginx(folder: Path, upstream: str) -> Iterator[httpx.Client]:
     config.write_text(f"pid {folder}/pid; daemon off; error_log stderr;\n{text}", encoding="utf-8")
     os.chmod(folder, 0o755)
     command = [NGINX, "-p", str(folder), "-c", str(config), "-e", "stderr"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     trusted = ssl.create_default_context(cafile=cert)
-    try:
+    with running(command, stderr=subprocess.DEVNULL) as process:
         with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=PATIENCE_S) as client:
             wait_until(lambda: answers(client), lambda: "nginx does not answer")
             yield client
-    finally:
         process.terminate()
         process.wait(PATIENCE_S)
 
@@ -105,7 +104,7 @@ def answers(client: httpx.Client) -> bool:
         return False
 
 
-def running(server: ServerProcess) -> int:
+def running_requests(server: ServerProcess) -> int:
     load = httpx.get(f"{server.url}/v1/loads").json()
     return int(load["loads"][0]["num_running_reqs"])
 
@@ -131,8 +130,8 @@ def test_a_client_that_leaves_ends_its_request(proxy: httpx.Client, tiny_server:
     with proxy.stream("POST", "/v1/chat/completions", json=CHAT | {"max_tokens": 8000}) as answer:
         lines = answer.iter_lines()  # kept: when it is collected, it closes the answer
         assert answer.status_code == 200 and next(lines).startswith("data: ")
-        wait_until(lambda: running(tiny_server) == 1, lambda: "the request does not run")
-    wait_until(lambda: running(tiny_server) == 0, lambda: "the request has not ended with its client")
+        wait_until(lambda: running_requests(tiny_server) == 1, lambda: "the request does not run")
+    wait_until(lambda: running_requests(tiny_server) == 0, lambda: "the request has not ended with its client")
 
 
 def test_only_the_routes_of_clients_are_shown(proxy: httpx.Client) -> None:

@@ -17,7 +17,8 @@ import pytest
 from fixtures.oracle import held
 from fixtures.patience import PATIENCE_S, answered, wait_until
 from fixtures.private_folder import is_private
-from fixtures.server_process import ServerProcess, suspended, suspended_whole, wait_until_gone
+from fixtures.processes import wait_until_gone
+from fixtures.server_process import ServerProcess, suspended, suspended_whole
 from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.http_server import SAME_SIGNAL_S

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, assert_alike, greedy, make_prompts
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
+from fixtures.processes import wait_until_gone
 from fixtures.rank_answers import GREEDY, PARAMS, answers, assert_ranks_quiet, told
-from fixtures.server_process import ServerProcess, titled, wait_until_gone
+from fixtures.server_process import ServerProcess, titled
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
 from fixtures.tiny_checkpoints import make_checkpoint

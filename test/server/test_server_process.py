@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fixtures.server_process import REPOSITORY, ServerProcess, python_path, wait_until_gone
+from fixtures.processes import running, wait_until_gone
+from fixtures.server_process import REPOSITORY, ServerProcess, python_path
 
 CUT_OFF = """
 import threading
@@ -22,7 +23,7 @@ threading.Event().wait()
 def test_tests_that_are_cut_off_leave_no_server() -> None:
     """By a limit of time, by hand or by the system: no code of theirs runs any more."""
     environment = os.environ | {"PYTHONPATH": python_path("python", "test")}
-    with subprocess.Popen([sys.executable, "-c", CUT_OFF], stdout=subprocess.PIPE, text=True, env=environment) as tests:
+    with running([sys.executable, "-c", CUT_OFF], stdout=subprocess.PIPE, text=True, env=environment) as tests:
         assert tests.stdout is not None
         server = psutil.Process(int(tests.stdout.readline()))
         tests.kill()

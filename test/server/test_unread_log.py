@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess, wait_until_gone
+from fixtures.processes import wait_until_gone
+from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults, reference
 from fixtures.unread_pipe import UnreadPipe
 from mysglang.srt.utils.exit_codes import ExitCode

@@ -163,6 +163,13 @@ def test_what_waits_for_a_state_is_not(text: str) -> None:
     assert not list(clocks_read(f"async def test():\n    {text}"))
 
 
+def test_processes_of_tests_end_with_them() -> None:
+    """`fixtures/processes.py` starts them; besides, a child has a child of its own, and a tool is no test."""
+    starting = {path for path, text in texts_of_tests("Popen").items() if "subprocess.Popen(" in text}
+    besides = {"test/fixtures/obedient_child.py", "test/mutants/run.py", "test/unit/test_cut_off.py"}
+    assert starting - {relative(Path(__file__))} == {"test/fixtures/processes.py", *besides}
+
+
 def test_drawn_tests_have_one_profile() -> None:
     """A profile is global: one that a folder loads changes the tests of all others."""
     found = {

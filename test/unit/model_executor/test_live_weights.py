@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from fixtures.executors import start_executor
 from fixtures.patience import PATIENCE_S
+from fixtures.processes import running
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
@@ -163,7 +163,7 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", TRAINER, str(port), str(tmp_path / "new" / "model.safetensors"), *tensors]
-    with subprocess.Popen(command) as trainer:
+    with running(command) as trainer:
         facts = GroupFacts(
             name="trainer", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo"
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures.patience import PATIENCE_S
+from fixtures.processes import running
 from mysglang.srt.utils import log_output
 from mysglang.srt.utils.log_output import LogStream, LogWriter, PipeLog, log_pipe
 
@@ -165,7 +166,7 @@ for number in range(3000):
     print("x" * 100, number)
 raise ValueError("the cause")
 """
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PYTHONPATH": _path()}
     ) as process:
         assert process.stdout is not None

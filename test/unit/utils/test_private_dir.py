@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.private_folder import is_private
+from fixtures.processes import running
 from mysglang.srt.utils.private_dir import make_private_dir, private_dir, remove_leftovers, remove_private_dir
 
 KEEPER = """
@@ -40,7 +41,7 @@ def test_one_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @pytest.mark.promise(4)
 def test_promise_4_what_a_killed_server_left_goes_with_the_next_start(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", KEEPER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as keeper:
+    with running([sys.executable, "-c", KEEPER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as keeper:
         assert keeper.stdout is not None
         theirs = Path(keeper.stdout.readline().strip())
         ours = make_private_dir("ipc", tmp_path)

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fixtures.patience import PATIENCE_S, settled, until, wait_until
+from fixtures.patience import PATIENCE_S, settled, until
+from fixtures.processes import those_left, wait_until_gone
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, paused_gc, stop_children
 
 TESTS = Path(__file__).parents[2]
@@ -32,18 +33,6 @@ def start(order: str) -> Child:
 
 async def wait(future: asyncio.Future[object] | asyncio.Future[bytes] | asyncio.Future[int]) -> object:
     return await asyncio.wait_for(asyncio.shield(future), PATIENCE_S)
-
-
-def wait_until_gone(pid: int) -> None:
-    """The process ends. A zombie is gone: it only waits to be counted."""
-
-    def gone() -> bool:
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    wait_until(gone, lambda: f"process {pid} is still there")
 
 
 async def test_a_child_gets_its_spec_and_tells() -> None:
@@ -80,8 +69,7 @@ async def test_promise_46_a_child_that_cannot_be_watched_is_not_left(monkeypatch
     with pytest.raises(RuntimeError, match="can't start new thread"):
         start("wait")
     assert born
-    for each in born:
-        wait_until_gone(each.pid)
+    wait_until_gone([*born])
 
 
 async def test_a_bug_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +145,7 @@ async def test_grandchildren_go_with_a_stopped_child() -> None:
     grandchild = int(str(await wait(child.first_message), "ascii"))  # type: ignore[arg-type]
     await stop_children([child], grace=PATIENCE_S)
     assert child.exited.done()
-    wait_until_gone(grandchild)
+    wait_until_gone(those_left([grandchild]))
 
 
 @pytest.mark.parametrize("order", ["wait", "busy"])
@@ -182,7 +170,7 @@ asyncio.run(main())
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.returncode == -signal.SIGKILL
-    wait_until_gone(int(done.stdout))
+    wait_until_gone(those_left([int(done.stdout)]))
 
 
 async def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from fixtures.batch_desk import CHAT, desk_in, line, records, remove_record
+from fixtures.processes import running
 from mysglang.srt.entrypoints.openai import record_tables
 from mysglang.srt.entrypoints.openai.files_record import FileRecord
 from mysglang.srt.entrypoints.openai.record_tables import DATABASE, Database, RecordTable
@@ -72,7 +73,7 @@ with table_in(Path(sys.argv[1])) as table:
 
 @pytest.mark.promise(50)
 def test_a_kill_in_the_middle_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+    with running([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         told = [int(next(writer.stdout)) for _ in range(20)]
         writer.send_signal(signal.SIGKILL)
