@@ -14,7 +14,7 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.base_detector import collect
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, ToolCallItem, ToolEvent
 from mysglang.srt.function_call.function_call_parser import DETECTORS, detector_class, format_of
-from mysglang.srt.function_call.json_array_detector import JsonArrayDetector
+from mysglang.srt.function_call.json_detectors import JsonArrayDetector
 from mysglang.srt.function_call.minimax_m3_detector import MARK, MinimaxM3Detector
 from mysglang.srt.function_call.tool_schema import OfferedTools
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mysglang.srt.entrypoints.callers import ROUTING_KEY
+from mysglang.srt.entrypoints.context_notes import ROUTING_KEY
 from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.observability.instruments import MODEL_ROUTES

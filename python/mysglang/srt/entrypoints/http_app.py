@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import LOCAL_ORIGIN, Access, ApiKeyAuth, LoopbackGuard
-from mysglang.srt.entrypoints.callers import Callers
+from mysglang.srt.entrypoints.context_notes import Callers, TraceParents
 from mysglang.srt.entrypoints.error_shapes import ErrorShapes, shape_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_activity import HttpActivity
@@ -26,7 +26,7 @@ from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.batches_endpoints import batch_endpoints
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
-from mysglang.srt.entrypoints.openai.files_desk import desk_for
+from mysglang.srt.entrypoints.openai.files_desk import Desk, desk_for
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -46,7 +46,6 @@ from mysglang.srt.entrypoints.routes.operation import operation_router
 from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
 from mysglang.srt.entrypoints.routes.playground import Playground, no_playground, playground
 from mysglang.srt.entrypoints.straight_routes import StraightRoutes
-from mysglang.srt.entrypoints.trace_parents import TraceParents
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.tokenizer_manager import NO_TEXT
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -79,14 +78,13 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
     """The application that answers for `front`. `owner`: the front that keeps what lives between requests, if that is
     another one.
     """
+    # What answers: the routes that speak for the model, those that watch and run the server, and what is kept on disk.
     speaking = _Speaking.choose(front, options)
     steering = _Steering.choose(front, options)
-    # Files are the owner's.
-    own_desk = options.desk if owner is None else None
     field_log = FieldLog(options.unknown_fields)
-    lines = field_log.report("a batch")
-    endpoints = batch_endpoints(front, speaking.models, options.serving, speaking.answers, options.pooling, lines)
-    desk = desk_for(own_desk, front, endpoints, options.owners)
+    desk = _desk(front, options, speaking, field_log, is_owner=owner is None)
+
+    # What every request passes before it reaches a route.
     access = steering.access(options)
     app: FastAPI = FastAPI(
         title="mysglang",
@@ -104,6 +102,8 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
             Middleware(StraightRoutes, routes=lambda: app.routes),
         ],
     )
+
+    # The routes, in the order of the API's document.
     native = native_router(
         front,
         incremental=options.incremental_streaming_output,
@@ -115,6 +115,8 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
     for router in (docs_router(app.title), *steering.routers(), *speaking.routers(front, options, native, files)):
         # `include_router` is not used: it makes every route again, only to add options that are empty here.
         app.router.routes.extend(router.routes)
+
+    # What becomes of errors, and the document.
     error_responses.install(app)
     describe(
         app,
@@ -125,6 +127,13 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
         unknown_fields=options.unknown_fields,
     )
     return app
+
+
+def _desk(front: Front, options: AppOptions, speaking: _Speaking, field_log: FieldLog, *, is_owner: bool) -> Desk:
+    """Files and batches. Only the front that owns what lives between requests keeps them."""
+    lines = field_log.report("a batch")
+    endpoints = batch_endpoints(front, speaking.models, options.serving, speaking.answers, options.pooling, lines)
+    return desk_for(options.desk if is_owner else None, front, endpoints, options.owners)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.function_call.apertus2509_detector import Apertus2509Detector
 from mysglang.srt.function_call.base_detector import FunctionCallDetector
-from mysglang.srt.function_call.cohere_command4_detector import CohereCommand4Detector
-from mysglang.srt.function_call.deepseekv3_detector import DeepSeekV3Detector
-from mysglang.srt.function_call.deepseekv4_detector import DeepSeekV4Detector
-from mysglang.srt.function_call.deepseekv31_detector import DeepSeekV31Detector
-from mysglang.srt.function_call.deepseekv32_detector import DeepSeekV32Detector
 from mysglang.srt.function_call.gemma4_detector import Gemma4Detector
-from mysglang.srt.function_call.gigachat3_detector import GigaChat3Detector
-from mysglang.srt.function_call.glm4_moe_detector import Glm4MoeDetector
-from mysglang.srt.function_call.gpt_oss_detector import GptOssDetector
-from mysglang.srt.function_call.hermes_detector import HermesDetector
-from mysglang.srt.function_call.hunyuan_detector import HunyuanDetector
-from mysglang.srt.function_call.internlm_detector import InternlmDetector
-from mysglang.srt.function_call.kimik2_detector import KimiK2Detector
-from mysglang.srt.function_call.lfm2_detector import Lfm2Detector
-from mysglang.srt.function_call.llama32_detector import Llama32Detector
-from mysglang.srt.function_call.minimax_m2_detector import MinimaxM2Detector
+from mysglang.srt.function_call.json_detectors import (
+    Apertus2509Detector,
+    CohereCommand4Detector,
+    GigaChat3Detector,
+    GptOssDetector,
+    HermesDetector,
+    InternlmDetector,
+    Llama32Detector,
+    MistralDetector,
+    Phi4MiniDetector,
+)
 from mysglang.srt.function_call.minimax_m3_detector import MinimaxM3Detector
-from mysglang.srt.function_call.mistral_detector import MistralDetector
-from mysglang.srt.function_call.phi4_mini_detector import Phi4MiniDetector
-from mysglang.srt.function_call.pythonic_detector import PythonicDetector
-from mysglang.srt.function_call.qwen3_coder_detector import Qwen3CoderDetector
-from mysglang.srt.function_call.step3_detector import Step3Detector
+from mysglang.srt.function_call.named_json_detectors import DeepSeekV3Detector, DeepSeekV31Detector, KimiK2Detector
+from mysglang.srt.function_call.pythonic_detector import Lfm2Detector, PythonicDetector
+from mysglang.srt.function_call.tagged_detectors import (
+    DeepSeekV4Detector,
+    DeepSeekV32Detector,
+    Glm4MoeDetector,
+    HunyuanDetector,
+    MinimaxM2Detector,
+    Qwen3CoderDetector,
+    Step3Detector,
+)
 
 DETECTORS: dict[str, type[FunctionCallDetector]] = {
     "apertus2509": Apertus2509Detector,

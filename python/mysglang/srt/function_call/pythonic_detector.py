@@ -1,11 +1,11 @@
-"""Llama 3.2 and 4: a list of Python calls, `[f(a=1, b="x"), g()]`, bare or between markers."""
+"""Calls written as in Python, and the formats of this kind."""
 
 from __future__ import annotations
 
 import re
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, literal
-from mysglang.srt.function_call.json_object_detector import JsonObjectDetector
+from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
 from mysglang.srt.parser.text_reader import Into, Steps, TextReader
 
 BEGIN, END = "[", "]"
@@ -16,7 +16,7 @@ _KEYWORD = re.compile(r"\s*(\w+)\s*=(?!=)\s*(.*)", re.DOTALL)
 
 
 class PythonicDetector(JsonObjectDetector):
-    """One answer in this format."""
+    """Llama 3.2 and 4: a list of Python calls, `[f(a=1, b="x"), g()]`, bare or between markers."""
 
     frames = ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
     markers = frames
@@ -112,3 +112,22 @@ def _quoted(reader: TextReader, quote: str, into: Into) -> Steps[None]:
 
 _UNTIL_DOUBLE = re.compile(r'[^"\\]*')
 _UNTIL_SINGLE = re.compile(r"[^'\\]*")
+
+
+LFM2_END = "<|tool_call_end|>"
+
+
+class Lfm2Detector(PythonicDetector):
+    """LFM2: `<|tool_call_start|>[f(a=1, b="x")]<|tool_call_end|>`, or a list of JSON calls between these markers.
+
+    A JSON list without a marker before it is text.
+    """
+
+    def _list(self, *, announced: bool) -> Steps[bool]:
+        yield from self._reader.skip()
+        if not announced or (yield from self._reader.peek()) != "{":
+            return (yield from super()._list(announced=announced))
+        outcome = yield from self._json_items()
+        if outcome is not Outcome.NO_CALL:
+            yield from self._close(outcome, LFM2_END)
+        return outcome is not Outcome.NO_CALL

@@ -1,18 +1,48 @@
-"""The frames of a chat stream: what each choice has said so far decides which frame comes next.
+"""An answer that was taken apart (`answer_parser.py`), in the forms of the OpenAI API: one message, or frames.
 
-For each choice: one frame with the role, then its thoughts, its text and its tool calls, then one with the finish
-reason. Knows neither sampling nor how a text is taken apart (`answer_parser.py`).
+A stream has these frames for each choice: one with the role, then its thoughts, its text and its tool calls, then one
+with the finish reason. Knows neither sampling nor parsing.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
-from mysglang.srt.entrypoints.openai.chat_message import new_call_id
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames, TextFrame
+from mysglang.srt.function_call.base_detector import collect
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
+
+CALL_ID_BYTES = 12
+
+
+def new_call_id() -> str:
+    """A name for a call that the model gave none."""
+    return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
+
+
+def chat_message(parts: Sequence[AnswerPart]) -> dict[str, object]:
+    """`choices[].message`. What there is not is null, but for the text, which is empty."""
+    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    content, calls = collect([part for part in parts if not isinstance(part, Thought)])
+    tool_calls = [
+        {
+            "id": call.call_id or new_call_id(),
+            "index": call.tool_index,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.parameters},
+        }
+        for call in calls
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": thoughts or None,
+        "tool_calls": tool_calls or None,
+    }
+
 
 NO_IDS: Mapping[str, object] = MappingProxyType({})
 

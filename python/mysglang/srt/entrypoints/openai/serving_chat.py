@@ -8,15 +8,13 @@ from functools import partial
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatCall, ChatNews
-from mysglang.srt.entrypoints.openai.chat_message import chat_message
-from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
+from mysglang.srt.entrypoints.openai.chat_stream import ChatStream, chat_message
+from mysglang.srt.entrypoints.openai.choice_extras import LastStates, ToldIds
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
-from mysglang.srt.entrypoints.openai.last_states import LastStates
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
-from mysglang.srt.entrypoints.openai.told_ids import ToldIds
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.entrypoints.talk import Talk

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
 
 from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.openai.best_of import likeliest
+from mysglang.srt.entrypoints.openai.choice_extras import LastStates
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
-from mysglang.srt.entrypoints.openai.last_states import LastStates
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
 from mysglang.srt.entrypoints.openai.response_format import names_of
@@ -208,3 +208,27 @@ class _Teller:
                 top_num=self._body.logprobs or 0,
             )
         return self._logprobs[index]
+
+
+def likeliest(
+    answers: Mapping[int, GenerationChunk], prompts: int, candidates: int, n: int
+) -> dict[int, GenerationChunk]:
+    """The `n` best answers of each prompt by their choice's index, the best first.
+
+    `answers`: whole ones, those of prompt p at p * candidates and after it; with their log-probabilities if there are
+    more than `n` for each. Better is the larger mean log-probability of a token, as OpenAI defines it.
+    """
+    best: dict[int, GenerationChunk] = {}
+    for prompt in range(prompts):
+        found = [answers[prompt * candidates + number] for number in range(candidates)]
+        if candidates > n:
+            found = sorted(found, key=mean_logprob, reverse=True)[:n]
+        best.update({prompt * n + rank: answer for rank, answer in enumerate(found)})
+    return best
+
+
+def mean_logprob(answer: GenerationChunk) -> float:
+    """Mean log-probability of the answer's tokens, in nats; minus infinity for an answer without tokens."""
+    assert answer.logprobs is not None, "asked for"
+    values = answer.logprobs.output.vals
+    return float(values.mean()) if len(values) else float("-inf")

@@ -20,7 +20,7 @@ from mysglang.srt.entrypoints.openai.tool_constraint import (
 )
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, NamedToolChoice
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.function_call.json_array_detector import JsonArrayDetector
+from mysglang.srt.function_call.json_detectors import JsonArrayDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
 
 

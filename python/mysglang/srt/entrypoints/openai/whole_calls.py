@@ -10,7 +10,7 @@ import orjson
 
 from mysglang.srt.entrypoints.body import too_deep
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
-from mysglang.srt.entrypoints.openai.chat_message import new_call_id
+from mysglang.srt.entrypoints.openai.chat_stream import new_call_id
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
 
 INVALID = "INVALID_JSON"

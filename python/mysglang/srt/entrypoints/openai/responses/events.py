@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import orjson
 
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
-from mysglang.srt.entrypoints.openai.chat_message import new_call_id
+from mysglang.srt.entrypoints.openai.chat_stream import new_call_id
 from mysglang.srt.entrypoints.openai.responses.token_shares import TokenEntry, TokenShares
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem, encrypted, new_item_id
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts
 from mysglang.srt.entrypoints.openai.chat_answers import ChatCall, ChatNews
-from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
+from mysglang.srt.entrypoints.openai.responses.background import EventLog
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
 

@@ -16,8 +16,7 @@ from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, aborted
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-from mysglang.srt.entrypoints.openai.responses.background import BackgroundJobs
-from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
+from mysglang.srt.entrypoints.openai.responses.background import BackgroundJobs, EventLog
 from mysglang.srt.entrypoints.openai.responses.events import Event, Numbered, OutputEvents
 from mysglang.srt.entrypoints.openai.responses.protocol import ENCRYPTED, CountResponseTokensRequest, ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.response import Job, State, new_response_id

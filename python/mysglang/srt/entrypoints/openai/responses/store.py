@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
+from mysglang.srt.entrypoints.openai.responses.background import EventLog
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
 from mysglang.srt.errors import NotFound
 from mysglang.srt.managers.caller import CALLER

@@ -6,7 +6,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth
-from mysglang.srt.entrypoints.callers import Callers
+from mysglang.srt.entrypoints.context_notes import Callers
 from mysglang.srt.managers.caller import CALLER, Caller
 
 seen: list[Caller] = []

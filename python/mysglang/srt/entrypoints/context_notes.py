@@ -1,0 +1,77 @@
+"""ContextNotes: facts about a request that all code working for it can read without being handed them.
+
+Each is a middleware that sets a context variable: the request's caller, and its trace. They run after the one that
+checks keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import ClassVar, Generic, TypeVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mysglang.srt.entrypoints.headers import header
+from mysglang.srt.entrypoints.owner import is_admin, owner_of
+from mysglang.srt.managers.caller import CALLER, Caller
+from mysglang.srt.managers.trace_parent import TRACE_PARENT
+
+Note = TypeVar("Note")
+
+
+class ContextNote(ABC, Generic[Note]):
+    """Middleware: what a request does from here on, in its own task and those that it begins, finds its note in
+    `variable`.
+    """
+
+    variable: ClassVar[ContextVar]  # type: ignore[type-arg]  # of Note, which a class's own field cannot say
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    @abstractmethod
+    def note(self, scope: Scope) -> Note:
+        """The note of a request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        token = self.variable.set(self.note(scope))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.variable.reset(token)
+
+
+ROUTING_KEY = b"x-smg-routing-key"
+"""The header in which SGLang's gateway says what a request belongs to."""
+
+
+class Callers(ContextNote[Caller]):
+    """Middleware that makes the Caller available to all code that works for the request."""
+
+    variable = CALLER
+
+    def note(self, scope: Scope) -> Caller:
+        return _caller(owner_of(scope), header(scope, ROUTING_KEY), is_admin(scope))
+
+
+@lru_cache(1024)
+def _caller(api_key: str, routing_key: str, admin: bool) -> Caller:
+    return Caller(api_key=api_key, routing_key=routing_key, remote=True, admin=admin)
+
+
+HEADERS = (b"traceparent", b"tracestate")
+
+
+class TraceParents(ContextNote[Mapping[str, str]]):
+    """Middleware that makes the trace of the request's caller available to all code that works for the request."""
+
+    variable = TRACE_PARENT
+
+    def note(self, scope: Scope) -> Mapping[str, str]:
+        return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}

@@ -1,0 +1,262 @@
+"""Calls whose parameters stand one by one between tags, with values that are not JSON: the base class, and the formats
+of this kind.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from typing import ClassVar
+
+from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, unquoted
+from mysglang.srt.function_call.base_detector import MAX_NAME, FunctionCallDetector
+from mysglang.srt.parser.json_reader import json_value
+from mysglang.srt.parser.text_reader import Into, Steps
+
+_STRING = frozenset({"string"})
+
+
+class TaggedDetector(FunctionCallDetector):
+    """Base of these formats."""
+
+    frames: ClassVar[tuple[str, ...]] = ()
+    """Markers around calls, which say nothing themselves: they are dropped where a call follows them or went before."""
+    call_begin: ClassVar[str]
+    call_end: ClassVar[str]
+    parameter_begin: ClassVar[str]
+    parameter_end: ClassVar[str]
+    value_on_lines: ClassVar[bool] = False
+    """True if a line break on either side of a value belongs to the format, and not to the value."""
+
+    def _calls(self) -> Steps[None]:
+        openers = (*self.frames, self.call_begin)
+        while True:
+            marker = yield from self._text_before(*openers)
+            if marker in self.frames and self.has_calls:
+                self._reader.release()
+                continue
+            while marker in self.frames:
+                yield from self._reader.skip()
+                marker = yield from self._reader.accept(*openers)
+            if marker != self.call_begin or not (yield from self._call()):
+                self._no_call()
+
+    @abstractmethod
+    def _call_name(self) -> Steps[str | None]:
+        """The name of the call that begins; None if there is none."""
+
+    @abstractmethod
+    def _parameter_name(self) -> Steps[str | None]:
+        """The name of the parameter that begins, up to its value; None if there is none."""
+
+    def _call(self) -> Steps[bool]:
+        """The rest of a call after `call_begin`. False if it is not a call, and nothing was reported."""
+        name = yield from self._call_name()
+        if name is None or not self._begin(name):
+            return False
+        yield from self._parameters(name)
+        return True
+
+    def _parameters(self, name: str) -> Steps[None]:
+        """The parameters of a call of `name`, up to and with its end."""
+        writer = ArgumentsWriter(self._arguments)
+        while True:
+            yield from self._reader.skip()
+            marker = yield from self._reader.until((self.parameter_begin, self.call_end), self._normal)
+            if marker == self.call_end:
+                writer.end()
+                self._end()
+                return
+            parameter = yield from self._parameter_name()
+            if parameter is not None:
+                writer.key(parameter)
+                yield from self._value(self._types_of(name, parameter), writer)
+
+    def _types_of(self, name: str, parameter: str) -> frozenset[str]:
+        return self._tools.types(name, parameter)
+
+    def _value(self, types: frozenset[str], writer: ArgumentsWriter) -> Steps[None]:
+        """The value of a parameter, up to its end. It is reported as it arrives only if it must be a string."""
+        if self.value_on_lines:
+            yield from self._reader.accept("\n")
+        if types == _STRING:
+            into = _without_last_newline(writer.string_piece) if self.value_on_lines else writer.string_piece
+            writer.value('"')
+            yield from self._reader.until((self.parameter_end,), into)
+            writer.value('"')
+            return
+        parts: list[str] = []
+        yield from self._reader.until((self.parameter_end,), parts.append)
+        text = "".join(parts)
+        writer.value(unquoted(text.removesuffix("\n") if self.value_on_lines else text, types))
+
+    def _head(self, end: str) -> Steps[str | None]:
+        """The text before `end`, which is a name."""
+        head = yield from self._reader.before((end,), MAX_NAME)
+        return None if head is None else head[0].strip()
+
+
+def _without_last_newline(into: Into) -> Into:
+    """`into`, but for a line break at the very end."""
+    held = ""
+
+    def keep(piece: str) -> None:
+        nonlocal held
+        text = held + piece
+        held = "\n" if text.endswith("\n") else ""
+        if len(text) > len(held):
+            into(text[: len(text) - len(held)])
+
+    return keep
+
+
+class Qwen3CoderDetector(TaggedDetector):
+    """Qwen3-Coder, MiMo, Step 3.5: `<function=f>`, `<parameter=a>`, the value, `</parameter>`, `</function>`, all of it
+    usually within `<tool_call>`.
+    """
+
+    frames = ("<tool_call>", "</tool_call>")
+    call_begin, call_end = "<function=", "</function>"
+    parameter_begin, parameter_end = "<parameter=", "</parameter>"
+    markers = frames
+    value_on_lines = True
+
+    def _call_name(self) -> Steps[str | None]:
+        return (yield from self._head(">"))
+
+    def _parameter_name(self) -> Steps[str | None]:
+        return (yield from self._head(">"))
+
+
+class MinimaxM2Detector(TaggedDetector):
+    """MiniMax M2: `<invoke name="f">`, `<parameter name="a">`, the value, `</parameter>`, `</invoke>`, within
+    `<minimax:tool_call>`.
+    """
+
+    frames: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", "</minimax:tool_call>")
+    call_begin, call_end = '<invoke name="', "</invoke>"
+    parameter_begin, parameter_end = '<parameter name="', "</parameter>"
+    markers: ClassVar[tuple[str, ...]] = frames
+
+    def _call_name(self) -> Steps[str | None]:
+        return (yield from self._head('">'))
+
+    def _parameter_name(self) -> Steps[str | None]:
+        return (yield from self._head('">'))
+
+
+class Step3Detector(MinimaxM2Detector):
+    """Step 3: `<｜tool_call_begin｜>function<｜tool_sep｜>`, then `<steptml:invoke name="f">` with `<steptml:parameter
+    name="a">`, the value, `</steptml:parameter>`, within `<｜tool_calls_begin｜>`.
+
+    Other words for the same.
+    """
+
+    frames = (
+        "<｜tool_calls_begin｜>",
+        "<｜tool_call_begin｜>function<｜tool_sep｜>",
+        "<｜tool_call_begin｜>",
+        "<｜tool_call_end｜>",
+        "<｜tool_calls_end｜>",
+    )
+    call_begin, call_end = '<steptml:invoke name="', "</steptml:invoke>"
+    parameter_begin, parameter_end = '<steptml:parameter name="', "</steptml:parameter>"
+    markers = (
+        "<｜tool_calls_begin｜>",
+        "<｜tool_call_begin｜>",
+        "<｜tool_sep｜>",
+        "<｜tool_call_end｜>",
+        "<｜tool_calls_end｜>",
+    )
+
+
+class DeepSeekV32Detector(MinimaxM2Detector):
+    """DeepSeek V3.2: `<｜DSML｜invoke name="f">`, `<｜DSML｜parameter name="a" string="true">`, the value,
+    `</｜DSML｜parameter>`, within `<｜DSML｜function_calls>`. The model says itself which values are strings. All
+    parameters may stand there as one JSON object instead.
+    """
+
+    frames: ClassVar[tuple[str, ...]] = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
+    call_begin, call_end = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"
+    parameter_begin, parameter_end = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
+    markers = ("｜DSML｜",)
+    _says_string = False
+
+    def _parameter_name(self) -> Steps[str | None]:
+        head = yield from self._head(">")
+        if head is None:
+            return None
+        name, _, rest = head.partition('"')
+        self._says_string = 'string="true"' in rest
+        return name
+
+    def _parameters(self, name: str) -> Steps[None]:
+        reader = self._reader
+        yield from reader.skip()
+        if (yield from reader.peek()) != "{":
+            yield from super()._parameters(name)
+            return
+        if (yield from json_value(reader, self._arguments)):
+            yield from reader.until((self.call_end,), self._normal)
+            self._end()
+        else:
+            # The client sees what the model wrote, and can tell it that this is no JSON.
+            yield from reader.until((self.call_end,), self._arguments)
+
+    def _types_of(self, name: str, parameter: str) -> frozenset[str]:
+        return frozenset({"string"}) if self._says_string else super()._types_of(name, parameter)
+
+
+class DeepSeekV4Detector(DeepSeekV32Detector):
+    """DeepSeek V4: the calls of V3.2 within `<｜DSML｜tool_calls>`."""
+
+    frames = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+
+
+GLM_KEY_END, GLM_VALUE_BEGIN = "</arg_key>", "<arg_value>"
+_GLM_WORD = re.compile(r"[^\s<]*")
+
+
+class Glm4MoeDetector(TaggedDetector):
+    """GLM 4.5 and later: `<tool_call>f`, then `<arg_key>a</arg_key>` and `<arg_value>`, the value, `</arg_value>` for
+    each parameter, `</tool_call>`; with line breaks between them (4.5) or without (4.7).
+    """
+
+    call_begin, call_end = "<tool_call>", "</tool_call>"
+    parameter_begin, parameter_end = "<arg_key>", "</arg_value>"
+    markers: ClassVar[tuple[str, ...]] = (
+        call_begin,
+        call_end,
+        parameter_begin,
+        GLM_KEY_END,
+        GLM_VALUE_BEGIN,
+        parameter_end,
+    )
+
+    def _call_name(self) -> Steps[str | None]:
+        """The first word, up to white space or the next tag."""
+        parts: list[str] = []
+        yield from self._reader.skip()
+        yield from self._reader.run(_GLM_WORD, parts.append)
+        return "".join(parts)
+
+    def _parameter_name(self) -> Steps[str | None]:
+        key = yield from self._head(GLM_KEY_END)
+        if key is None:
+            return None
+        yield from self._reader.skip()
+        yield from self._reader.accept(GLM_VALUE_BEGIN)
+        return key
+
+
+HUNYUAN_SEPARATOR = "<tool_sep>"
+
+
+class HunyuanDetector(Glm4MoeDetector):
+    """Hunyuan: GLM's tags, with `<tool_sep>` behind the function's name, and all calls within `<tool_calls>`."""
+
+    frames = ("<tool_calls>", "</tool_calls>")
+    markers = (*Glm4MoeDetector.markers, *frames, HUNYUAN_SEPARATOR)
+
+    def _call_name(self) -> Steps[str | None]:
+        return (yield from self._head(HUNYUAN_SEPARATOR))
