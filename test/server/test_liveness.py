@@ -44,6 +44,7 @@ async def test_a_frozen_scheduler_is_told_of_and_given_up() -> None:
                 seen.append(status)
         assert server.wait() == ExitCode.WATCHDOG
         assert "the stacks of all processes" in server.stderr
+        assert f"{SCHEDULER} was stopped by a signal: the scheduler gave no sign of life" in server.stderr
     ill = next(index for index, status in enumerate(seen) if status != 200)
     assert seen[ill] == 503
     assert 200 not in seen[ill:]

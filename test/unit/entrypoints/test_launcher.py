@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, until
 from fixtures.private_folder import is_private
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints import launcher
@@ -119,6 +119,9 @@ class TestSubprocesses:
             assert set(processes.pids) == {"mysglang::scheduler_TP0", "mysglang::detokenizer"}
             facts = await asyncio.wait_for(processes.wait_ready(), PATIENCE_S)
             assert facts.max_total_num_tokens == 1000
+            assert processes.stopped() == []
+            psutil.Process(processes.pids["mysglang::detokenizer"]).suspend()
+            await until(lambda: processes.stopped() == ["mysglang::detokenizer"])
             psutil.Process(processes.pids["mysglang::detokenizer"]).kill()
             error = await asyncio.wait_for(processes.death(), PATIENCE_S)
             assert "mysglang::detokenizer was ended by SIGKILL" in str(error)

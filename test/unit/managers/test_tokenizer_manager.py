@@ -13,6 +13,7 @@ from fixtures.manager_bench import LIMITS, Bench
 from fixtures.patience import settled, until
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers.queue_shares import EqualShares
+from mysglang.srt.managers.tokenizer_manager import EngineSigns
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
 from mysglang.srt.messages.fanout import rid_of
@@ -399,6 +400,15 @@ async def test_replies_and_heartbeats_find_their_way(bench: Bench) -> None:
     bench.engine.to_tokenizer.send(DetokenizerBeat())
     await settled()
     assert bench.manager.signs.quietest() == ("scheduler", bench.manager.signs.last_heartbeat)
+
+
+def test_ranks_that_fall_silent_together_are_named_together() -> None:
+    """Whichever of them gave its last sign first."""
+    signs = EngineSigns(last_heartbeat=100.4, last_detokenizer_beat=109.0, ranks={1: 101.0, 2: 99.8})
+    assert signs.quietest() == ("scheduler of rank 2", 99.8)
+    assert signs.silenced_together() == ["scheduler", "scheduler of rank 1", "scheduler of rank 2"]
+    signs.ranks[1] = signs.last_heartbeat = 108.0
+    assert signs.silenced_together() == ["scheduler of rank 2"]
 
 
 @pytest.mark.promise(14)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
@@ -39,6 +40,8 @@ from mysglang.srt.utils.shortage import shortage_in
 
 STOP_GRACE_S = 2.0
 """Seconds for a child to end by itself."""
+
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 STACKS_S = 0.5
 """Seconds for the children to write their stacks."""
@@ -181,6 +184,10 @@ class Subprocesses:
         causes = [child for child in dead if not _follows(child)] or dead
         return WorkerDied("; ".join(map(_obituary, causes)))
 
+    def stopped(self) -> list[str]:
+        """The titles of the children that a signal or a debugger has stopped."""
+        return [child.title for child in self._children if _status(child.pid) in STOPPED]
+
     async def dump_stacks(self) -> None:
         """Have every child write the stacks of its threads to stderr."""
         for child in self._children:
@@ -211,6 +218,14 @@ class Subprocesses:
             raise WorkerDied(f"{title} could not be started: {shortage_in(error) or error}.") from error
         self._children.append(child)
         return child
+
+
+def _status(pid: int) -> str:
+    """psutil's name for the state of a process; empty if it is gone."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return ""
 
 
 async def _ready(child: Child) -> Ready:

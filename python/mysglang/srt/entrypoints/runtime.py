@@ -199,9 +199,13 @@ class Runtime:
             if slept_s > limit / 4:
                 # This process slept, and the others may have slept as long: their time starts again.
                 begun = AWAKE.now()
-            who, heard = manager.signs.quietest()
-            silent = AWAKE.now() - max(begun, heard)
+            silent = AWAKE.now() - max(begun, manager.signs.quietest()[1])
             if silent > limit:
+                who = " and the ".join(manager.signs.silenced_together())
                 logger.error("The %s gave no sign of life for %.0f s; the stacks of all processes:", who, silent)
+                stopped = self._subprocesses.stopped()
                 await self._subprocesses.dump_stacks()
-                return WorkerDied(f"the {who} gave no sign of life for {silent:.0f} s (--watchdog-timeout {limit:g})")
+                # A stopped rank is the cause, and those that wait for it are not.
+                cause = f"{' and '.join(stopped)} was stopped by a signal: " if stopped else ""
+                watchdog = f"(--watchdog-timeout {limit:g})"
+                return WorkerDied(f"{cause}the {who} gave no sign of life for {silent:.0f} s {watchdog}")

@@ -79,6 +79,10 @@ class FrontCounters:
     """Never sent: invalid, no room in the queue, or given up while still being tokenized."""
 
 
+TOGETHER_S = 2.0
+"""Between the last signs of life of processes that hang at the same moment. Each gives one about once a second."""
+
+
 @dataclass(slots=True)
 class EngineSigns:
     """Signs of life, in seconds of the AWAKE clock; 0 before the first."""
@@ -96,10 +100,25 @@ class EngineSigns:
 
     def quietest(self) -> tuple[str, float]:
         """Which process was not heard of for longest, and when it last was."""
-        heard = [("scheduler", self.last_heartbeat), ("detokenizer", self.last_detokenizer_beat)]
-        heard += [(f"scheduler of rank {rank}", at) for rank, at in self.ranks.items()]
-        heard += [(f"front {front}", at) for front, at in self.fronts.items()]
-        return min(heard, key=itemgetter(1))
+        return min(self._heard().items(), key=itemgetter(1))
+
+    def silenced_together(self) -> list[str]:
+        """The processes that were last heard of when the quietest one was, within TOGETHER_S.
+
+        A rank that hangs silences the ranks that wait for it, so which of them is the quietest is an accident.
+        """
+        heard = self._heard()
+        first = min(heard.values())
+        return [who for who, at in heard.items() if at <= first + TOGETHER_S]
+
+    def _heard(self) -> dict[str, float]:
+        """When each process was last heard of."""
+        return {
+            "scheduler": self.last_heartbeat,
+            **{f"scheduler of rank {rank}": at for rank, at in self.ranks.items()},
+            "detokenizer": self.last_detokenizer_beat,
+            **{f"front {front}": at for front, at in self.fronts.items()},
+        }
 
 
 class TokenizerManager:
