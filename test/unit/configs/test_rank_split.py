@@ -29,7 +29,7 @@ def config(family: str, folder: Path, **sizes: Any) -> ModelConfig:
         ("llama", {"intermediate_size": 135}, 2, "an intermediate_size of 135 cannot be divided among 2 ranks"),
         ("qwen3_moe", {"moe_intermediate_size": 63}, 2, "a moe_intermediate_size of 63 cannot be divided"),
         ("qwen3_next", {"linear_num_key_heads": 3}, 2, "3 heads of linear attention (linear_num_key_heads)"),
-        ("bamba", {}, 2, "1 norms over what heads of mamba give cannot be divided among 2 ranks"),
+        ("bamba", {}, 4, "6 heads of mamba in 2 groups cannot be divided among 4 ranks"),
         ("falcon_h1", {"mamba_n_groups": 3}, 2, "6 heads of mamba in 3 groups cannot be divided"),
     ],
 )

@@ -18,7 +18,6 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.ranks import rank_contexts
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.page_space import SpaceShape, StateShape
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.memory_budget import KvBudget, agreed
@@ -37,14 +36,11 @@ def executor(config: ModelConfig, tp: Group, **more: Any) -> Executor:
     return Executor(runner, [ModelLaunch(config, LoadConfig())], join=lambda _: tp)
 
 
-REFUSED = dict.fromkeys(("bamba", "granite_moe_hybrid"), "1 norms over what heads of mamba give")
-"""Families whose layers are not split, and the reason that is told."""
-SPLIT = [family for family in FAMILIES if family not in REFUSED]
 FP8 = {"kv_cache_dtype": "fp8_e4m3"}
 
 
 @pytest.mark.parametrize(
-    ("family", "more"), [*((family, {}) for family in SPLIT), ("llama", FP8)], ids=[*SPLIT, "llama-fp8"]
+    ("family", "more"), [*((family, {}) for family in FAMILIES), ("llama", FP8)], ids=[*FAMILIES, "llama-fp8"]
 )
 def test_two_ranks_are_as_one(family: str, more: dict[str, Any], tmp_path: Path) -> None:
     """In float32: prompts whole on one rank and in chunks on two, then answers. Of 251 tokens of the vocabulary the
@@ -68,13 +64,6 @@ def test_two_ranks_are_as_one(family: str, more: dict[str, Any], tmp_path: Path)
     assert held == pages
     # The other rank is told which tokens were chosen, and nothing else.
     assert (second[0], second[1].size, second[2]) == (chosen, 0, pages)
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_what_is_not_split_is_refused(family: str, tmp_path: Path) -> None:
-    make_checkpoint(family, tmp_path)
-    with pytest.raises(ConfigError, match=REFUSED[family]):
-        check_split(ModelConfig.from_path(str(tmp_path)), 2)
 
 
 def test_memory_is_the_least_of_what_ranks_have() -> None:

@@ -74,9 +74,9 @@ def _linear_attention(plan: LinearAttentionPlan, size: int) -> Iterator[str]:
 
 
 def _mamba(plan: Mamba2Plan, size: int) -> Iterator[str]:
-    if plan.heads % size or plan.groups % size:
+    if plan.heads % size or (plan.groups % size and size % plan.groups):
         yield f"{plan.heads} heads of mamba in {plan.groups} groups cannot be divided among {size} ranks."
-    if plan.norm is not None and plan.norm_groups % size:
+    if plan.norm is not None and plan.norm_groups % size and size % plan.norm_groups:
         yield f"{plan.norm_groups} norms over what heads of mamba give cannot be divided among {size} ranks."
 
 

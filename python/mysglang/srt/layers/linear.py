@@ -61,14 +61,23 @@ class ReplicatedLinear(LinearBase):
         super().__init__(Section(input_size, 0, input_size), (whole,), bias=bias, context=context)
 
 
-class MergedColumnParallelLinear(LinearBase):
+class SectionsLinear(LinearBase):
+    """Several projections of one input; the output holds these sections of them in turn."""
+
+    def __init__(
+        self, input_size: int, sections: tuple[Section, ...], *, bias: bool = False, context: LayerContext
+    ) -> None:
+        super().__init__(Section(input_size, 0, input_size), sections, bias=bias, context=context)
+
+
+class MergedColumnParallelLinear(SectionsLinear):
     """Several projections of one input, each split over the ranks; the output holds this rank's parts in turn."""
 
     def __init__(
         self, input_size: int, output_sizes: tuple[int, ...], *, bias: bool = False, context: LayerContext
     ) -> None:
         parts = tuple(Section.split(size, context.tp.rank, context.tp.size) for size in output_sizes)
-        super().__init__(Section(input_size, 0, input_size), parts, bias=bias, context=context)
+        super().__init__(input_size, parts, bias=bias, context=context)
 
 
 class GatedColumnParallelLinear(MergedColumnParallelLinear):

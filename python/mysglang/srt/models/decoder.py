@@ -35,7 +35,7 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
     GroupedDeltaNet,
     SplitDeltaNet,
 )
-from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, GateThenNorm, Mamba2Mixer, MambaSizes, NormThenGate
+from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.linear_attention.state_layer import StateLayer
 from mysglang.srt.layers.mixer_sum import SumOfMixers
 from mysglang.srt.layers.parameter import Section
@@ -287,8 +287,7 @@ def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries,
     norm: nn.Module = GateAlone()
     if plan.norm is not None:
         section = Section.split(plan.inner, context.tp.rank, context.tp.size)
-        groups = max(1, plan.norm_groups // context.tp.size)
-        norm = (GateThenNorm if plan.gate_first else NormThenGate)(section, groups, plan.norm.eps, context)
+        norm = gated_norm(section, plan.norm_groups, plan.norm.eps, context, gate_first=plan.gate_first)
     return Mamba2Mixer(index, hidden_size, sizes, norm, context)
 
 

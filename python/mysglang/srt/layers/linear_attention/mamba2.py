@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mysglang.srt.distributed.groups import Group
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
+from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.kernels.linear_attention import (
     conv_run,
     conv_step,
@@ -26,7 +28,7 @@ from mysglang.srt.kernels.linear_attention import (
     scan_step,
 )
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from mysglang.srt.layers.linear import RowParallelLinear, SectionsLinear, split_kv_heads
 from mysglang.srt.layers.linear_attention.short_convolution import ShortConvolution
 from mysglang.srt.layers.linear_attention.state_layer import StateLayer
 from mysglang.srt.layers.parameter import Section, WeightParameter
@@ -51,7 +53,10 @@ class MambaSizes:
 
 
 class Mamba2Mixer(StateLayer):
-    """A Mamba2 mixer. Each rank has whole groups of heads."""
+    """A Mamba2 mixer. Each rank has whole heads.
+
+    Where there are fewer groups than ranks, neighbouring ranks hold the B and C of the same one.
+    """
 
     def __init__(
         self,
@@ -64,18 +69,17 @@ class Mamba2Mixer(StateLayer):
         """`norm`: (what the heads give, z), [N, heads * head_dim] each on this rank -> the same shape."""
         super().__init__()
         rank, ranks = context.tp.rank, context.tp.size
-        inner, rows = sizes.heads * sizes.head_dim, sizes.groups * sizes.state_size
-        self.in_proj = MergedColumnParallelLinear(
-            hidden_size,
-            (inner, inner, rows, rows, sizes.heads),
-            bias=sizes.in_bias,
-            context=context.under("in_proj"),
+        inner = sizes.heads * sizes.head_dim
+        heads, inputs = Section.split(sizes.heads, rank, ranks), Section.split(inner, rank, ranks)
+        groups = split_kv_heads(sizes.groups, rank, ranks)
+        rows = Section(*(number * sizes.state_size for number in (groups.full, groups.start, groups.size)))
+        sections = (inputs, rows, rows)
+        self.in_proj = SectionsLinear(
+            hidden_size, (inputs, *sections, heads), bias=sizes.in_bias, context=context.under("in_proj")
         )
-        sections = tuple(Section.split(size, rank, ranks) for size in (inner, rows, rows))
         self.widths = [section.size for section in sections]
         """Widths of x, B and C on this rank."""
         self.conv1d = ShortConvolution(sections, sizes.kernel, context, bias=sizes.conv_bias)
-        heads = Section.split(sizes.heads, rank, ranks)
         self.A_log, self.D, self.dt_bias = (
             WeightParameter((heads.size,), (heads,), dtype=torch.float32) for _ in range(3)
         )
@@ -149,6 +153,54 @@ class NormThenGate(GateThenNorm):
         parts = (len(x), self.groups, x.shape[-1] // self.groups)
         normed = gated_rms_norm(x.view(parts), self.weight.view(parts[1:]), gate.reshape(parts), self.eps)
         return normed.view_as(x)
+
+
+class SharedParts:
+    """Parts of what all heads give, each of which several ranks hold together."""
+
+    def __init__(self, section: Section, parts: int, tp: Group) -> None:
+        """`section`: this rank's numbers of all, in one of `parts`."""
+        self._tp = tp
+        self._mine = tp.rank * parts // tp.size
+        self._size = section.full // parts
+        self._sum = torch.zeros(parts, section.size)
+        self._sum[self._mine] = 1.0
+
+    def mean_square(self, values: Tensor) -> Tensor:
+        """[N, size of the section], float32 -> [N, 1] over the whole part."""
+        # A matrix product: that op also has a form whose rows do not depend on the rows beside them. Other parts get
+        # zeros from this rank.
+        squares = self._tp.all_reduce(linear(values.square(), self._sum, None))
+        return squares[:, self._mine : self._mine + 1] / self._size
+
+
+class SharedGateThenNorm(GateThenNorm):
+    """The same where ranks share a part. The formulas are those of the ops that the others call."""
+
+    def __init__(self, section: Section, groups: int, eps: float, context: LayerContext) -> None:
+        """`groups`: parts of all numbers, fewer than ranks."""
+        super().__init__(section, 1, eps, context)
+        self.shared = SharedParts(section, groups, context.tp)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self.weight * self._normed(x.float() * F.silu(gate.float())).to(x.dtype)
+
+    def _normed(self, values: Tensor) -> Tensor:
+        return values * torch.rsqrt(self.shared.mean_square(values) + self.eps)
+
+
+class SharedNormThenGate(SharedGateThenNorm):
+    """norm(x) * silu(gate), likewise."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return (self.weight * self._normed(x.float()).to(x.dtype) * F.silu(gate.float())).to(x.dtype)
+
+
+def gated_norm(section: Section, groups: int, eps: float, context: LayerContext, *, gate_first: bool) -> nn.Module:
+    """The norm of what a mixer's heads give, of which this rank has `section`. `groups`: parts of the whole."""
+    if (own := groups // context.tp.size) == 0:
+        return (SharedGateThenNorm if gate_first else SharedNormThenGate)(section, groups, eps, context)
+    return (GateThenNorm if gate_first else NormThenGate)(section, own, eps, context)
 
 
 class GateAlone(nn.Module):
