@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mysglang.srt.kernels.sampling import Filters
 from mysglang.srt.layers.logprobs import LogprobQuery
-from mysglang.srt.layers.sampler import Sampler, SamplingOps
-from mysglang.srt.layers.sampling_step import OutputQuery, SamplingStep
+from mysglang.srt.layers.sampler import OutputQuery, Sampler, SamplingOps, SamplingStep
 from mysglang.srt.sampling.drawing import Draw
 from mysglang.srt.sampling.feature import Act
 from mysglang.srt.sampling.logit_edits import Edits, Prohibitions

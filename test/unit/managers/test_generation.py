@@ -17,7 +17,7 @@ from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.unread import STUCK_S, Unread
 from mysglang.srt.messages.outputs import Length, RowLogprobs
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.utils import breather
+from mysglang.srt.utils import fair_turns
 
 
 class TestUnread:
@@ -231,7 +231,7 @@ class TestManyAnswers:
     async def test_others_have_their_turn(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, pour: bool, patient: bool
     ) -> None:
-        monkeypatch.setattr(breather, "HELD_S", 1e9 if patient else 0.0)
+        monkeypatch.setattr(fair_turns, "HELD_S", 1e9 if patient else 0.0)
         stream, turns, bucket = bench.ask(text=["a"] * 4, stream=pour), list[int](), Bucket()
         assert isinstance(stream, Generation)
 

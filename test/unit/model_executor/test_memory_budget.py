@@ -28,8 +28,8 @@ from mysglang.srt.model_executor.memory_budget import (
     storeless_budget,
 )
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
-from mysglang.srt.model_executor.pooling import pooling_decoder
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.vectors import pooling_decoder
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB

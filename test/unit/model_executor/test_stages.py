@@ -23,7 +23,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.configs.stage_split import check_stages
+from mysglang.srt.configs.rank_split import check_stages
 from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext, rank_contexts

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mysglang.srt.layers.sampling_step import Sampled
+from mysglang.srt.layers.sampler import Sampled
 from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.model_executor.step_inputs import NOTHING_TO_STAGE
 from mysglang.srt.model_executor.step_output import RETURNS, StepReturns

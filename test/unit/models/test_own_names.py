@@ -14,9 +14,9 @@ from torch import Tensor
 from fixtures.tiny_checkpoints import SIZES
 from fixtures.transformers_pair import SCENARIOS, Pair, check_scenario, load_pair
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
+from mysglang.srt.configs.checkpoint_tensors import renaming
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.configs.tensor_names import renaming
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.utils.checkpoint_files import stored_tensors

@@ -11,8 +11,8 @@ from fixtures.tiny_checkpoints import FAMILIES, SIZES, save_random
 from fixtures.transformers_pair import SCENARIOS, check_scenario, decode, pair_of
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.registry import how_served, model_class
-from mysglang.srt.models.token_model import TokenModel
 
 PAGE = Path(__file__).parents[3] / "docs" / "other_models.md"
 WINDOW_LAYERS = ["full_attention", "sliding_attention", "full_attention"]

@@ -40,8 +40,8 @@ from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.model_loader.weight_update import WeightUpdate, checkpoint_tensors
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.registry import how_served
-from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.models.transformers_backend.model import TransformersCausalLM
 from mysglang.srt.models.transformers_backend.probe import TOKENS, CausalMask, Refused, check_mask, sinks_of, spec_of
 from mysglang.srt.server_args import ServerArgs

@@ -154,8 +154,8 @@ def _reward(config: type[DecoderConfig]) -> Architecture:
     return Architecture("pooling_decoder:RewardModel", config, "classify", labels=1)
 
 
-_ROBERTA = Architecture("roberta:RobertaModel", task="embed", positions_after_padding=True)
-_ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassification", task="classify")
+_ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
+_ROBERTA_CLASSIFIER = replace(_ROBERTA, model="bert:RobertaForSequenceClassification", task="classify")
 
 WITH_TOWERS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 """Families whose decoders also occur in checkpoints with a vision tower. Text is served, and the tower is not

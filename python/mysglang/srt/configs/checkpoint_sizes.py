@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+from mysglang.srt.configs.checkpoint_tensors import renaming
 from mysglang.srt.configs.encoder_config import EncoderConfig
 from mysglang.srt.configs.layer_plan import Matrix, Size
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.configs.tensor_names import renaming
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.weight_headers import StoredTensor

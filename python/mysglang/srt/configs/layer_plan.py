@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from mysglang.srt.configs.matrix import Matrix as Matrix
-from mysglang.srt.configs.matrix import Size as Size
+from mysglang.srt.configs.checkpoint_tensors import Matrix as Matrix
+from mysglang.srt.configs.checkpoint_tensors import Size as Size
 from mysglang.srt.utils.even_split import even_run
 
 NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
@@ -431,8 +431,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     head_bias: bool = False
     """True if the projection to logits has a bias."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Parts of tensors' names as a checkpoint has them, and what they are called here (`configs/tensor_names.py`). The
-    plan's own names are those of here."""
+    """Parts of tensors' names as a checkpoint has them, and what they are called here
+    (`configs/checkpoint_tensors.py`). The plan's own names are those of here."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Renamings like `renamed`, for names that only some checkpoints have."""
     unused_layers: int = 0

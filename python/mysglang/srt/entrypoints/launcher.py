@@ -20,8 +20,7 @@ from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
 from mysglang.srt.configs.load_config import LoadFormat
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.configs.rank_split import check_split
-from mysglang.srt.configs.stage_split import check_stages
+from mysglang.srt.configs.rank_split import check_split, check_stages
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child_specs import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title

@@ -5,7 +5,7 @@ Sizes are the whole model's; the linears take this rank's share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -245,3 +245,21 @@ class PagedAttention(nn.Module):
         if order is not None:
             gains = gains[0].index_select(0, order), gains[1].index_select(0, order)
         return Rotation(self.rotary.cos_sin, (*gains, self.q_norm.eps))
+
+
+class SumOfMixers(nn.Module):
+    """The sum of what they make of the same input, each between two factors."""
+
+    def __init__(self, mixers: Mapping[str, nn.Module], scales: Sequence[tuple[float, float]]) -> None:
+        """`mixers`: by their names in a checkpoint. `scales`: of each, the factor before and the one behind it."""
+        super().__init__()
+        for name, mixer in mixers.items():
+            self.add_module(name, mixer)
+        # In a tuple, where torch does not count them again.
+        self._parts = tuple((mixer, *factors) for mixer, factors in zip(mixers.values(), scales, strict=True))
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        found = [mixer(x * before, batch) * behind for mixer, before, behind in self._parts]
+        total: Tensor = sum(found[1:], found[0])
+        return total

@@ -2,28 +2,62 @@
 computed.
 
 Knows rows, no request and no feature. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
-disturbs no other. Of several ranks the first one chooses, and the others are told its tokens.
+disturbs no other: if sampling all rows together fails, each is sampled by itself (`sample_apart`). Of several ranks the
+first one chooses, and the others are told its tokens. Rows are those of the logits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels import sampling
 from mysglang.srt.kernels.sampling import apply_token_bitmask
-from mysglang.srt.layers.apart import sample_apart
-from mysglang.srt.layers.logprobs import Logprobs, find_logprobs
-from mysglang.srt.layers.sampling_step import Sampled, SamplingStep
-from mysglang.srt.sampling.feature import Stage
+from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs, join_logprobs
+from mysglang.srt.sampling.feature import Act, Stage, places
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputQuery:
+    """Rows of the logits whose sampled token's log-probability is wanted: [N] int64."""
+
+    rows: Tensor
+    query: LogprobQuery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingStep:
+    """One step's sampling."""
+
+    acts: tuple[Act, ...] = ()
+    """Acts of the features in use, in the order of their stages."""
+    output_query: OutputQuery | None = None
+
+    @property
+    def plain_greedy(self) -> bool:
+        """True if the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
+        return not self.acts and self.output_query is None
+
+    def then(self, late: tuple[Act, ...]) -> SamplingStep:
+        """This step with the values that are known only after the forward pass."""
+        return replace(self, acts=tuple(sorted((*self.acts, *late), key=lambda act: act.stage)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """tokens: [S] int64, -1 for a broken row."""
+
+    tokens: Tensor
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +150,45 @@ class Sampler:
 
         chosen = tokens.index_select(0, wanted.rows).clamp(min=0)
         return find_logprobs(scaled, chosen, wanted.query, logits.shape[1])
+
+
+Sample = Callable[[Tensor, SamplingStep], Sampled]
+
+
+def sample_apart(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
+    """Calls `sample` on each row of `logits` [S, vocab] alone. Raises the errors that mean that the device is lost."""
+    parts = [_sample_one(sample, logits[row : row + 1], alone) for row, alone in enumerate(_rows(step, len(logits)))]
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return Sampled(torch.cat([part.tokens for part in parts]), join_logprobs(logprobs) if logprobs else None)
+
+
+def _sample_one(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
+    try:
+        return sample(logits, step)
+    except Exception:
+        logger.exception("a request could not be sampled, and ends by that")
+    tokens = torch.full((1,), -1, dtype=torch.int64, device=logits.device)
+    if step.output_query is None:
+        return Sampled(tokens)
+    query = step.output_query.query
+    # These values are not read: the request ends.
+    values = logits.new_zeros(1, min(query.top, logits.shape[1]), dtype=torch.float32)
+    pairs = values.new_zeros(len(query.pair_ids))
+    return Sampled(tokens, Logprobs(values.new_zeros(1), values, values.to(torch.int32), pairs))
+
+
+def _rows(step: SamplingStep, count: int) -> Iterator[SamplingStep]:
+    """The step of each row alone."""
+    for row in range(count):
+        acts = tuple(act for whole in step.acts if (act := whole.alone(row)))
+        yield SamplingStep(acts=acts, output_query=_query(step.output_query, row))
+
+
+def _query(wanted: OutputQuery | None, row: int) -> OutputQuery | None:
+    if wanted is None or not len(at := places(wanted.rows, row)):
+        return None
+    place, query = int(at[0]), wanted.query
+    begin, end = int(query.pair_ends[place]), int(query.pair_ends[place + 1])
+    ids = query.pair_ids[begin:end]
+    ends = np.asarray([0, end - begin], dtype=np.int64)
+    return OutputQuery(torch.zeros_like(at), LogprobQuery(query.top, ends, torch.zeros_like(ids), ids))

@@ -16,7 +16,7 @@ from typing import Protocol
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState
 from mysglang.srt.managers.unfold import Unfolded
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.utils.breather import Breather
+from mysglang.srt.utils.fair_turns import Breather
 
 
 @dataclass(slots=True)

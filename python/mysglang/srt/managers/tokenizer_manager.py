@@ -52,7 +52,7 @@ from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason, RequestTimes
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.utils.awake import AWAKE
-from mysglang.srt.utils.breather import Breather
+from mysglang.srt.utils.fair_turns import Breather
 from mysglang.srt.utils.shared_room import SharedRoom
 
 NO_TEXT = (

@@ -38,7 +38,7 @@ from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program
 from mysglang.srt.model_executor.step_inputs import StepStager
-from mysglang.srt.models.token_model import TokenModel
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.drawing import DRAWING

@@ -26,16 +26,14 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.kernels.op import Numerics, use_ops
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.draft_model import drafting
-from mysglang.srt.model_executor.encoding import encoder
 from mysglang.srt.model_executor.generation import generation
-from mysglang.srt.model_executor.graph_sizes import graph_sizes
+from mysglang.srt.model_executor.graph_capture import graph_sizes
 from mysglang.srt.model_executor.kv_setup import make_host_pages
 from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.model_executor.memory_budget import agreed
 from mysglang.srt.model_executor.model_launch import Help, ModelLaunch, Setup
-from mysglang.srt.model_executor.model_memory import allocate, plan_memory
+from mysglang.srt.model_executor.model_memory import addresses, allocate, plan_memory, weight_bytes
 from mysglang.srt.model_executor.page_identity import page_identity
-from mysglang.srt.model_executor.pooling import pooling_decoder
 from mysglang.srt.model_executor.programs import (
     Beside,
     Captured,
@@ -48,7 +46,7 @@ from mysglang.srt.model_executor.programs import (
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.stages import StepsOnDemand
-from mysglang.srt.model_executor.weight_memory import addresses, weight_bytes
+from mysglang.srt.model_executor.vectors import encoder, pooling_decoder
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.profile import described
 from mysglang.srt.utils.hardware import GIB

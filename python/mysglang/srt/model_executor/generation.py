@@ -22,11 +22,11 @@ from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, Sha
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
 from mysglang.srt.model_executor.eager_program import EagerProgram
 from mysglang.srt.model_executor.feature_stager import FeatureStager
-from mysglang.srt.model_executor.graph_sizes import prompt_sizes, why_no_graphs
+from mysglang.srt.model_executor.graph_capture import prompt_sizes, why_no_graphs
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.late_rows import LateRows
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
-from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
 from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
@@ -46,9 +46,8 @@ from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
 from mysglang.srt.model_executor.token_end import TokenEnd, TokenParts
 from mysglang.srt.model_executor.verification import Verification
-from mysglang.srt.model_executor.weight_memory import weight_bytes
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.token_model import TokenModel
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.interface import CannotCapture
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.drawing import TOP_K_ALL

@@ -1,4 +1,4 @@
-"""capture_all: steps of several sizes into graphs.
+"""Which decode batch sizes and numbers of prompt tokens are captured as graphs, and capturing them.
 
 The largest comes first, so that the others fit into the memory that it took. Knows no step: what is run is handed in.
 """
@@ -13,8 +13,57 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from mysglang.srt.platforms.interface import GraphRecorder
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.interface import GraphRecorder, Platform
 from mysglang.srt.utils.hardware import GIB
+
+PROMPT_STEPS = ((16, 16), (32, 32), (64, 64), (128, 128), (1024, 256), (2048, 512))
+"""Steps between captured sizes like `Platform.graph_steps`, in tokens. Products have tiles of 128 rows, so padding up
+to these costs little.
+"""
+LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
+
+
+def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
+    """Ascending; empty where steps run without graphs. No size exceeds max_running_requests."""
+    if why_no_graphs(config, platform):
+        return ()
+    if config.cuda_graph_bs is not None:
+        return tuple(sorted(set(config.cuda_graph_bs)))
+    largest = config.cuda_graph_max_bs or platform.default_graph_max_bs()
+    if config.max_running_requests is not None:
+        largest = min(largest, config.max_running_requests)
+    return tuple(sorted({*stepped(platform.graph_steps, largest), largest}))
+
+
+def why_no_graphs(config: RunnerConfig, platform: Platform) -> str:
+    """The reason why no step is captured, whatever the model; empty if steps are captured."""
+    if config.disable_cuda_graph:
+        return "--disable-cuda-graph was given"
+    return "" if platform.has_graphs else "steps cannot be captured here"
+
+
+def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, layer_weights: int) -> tuple[int, ...]:
+    """The numbers of new tokens to capture, ascending; empty where such steps run without graphs.
+
+    layer_weights: of one layer, about. A step of so many tokens that the device computes as long at a layer as the host
+    takes to queue it needs no graph.
+    """
+    if config.disable_prefill_cuda_graph or why_no_graphs(config, platform):
+        return ()
+    largest = config.cuda_graph_max_bs_prefill
+    if largest is None:
+        largest = min(MOST_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, platform.profile.layer_products // layer_weights))
+    largest = min(largest, max_context)
+    return tuple(sorted({*stepped(PROMPT_STEPS, largest), largest}))
+
+
+def stepped(steps: tuple[tuple[int, int], ...], largest: int) -> tuple[int, ...]:
+    """From each beginning on, multiples of its step up to the next beginning or to `largest`."""
+    ends = [begin for begin, _ in steps[1:]] + [largest + 1]
+    spans = (range(begin, min(end, largest + 1), step) for (begin, step), end in zip(steps, ends, strict=True))
+    return tuple(size for span in spans for size in span)
+
 
 logger = logging.getLogger(__name__)
 

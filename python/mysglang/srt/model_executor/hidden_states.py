@@ -1,4 +1,12 @@
-"""HiddenStates: a decoder over pages, run on a step as it is: any mode, any size."""
+"""HiddenStates: a decoder over pages, run on a step as it is: any mode, any size.
+
+Only the last token of each row goes through the end of the last layer and to the logits, the tail of a step:
+
+    layers 0 … n-2     all tokens
+    layer n-1          keys and values of all tokens; queries, output and MLP of the last token of each row
+
+Such a token attends over what is stored, so for the attention backend it is a decode step.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds
+from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch, Tail
+from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import EmbedColumns, ModelWorkerBatch
 from mysglang.srt.layers.attention.expanding import expansion_of
 from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager
 from mysglang.srt.model_executor.step_buffers import StepBuffers
-from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.models.interfaces import Decoder
 from mysglang.srt.platforms.upload import Uploader
 
@@ -66,3 +74,32 @@ class HiddenStates:
     def _embeds(self, given: EmbedColumns) -> Embeds:
         up = self._uploader.upload({"tokens": given.tokens.astype(np.int64), "vectors": given.vectors})
         return Embeds(up["tokens"], up["vectors"])
+
+
+def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:
+    """The tail of a step whose rows end with these tokens ([R] int64), with its attention planned."""
+    step = replace(
+        batch,
+        mode=ForwardMode.DECODE,
+        host=last_tokens_of(batch.host),
+        input_ids=batch.input_ids.index_select(0, tokens),
+        positions=batch.positions.index_select(0, tokens),
+        extend_lens=torch.ones_like(batch.extend_lens),
+        out_cache_locs=tuple(locs.index_select(0, tokens) for locs in batch.out_cache_locs),
+        attn_metadata=None,
+        expanded=None,
+    )
+    step.attn_metadata = batch.attn_backend.plan(step)
+    return Tail(tokens, step)
+
+
+def last_tokens_of(batch: ModelWorkerBatch) -> ModelWorkerBatch:
+    """The step with the last token of each row alone."""
+    last = np.cumsum(batch.extend_lens) - 1
+    return replace(
+        batch,
+        mode=ForwardMode.DECODE,
+        input_ids=batch.input_ids[last],
+        extend_lens=np.ones_like(batch.extend_lens),
+        out_cache_locs=tuple(locs[last] for locs in batch.out_cache_locs),
+    )

@@ -23,8 +23,7 @@ from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, Slots, TokenMask
 from mysglang.srt.layers.logits_processor import MakesLogits, PromptQuery
 from mysglang.srt.layers.logprobs import Logprobs
-from mysglang.srt.layers.sampler import ChoosesTokens
-from mysglang.srt.layers.sampling_step import Sampled, SamplingStep
+from mysglang.srt.layers.sampler import ChoosesTokens, Sampled, SamplingStep
 from mysglang.srt.model_executor.programs import Program
 from mysglang.srt.model_executor.token_end import AT_ONCE, Choosing
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.layers.logits_processor import PromptQuery
 from mysglang.srt.layers.logprobs import LogprobQuery
-from mysglang.srt.layers.sampler import SamplingOps
-from mysglang.srt.layers.sampling_step import OutputQuery, SamplingStep
+from mysglang.srt.layers.sampler import OutputQuery, SamplingOps, SamplingStep
 from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.step_columns import (
     Columns,

@@ -12,7 +12,7 @@ from torch import Tensor
 from mysglang.srt.forward.outputs import BatchResult, PositionLogprobs, StepOutput
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.logprobs import Logprobs
-from mysglang.srt.layers.sampling_step import Sampled
+from mysglang.srt.layers.sampler import Sampled
 from mysglang.srt.model_executor.step_columns import LogprobLayout
 from mysglang.srt.model_executor.step_inputs import StepInputs
 from mysglang.srt.platforms.interface import Event, Platform

@@ -18,8 +18,7 @@ from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.layers.logprobs import Logprobs
-from mysglang.srt.layers.sampler import ChoosesTokens
-from mysglang.srt.layers.sampling_step import Sampled
+from mysglang.srt.layers.sampler import ChoosesTokens, Sampled
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.step_buffers import StepBuffers

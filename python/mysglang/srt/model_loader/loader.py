@@ -25,9 +25,8 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights
 from mysglang.srt.layers.quantization.factory import quant_config
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
-from mysglang.srt.models.checkpoint_model import CheckpointModel, weight_parameters
+from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel, weight_parameters
 from mysglang.srt.models.registry import Model, model_class
-from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)

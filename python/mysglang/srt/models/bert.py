@@ -1,4 +1,8 @@
-"""BERT: positions from 0; a classifier behind a pooler, which may read two texts at once."""
+"""BERT, and RoBERTa with XLM-R.
+
+BERT's positions begin at 0, and a classifier stands behind a pooler, which may read two texts at once. RoBERTa's begin
+after the padding token's id, and its classifier has two layers.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +39,32 @@ class BertForSequenceClassification(EncoderModel):
         """[N, hidden_size] -> [N, labels], no softmax."""
         x = pooled.to(self.embeddings.norm.weight.dtype)
         scores: Tensor = self.classifier(torch.tanh(self.pooler["dense"](x)))
+        return scores.float()
+
+
+class RobertaModel(EncoderModel):
+    """The encoder alone, also for many languages: of BGE-M3, E5 and their like."""
+
+    prefix = "roberta."
+
+
+class RobertaForSequenceClassification(EncoderModel):
+    """out_proj(tanh(dense(<s>))), also of the BGE rerankers."""
+
+    prefix = "roberta."
+
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__(config, context, stage)
+        size, labels = config.hidden_size, num_labels(config)
+        self.classifier = nn.ModuleDict(
+            {
+                "dense": ReplicatedLinear(size, size, bias=True, context=context.under("classifier.dense")),
+                "out_proj": ReplicatedLinear(size, labels, bias=True, context=context.under("classifier.out_proj")),
+            }
+        )
+
+    def head(self, pooled: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, labels], no softmax."""
+        x = pooled.to(self.embeddings.norm.weight.dtype)
+        scores: Tensor = self.classifier["out_proj"](torch.tanh(self.classifier["dense"](x)))
         return scores.float()

@@ -8,8 +8,8 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.decoder import Decoder, elsewhere
-from mysglang.srt.models.token_model import TokenModel
 
 
 class CausalLM(Decoder, TokenModel):

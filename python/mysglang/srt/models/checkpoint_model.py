@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.models.weight_names import Names
@@ -162,3 +163,27 @@ def listed(names: list[str]) -> str:
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - MAX_NAMES
     return ", ".join(distinct[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+class TokenModel(CheckpointModel):
+    """Attends over pages, and makes logits of hidden states."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size]."""
+
+    @abstractmethod
+    def attention_specs(self) -> list[AttentionSpec]:
+        """One for each attention layer of this rank, by layer: what the KV cache is made for."""
+
+    @abstractmethod
+    def state_specs(self) -> list[StateSpec]:
+        """One for each layer of this rank that keeps a state for each request, by layer."""
+
+    @abstractmethod
+    def workspace(self, max_tokens: int) -> int:
+        """Bytes that a step of so many tokens takes inside its layers, where that is much."""

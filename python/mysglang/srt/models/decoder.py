@@ -25,7 +25,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import PagedAttention, Tempering
+from mysglang.srt.layers.decoder_blocks import PagedAttention, SumOfMixers, Tempering
 from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
 from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
 from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
@@ -37,7 +37,6 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
 )
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.linear_attention.state_layer import StateLayer
-from mysglang.srt.layers.mixer_sum import SumOfMixers
 from mysglang.srt.layers.parameter import Section
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding

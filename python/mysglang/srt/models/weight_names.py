@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from mysglang.srt.configs.tensor_names import renaming
+from mysglang.srt.configs.checkpoint_tensors import renaming
 
 KV_SCALES = (
     ".k_scale",

@@ -15,9 +15,8 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.gguf.model import GgufModel, gguf_parts, ggufs_in, listed_files
 from mysglang.srt.utils.hf import read_json
 from mysglang.srt.utils.plain_files import check_plain, is_there
-from mysglang.srt.utils.safetensors_header import safetensors_header
 from mysglang.srt.utils.torch_archive import archived_tensors
-from mysglang.srt.utils.weight_headers import MAX_HEADERS, MAX_TENSORS, HeaderRoom, StoredTensor
+from mysglang.srt.utils.weight_headers import MAX_HEADERS, MAX_TENSORS, HeaderRoom, StoredTensor, safetensors_header
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"

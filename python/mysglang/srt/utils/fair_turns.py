@@ -1,8 +1,11 @@
-"""FairTurns: a few places, and keys that take turns for them, however many of one key's are waiting."""
+"""Turns: FairTurns gives a few places to keys in turn, however many of one key's wait; a Breather lets the others of an
+event loop have their turn between pieces of work that are many together.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from typing import Generic, TypeVar
 
@@ -84,3 +87,31 @@ class FairTurns:
                 self._queue.done(key)
             else:
                 turn.set_result(None)
+
+
+HELD_S = 0.002
+"""How long work goes on without letting anybody else have a turn; others may feel a piece more."""
+
+
+class Breather:
+    """Decides when one worker lets others run. The worker asks it between two pieces of work."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    @property
+    def due(self) -> bool:
+        """True if the others have waited long enough."""
+        return time.perf_counter() - self._since >= HELD_S
+
+    def rested(self) -> None:
+        """The others had their turn just now."""
+        self._since = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Let them have it, if it is time."""
+        if self.due:
+            await asyncio.sleep(0)
+            self.rested()

@@ -1,4 +1,7 @@
-"""Shortage: errors that say that the machine has no more open files, processes, threads or memory for the moment."""
+"""What an error means: that the machine has no more open files, processes, threads or memory for the moment, or that a
+library in Rust panicked. A panic is no Exception, so what catches those lets it through: a route answers without words,
+and work in the background never ends.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,12 @@ def shortage_in(error: BaseException | None) -> str | None:
             return words
         error = error.__cause__ or error.__context__
     return None
+
+
+_MODULE = "pyo3_runtime"
+"""Module of the PanicException of every library that is built with PyO3."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """True if a library in Rust panicked."""
+    return type(error).__module__ == _MODULE

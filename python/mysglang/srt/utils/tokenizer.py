@@ -7,6 +7,7 @@ GIL. Does not know what a chat template means (`parser/template_manager.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,8 @@ from tokenizers.processors import TemplateProcessing
 
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.utils.model_source import model_source
-from mysglang.srt.utils.panics import is_panic
+from mysglang.srt.utils.shortage import is_panic
 from mysglang.srt.utils.text import IncrementalDecoder, StoppableText
-from mysglang.srt.utils.text_growth import MAX_GROWTH, growth
 from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -29,6 +29,14 @@ MAX_VOCAB = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED = 1 << 17
 """Entries of a tokenizer.json. The largest known one has 262,144 tokens and 514,906 merges."""
+
+MAX_GROWTH = 64.0
+"""Times that the steps of a tokenizer.json may make a text longer. Those in use make it a few times longer. Each
+step is small, and together they are exponential: thirty that double a text make gigabytes of a greeting.
+"""
+
+MAX_PREPENDED = 256
+"""Characters that a step may put before a text."""
 
 IDS_PIECE = 1 << 14
 """Tokens, some third of a millisecond."""
@@ -274,3 +282,29 @@ def _content(value: object) -> str | None:
     """A token as the configuration writes it, a string or an object with `content`."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
+
+
+def growth(step: object) -> float:
+    """The most by which a normalizer or decoder makes a text longer, as a factor; infinite above all bounds.
+
+    Counts only what a file can make as large as it likes. What is malformed counts as 1: the library refuses it.
+    """
+    if not isinstance(step, dict):
+        return 1.0
+    parts = next((step[name] for name in ("normalizers", "decoders") if isinstance(step.get(name), list)), None)
+    if parts is not None:
+        total = 1.0
+        for part in parts:
+            total = min(total * growth(part), math.inf)
+        return total
+    prepended = step.get("prepend")
+    if isinstance(prepended, str) and len(prepended) > MAX_PREPENDED:
+        return math.inf
+    content, pattern = step.get("content"), step.get("pattern")
+    if step.get("type") != "Replace" or not isinstance(content, str) or not isinstance(pattern, dict):
+        return 1.0
+    plain = pattern.get("String")
+    if isinstance(plain, str) and plain:
+        return max(1.0, len(content) / len(plain))
+    # An expression may match between any two characters.
+    return len(content) + 1.0

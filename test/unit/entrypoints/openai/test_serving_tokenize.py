@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fixtures.scripted_engine import CONTEXT_LEN, serve, small
-from mysglang.srt.utils import breather
+from mysglang.srt.utils import fair_turns
 from mysglang.srt.utils.text import IncrementalDecoder
 from mysglang.srt.utils.tokenizer import IDS_PIECE
 
@@ -51,7 +51,7 @@ async def turns_during(work: Awaitable[object]) -> int:
 
 async def test_many_at_once_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is too short for a thread: sixty thousand would keep the event loop for half a second."""
-    monkeypatch.setattr(breather, "HELD_S", 0.0)
+    monkeypatch.setattr(fair_turns, "HELD_S", 0.0)
     async with serve() as served:
         assert await turns_during(served.post("/tokenize", {"prompt": ["The"] * 3000})) > 3000
         assert await turns_during(served.post("/detokenize", {"tokens": [[1, 2]] * 3000})) > 3000

@@ -26,7 +26,7 @@ from mysglang.srt.entrypoints.talk import Talk
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.utils.breather import Breather
+from mysglang.srt.utils.fair_turns import Breather
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 

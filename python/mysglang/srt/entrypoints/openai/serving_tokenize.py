@@ -16,7 +16,7 @@ from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
 from mysglang.srt.entrypoints.openai.field_names import TOKENIZE_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.utils.breather import Breather
+from mysglang.srt.utils.fair_turns import Breather
 
 
 class OpenAIServingTokenize:

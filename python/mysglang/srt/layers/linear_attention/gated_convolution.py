@@ -15,8 +15,7 @@ from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpe
 from mysglang.srt.kernels.linear_attention import conv_run, conv_step
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from mysglang.srt.layers.linear_attention.short_convolution import ShortConvolution
-from mysglang.srt.layers.linear_attention.state_layer import StateLayer
+from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer
 from mysglang.srt.layers.parameter import Section
 
 

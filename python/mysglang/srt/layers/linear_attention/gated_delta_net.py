@@ -21,8 +21,7 @@ from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpe
 from mysglang.srt.kernels.linear_attention import conv_run, conv_step, delta_run, delta_step, gated_rms_norm
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
-from mysglang.srt.layers.linear_attention.short_convolution import ShortConvolution
-from mysglang.srt.layers.linear_attention.state_layer import StateLayer
+from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.quantization.unquantized import Unquantized
 

@@ -29,8 +29,7 @@ from mysglang.srt.kernels.linear_attention import (
 )
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import RowParallelLinear, SectionsLinear, split_kv_heads
-from mysglang.srt.layers.linear_attention.short_convolution import ShortConvolution
-from mysglang.srt.layers.linear_attention.state_layer import StateLayer
+from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer
 from mysglang.srt.layers.parameter import Section, WeightParameter
 
 

@@ -1,4 +1,7 @@
-"""StateLayer: a layer that keeps one state of a fixed size for each request, and how a step's tokens go through it."""
+"""StateLayer: a layer that keeps one state of a fixed size for each request, and how a step's tokens go through it.
+
+ShortConvolution: the causal convolution over the newest few tokens that such layers begin with.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StateSpec
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
 class StateLayer(nn.Module, ABC):
@@ -51,3 +56,21 @@ class StateLayer(nn.Module, ABC):
         for where, found in parts:
             out[where] = found
         return out
+
+
+class ShortConvolution(nn.Module):
+    """Its weight, [channels, 1, kernel], and maybe a bias, [channels]; the ops are in `kernels/linear_attention.py`."""
+
+    def __init__(
+        self, sections: tuple[Section, ...], kernel: int, context: LayerContext, *, bias: bool = False
+    ) -> None:
+        """`sections`: of the channels."""
+        super().__init__()
+        channels = sum(section.size for section in sections)
+        self.weight = WeightParameter((channels, 1, kernel), sections, dtype=context.dtype)
+        self.bias = WeightParameter((channels,), sections, dtype=context.dtype) if bias else None
+
+    @property
+    def taps(self) -> Tensor:
+        """[channels, kernel]."""
+        return self.weight.squeeze(1)

@@ -27,7 +27,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Stat
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
-from mysglang.srt.models.token_model import TokenModel
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
 from mysglang.srt.models.transformers_backend.interface import NoCache, attending, current
 from mysglang.srt.models.transformers_backend.names import ForeignNames

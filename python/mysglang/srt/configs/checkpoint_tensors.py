@@ -1,10 +1,11 @@
-"""Names of a checkpoint's tensors, where a family has other ones for what all decoders have."""
+"""Tensors of a checkpoint: their names, where a family has other ones for what all decoders have, and their sizes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 
 @cache
@@ -22,3 +23,28 @@ def renaming(pairs: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
     runs = "|".join("^" * run.startswith("^") + re.escape(run.removeprefix("^")) for run in longest)
     pattern = re.compile(rf"(?<![^.])(?:{runs})(?![^.])")
     return lambda name: pattern.sub(lambda found: table[found[0]], name)
+
+
+class Size(NamedTuple):
+    """One dimension of a matrix."""
+
+    field: str
+    """Key of config.json for the size."""
+    value: int
+
+
+class Matrix(NamedTuple):
+    """Tensors [rows, columns] of a checkpoint."""
+
+    name: str
+    """Within the layer; `{}` stands for each number from 0 to copies - 1."""
+    rows: Size
+    columns: Size
+    copies: int = 1
+    used: int = 1
+    """How many of them one token is multiplied with."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of one such matrix."""
+        return self.rows.value * self.columns.value

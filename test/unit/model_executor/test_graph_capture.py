@@ -1,6 +1,6 @@
 """Which batch sizes are captured, on which platform."""
 
-from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
+from mysglang.srt.model_executor.graph_capture import graph_sizes, prompt_sizes
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms import profile
 from mysglang.srt.platforms.cpu import CpuPlatform

@@ -1,0 +1,184 @@
+"""Models that make one vector of each prompt: PoolingModel, a decoder over pages, and EncodingModel, an encoder.
+
+Of a decoder where only the last token counts, prompts may come in chunks and begin with what others have computed; else
+the scheduler sends them whole. An encoder's prompts come whole, and nothing is kept of them. The vectors of a step are
+copied at launch, and read when the step is complete.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
+from mysglang.srt.layers.encoder_attention import PromptGroups, PromptLayout
+from mysglang.srt.layers.pooler import Pooler
+from mysglang.srt.model_executor.hidden_states import HiddenStates
+from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
+from mysglang.srt.model_executor.programs import EAGER, Beside, Load, Runnable
+from mysglang.srt.model_executor.step_columns import Indices, positions_of
+from mysglang.srt.model_executor.step_output import to_host
+from mysglang.srt.models.encoder_model import EncoderBatch, EncoderModel
+from mysglang.srt.models.pooling_decoder import PoolingDecoder
+from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.upload import Uploader
+
+
+def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
+    """A decoder that makes vectors. Raises ConfigError for what cannot run here."""
+    return lambda: PoolingModel(setup, launch, setup.load(PoolingDecoder, launch))
+
+
+class PoolingModel:
+    """Implements `programs.ServedModel`."""
+
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: PoolingDecoder) -> None:
+        self.model = model
+        self.stores = setup.stores(launch, model.attention_specs(), model.state_specs())
+        self._setup = setup
+        self._launch = launch
+        self._chosen = setup.choose_attention(self.stores, launch.dtype)
+
+    @property
+    def attention(self) -> str:
+        return str(self._chosen)
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        specs = self.stores.specs
+        attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
+        return attention + self.model.workspace(max_tokens)
+
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
+        pooling, tables = self._launch.config.pooling, memory.tables
+        assert pooling is not None, "the model pools"
+        uploader = Uploader(self._setup.platform)
+        backend = create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs)
+        eager = PoolingProgram(
+            HiddenStates(self.model, backend, self._setup.step_buffers(memory), uploader, memory.state_steps(uploader)),
+            Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head),
+            self._setup.platform,
+            whole_prompts=pooling.needs_whole_prompts,
+        )
+        length = min(WARM_UP_TOKENS, memory.budget.max_context)
+        states = memory.states is not None
+        return Runnable(eager, [padding_prompt(length, tables.padding_slot, spaces=tables.num_spaces, states=states)])
+
+
+class PoolingProgram:
+    """Implements `programs.Program`: all steps, eagerly."""
+
+    name = EAGER
+    takes = "every step"
+
+    def __init__(self, hidden: HiddenStates, pooler: Pooler, platform: Platform, *, whole_prompts: bool) -> None:
+        self._hidden = hidden
+        self._pooler = pooler
+        self._platform = platform
+        self._whole_prompts = whole_prompts
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return True
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        hidden, columns = self._hidden.of(batch, all_tokens=self._whole_prompts)
+        if not batch.yields.any():
+            return queue_vectors(batch, None, self._platform)
+        if self._whole_prompts:
+            vectors = self._pooler.rows(hidden, columns["extend_lens"].long())
+        else:
+            vectors = self._pooler.tokens(hidden.index_select(0, columns["logits_rows"]))
+        return queue_vectors(batch, vectors, self._platform)
+
+
+def encoder(setup: Setup, launch: ModelLaunch) -> Load:
+    """Load an encoder. Its attention is torch's, whatever is asked for decoders."""
+    return lambda: EncodingModel(setup, launch, setup.load(EncoderModel, launch))
+
+
+class EncodingModel:
+    """Implements `programs.ServedModel`."""
+
+    attention = "sdpa"
+
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: EncoderModel) -> None:
+        self.model = model
+        self.stores = ModelStores((), launch.dtype)
+        self._setup = setup
+        self._launch = launch
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        return 0
+
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
+        pooling = self._launch.config.pooling
+        assert pooling is not None, "an encoder does not generate"
+        pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head)
+        length = min(WARM_UP_TOKENS, memory.budget.max_context)
+        eager = EncodingProgram(self.model, pooler, self._setup.platform)
+        return Runnable(eager, [padding_prompt(length, memory.tables.padding_slot)])
+
+
+class EncodingProgram:
+    """Implements `programs.Program`: all steps, eagerly."""
+
+    name = EAGER
+    takes = "every step"
+
+    def __init__(self, model: EncoderModel, pooler: Pooler, platform: Platform) -> None:
+        self._model = model
+        self._pooler = pooler
+        self._platform = platform
+        self._uploader = Uploader(platform)
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return True
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        assert bool(batch.yields.all()) and bool((batch.seq_lens == batch.extend_lens).all()), "prompts come whole"
+        lens = batch.extend_lens
+        layout = PromptLayout.of(lens.tolist())
+        positions = positions_of(batch)
+        up = self._uploader.upload(
+            {
+                "input_ids": batch.input_ids.astype(np.int64),
+                "positions": positions,
+                "token_types": token_types(batch, positions),
+                "lens": lens.astype(np.int64),
+                "tokens": layout.tokens,
+                "real": layout.real,
+                "places": layout.places,
+            }
+        )
+        groups = PromptGroups(layout.groups, up["tokens"], up["real"], up["places"])
+        hidden = self._model(EncoderBatch(up["input_ids"], up["positions"], up["token_types"], groups))
+        return queue_vectors(batch, self._pooler.rows(hidden, up["lens"]), self._platform)
+
+
+def token_types(batch: ModelWorkerBatch, positions: Indices) -> Indices:
+    """[T] 1 for the tokens of a pair's second text, else 0."""
+    if batch.second_texts is None:
+        return np.zeros(batch.num_tokens, dtype=np.int64)
+    seconds = np.repeat(batch.second_texts, batch.extend_lens)
+    types: Indices = (positions >= seconds).astype(np.int64)
+    return types
+
+
+def queue_vectors(batch: ModelWorkerBatch, vectors: Tensor | None, platform: Platform) -> BatchResult:
+    """The result of the step that was queued last. vectors: [rows that yield, width] float32; None if none does."""
+    counts = batch.yields.astype(np.int32)
+    tokens = np.zeros(int(counts.sum()), dtype=np.int32)
+    if vectors is None:
+        return BatchResult(lambda: StepOutput(tokens=tokens, counts=counts))
+    on_host = to_host(vectors)
+    done = platform.record_event()
+
+    def finish() -> StepOutput:
+        done.synchronize()
+        return StepOutput(tokens=tokens, counts=counts, vectors=on_host.numpy())
+
+    return BatchResult(finish)
