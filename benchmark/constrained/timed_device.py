@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
-from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.forward.worker import WorkerCapacity
+from mysglang.srt.forward.worker import SpaceShape, WorkerCapacity
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TokenMask
 
 STEP_ROWS, STEP_MS = (1, 64, 256), (4.0, 7.0, 16.0)

@@ -16,7 +16,7 @@ import torch
 
 from mysglang.bench.one_batch import OneBatch
 from mysglang.srt.entrypoints.launcher import find_model
-from mysglang.srt.managers.child_specs import ranks_of
+from mysglang.srt.managers.child import ranks_of
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.server_args import ServerArgs
 

@@ -16,18 +16,16 @@ import numpy as np
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
-from mysglang.srt.forward.occupation import FixedOccupation, Occupation
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
-from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.forward.weights import ModelWeights, NoWeights
-from mysglang.srt.forward.worker import WorkerCapacity
+from mysglang.srt.forward.weights import FixedOccupation, ModelWeights, NoWeights, Occupation
+from mysglang.srt.forward.worker import SpaceShape, WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.managers.child import run_child
+from mysglang.srt.managers.scheduler import Loop
 from mysglang.srt.managers.scheduler_builder import Makers, build_scheduler
 from mysglang.srt.managers.scheduler_process import run_scheduler_process
 from mysglang.srt.messages.channels import Pull
 from mysglang.srt.messages.launch import SchedulerFacts
-from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.server_args import PortArgs, ServerArgs
 
 MODULE = "counting_scheduler"

@@ -30,8 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plain_loop import PlainLoop
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
-from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.forward.worker import WorkerCapacity
+from mysglang.srt.forward.worker import SpaceShape, WorkerCapacity
 from mysglang.srt.forward.worker_batch import Bools, ModelWorkerBatch
 from mysglang.srt.managers.scheduler_assembly import Assembled, Channels, SchedulerOptions, assemble
 from mysglang.srt.mem_cache.factory import prefix_cache

@@ -18,7 +18,7 @@ from mysglang.bench.refused import Refused, run_tool
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.managers.child_specs import ranks_of
+from mysglang.srt.managers.child import ranks_of
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
 

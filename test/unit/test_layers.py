@@ -53,13 +53,13 @@ MAY_IMPORT = {
     "model_executor": "model_loader models layers mem_cache forward sampling kernels distributed configs",
     # the plug-ins
     "speculative": "model_executor forward kernels sampling",
-    "lora": "layers forward kernels model_loader scheduling.admission messages",
+    "lora": "layers forward kernels model_loader scheduling.prefill_planner messages",
     "disaggregation": "scheduling.role scheduling.request mem_cache",
     "constrained": "scheduling.role scheduling.request scheduling.grammar forward.worker_batch messages.outputs "
     "sampling.grammar_spec",
     # the processes
-    "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation forward.host_pages "
-    "forward.page_space multimodal "
+    "managers": "scheduling mem_cache forward.worker forward.weights forward.host_pages "
+    "multimodal "
     "distributed.ranks parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",
     "managers.worker_factory": "model_executor.executor model_executor.model_launch model_executor.runner_config "
@@ -73,7 +73,7 @@ MAY_IMPORT = {
     ".bench": "",
     ".bench.one_batch": "forward mem_cache",
     ".bench_serving": ".bench",
-    ".bench_one_batch": ".bench entrypoints server_args configs managers.child_specs managers.worker_factory",
+    ".bench_one_batch": ".bench entrypoints server_args configs managers.child managers.worker_factory",
     ".bench_offline_throughput": ".bench entrypoints server_args",
     ".eval": ".bench .lang entrypoints server_args args parser",
     ".bench_startup": ".bench",

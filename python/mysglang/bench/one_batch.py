@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
-from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, Longs, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ON_DEVICE, ForwardMode, Ints, Longs, ModelWorkerBatch
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.window_space import row_tokens

@@ -14,7 +14,7 @@ from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.model_executor.decode_graph_runner import CapturedStep, DecodeGraphRunner
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.persistent_decode import PersistentStep

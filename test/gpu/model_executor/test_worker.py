@@ -14,9 +14,9 @@ from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import (
     ON_DEVICE,
+    ForwardMode,
     HiddenColumns,
     LogprobColumns,
     ModelWorkerBatch,

@@ -12,8 +12,7 @@ from mysglang.srt.constrained.grammar_queue import GrammarCache, GrammarQueue
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.finish import StopWatch
-from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request import Req, StopWatch
 
 
 def now_ready(queue: GrammarQueue) -> list[Req]:

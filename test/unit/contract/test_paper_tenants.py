@@ -14,8 +14,7 @@ from fixtures.executors import start_executor
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE
+from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, ForwardMode
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from unit.contract.paper_tenants import eagle3, idle_step, qwen2_5_vl
 

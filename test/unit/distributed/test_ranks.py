@@ -13,13 +13,13 @@ from mysglang.srt.distributed.groups import SOLO
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, pipeline_stage
 from mysglang.srt.distributed.process_group import tensor_parallel_group
 from mysglang.srt.distributed.ranks import ALONE, RANKS_OF_ONE, Place, RankContext, rank_contexts
-from mysglang.srt.managers.child_specs import ranks_of, scheduler_title
+from mysglang.srt.managers.child import ranks_of, scheduler_title
 
 SOURCES = Path(__file__).parents[3] / "python/mysglang/srt"
 MAY_READ = {
-    "tp_size": {"args", "entrypoints/launcher.py", "managers/child_specs.py"},
-    "pp_size": {"args", "entrypoints/launcher.py", "managers/child_specs.py"},
-    "base_gpu_id": {"args", "managers/child_specs.py"},
+    "tp_size": {"args", "entrypoints/launcher.py", "managers/child.py"},
+    "pp_size": {"args", "entrypoints/launcher.py", "managers/child.py"},
+    "base_gpu_id": {"args", "managers/child.py"},
     "WholeModel": {"distributed/pipeline.py"},
     "SoloGroup": {"distributed/groups.py", "layers/context.py"},
 }

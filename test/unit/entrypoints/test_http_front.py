@@ -11,7 +11,7 @@ import pytest
 
 from mysglang.srt.entrypoints.http_front import Gate
 from mysglang.srt.errors import WorkerDied
-from mysglang.srt.managers.board import Board, Column
+from mysglang.srt.managers.fronts import Board, Column
 
 Message = MutableMapping[str, Any]
 

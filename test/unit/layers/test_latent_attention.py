@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.transformers_pair import SCENARIOS, Pair, Scenario, check_scenario, load_pair, native_attention
-from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.layers import latent_attention
 from mysglang.srt.layers.attention import expanding
 from mysglang.srt.layers.attention.expanding import MergedParts, expansion_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mysglang.srt.managers.board import Board, Column
+from mysglang.srt.managers.fronts import Board, Column
 
 
 def test_each_writes_its_row_and_reads_all(tmp_path: Path) -> None:

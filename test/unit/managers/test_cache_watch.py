@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
-from mysglang.srt.managers.cache_watch import MAX_NOTES, CacheWatch
+from mysglang.srt.managers.scheduler_control import MAX_NOTES, CacheWatch
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 from mysglang.srt.messages.codec import ToTokenizer

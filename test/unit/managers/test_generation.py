@@ -13,8 +13,7 @@ from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
 from mysglang.srt.managers import tokenizer_manager
 from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.generation import Generation
-from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.managers.unread import STUCK_S, Unread
+from mysglang.srt.managers.request_state import STUCK_S, GenerationChunk, Unread
 from mysglang.srt.messages.outputs import Length, RowLogprobs
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils import fair_turns

@@ -16,7 +16,7 @@ from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.router_mirror import RouterMirror
 from mysglang.srt.args.kv_events import KvEventsConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.managers import kv_event_publisher
 from mysglang.srt.managers.kv_event_publisher import END_OF_REPLAY, NoPublisher, ZmqPublisher
 from mysglang.srt.mem_cache.factory import prefix_cache

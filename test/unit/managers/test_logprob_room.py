@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.managers.logprob_room import LogprobRoom
+from mysglang.srt.managers.shares import LogprobRoom
 from mysglang.srt.managers.unfold import LogprobWish, Prompt, Unfolded
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput

@@ -10,11 +10,9 @@ from fixtures.fake_engine import Row
 from fixtures.manager_bench import Bench
 from fixtures.patience import settled
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.managers.board import Board, board_bytes
 from mysglang.srt.managers.caller import Caller
-from mysglang.srt.managers.fronts import Fronts
-from mysglang.srt.managers.open_names import SharedNames, names_bytes
-from mysglang.srt.messages.fronts import PeerAbortReq
+from mysglang.srt.managers.fronts import Board, Fronts, SharedNames, board_bytes, names_bytes
+from mysglang.srt.messages.control import PeerAbortReq
 from mysglang.srt.messages.outputs import Length
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams

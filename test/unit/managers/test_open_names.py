@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mysglang.srt.managers import open_names
-from mysglang.srt.managers.open_names import NoOthers, SharedNames, names_bytes
+from mysglang.srt.managers import fronts
+from mysglang.srt.managers.fronts import NoOthers, SharedNames, names_bytes
 
 
-def fronts(count: int) -> list[SharedNames]:
+def made(count: int) -> list[SharedNames]:
     memory = bytearray(names_bytes(count))
     return [SharedNames(memory, front) for front in range(count)]
 
@@ -26,7 +26,7 @@ def test_in_a_file(tmp_path: Path) -> None:
 
 
 def test_whatever_is_opened_and_closed_where() -> None:
-    rng, known = random.Random(5), fronts(3)
+    rng, known = random.Random(5), made(3)
     opened: dict[str, int] = {}
     for _ in range(3000):
         front, name = rng.randrange(3), f"r{rng.randrange(40)}"
@@ -45,15 +45,15 @@ def test_whatever_is_opened_and_closed_where() -> None:
 
 
 def test_a_full_bucket_costs_nothing_but_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_names, "BUCKETS", 1)
-    here, there = fronts(2)
-    names = [f"r{number}" for number in range(open_names.WAYS + 3)]
+    monkeypatch.setattr(fronts, "BUCKETS", 1)
+    here, there = made(2)
+    names = [f"r{number}" for number in range(fronts.WAYS + 3)]
     assert here.note(names) is None
     refused = [name for name in names if there.note([name]) is not None]
-    assert len(refused) == open_names.WAYS
+    assert len(refused) == fronts.WAYS
     here.forget(names)
     there.forget(names)
-    assert there.note(names[: open_names.WAYS]) is None
+    assert there.note(names[: fronts.WAYS]) is None
 
 
 def test_a_server_with_one_front() -> None:

@@ -8,7 +8,7 @@ import pytest
 from fixtures.in_process_channels import InProcess
 from mysglang.srt.constrained.compiler import Failure
 from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn, QueueNews
-from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.managers.rank_links import FollowShare, LeadShare, RankReplies, Turn, turn_codec
 from mysglang.srt.messages.codec import ToTokenizer, pack_ids, tokenizer_codec
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqInput, HeartBeat
@@ -16,8 +16,8 @@ from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.coordinator import PlanDigest
 from mysglang.srt.scheduling.intake import Message, Told
+from mysglang.srt.scheduling.step_planner import PlanDigest
 
 SPEC = GrammarSpec("regex", "a+")
 NEWS = (None, QueueNews)

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from mysglang.srt.managers.caller import TRACE_PARENT
 from mysglang.srt.managers.request_metrics import NoMetrics, SheetMetrics
 from mysglang.srt.managers.request_traces import GIVEN_UP, REFUSED, TracedMetrics
-from mysglang.srt.managers.trace_parent import TRACE_PARENT
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.fanout import wire_rid
 from mysglang.srt.messages.outputs import Abort, Length, RequestTimes, Stop

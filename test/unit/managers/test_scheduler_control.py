@@ -21,11 +21,11 @@ from mysglang.srt.messages.control import (
     GetInternalStateReqOutput,
     PauseGenerationReq,
     PauseMode,
+    SetInternalStateReq,
     StartProfileReq,
     StopProfileReq,
 )
 from mysglang.srt.messages.outputs import Abort, Length
-from mysglang.srt.messages.settings import SetInternalStateReq
 
 PROMPTS = {"a": [1, 2, 3], "b": [4, 5, 6, 7, 8], "c": list(range(1, 40))}
 

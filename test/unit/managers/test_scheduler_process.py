@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mysglang.srt.distributed.ranks import rank_contexts
-from mysglang.srt.managers.child_specs import DetokenizerLaunch, SchedulerLaunch, scheduler_title
+from mysglang.srt.managers.child import DetokenizerLaunch, SchedulerLaunch, scheduler_title
 from mysglang.srt.managers.scheduler_process import cpu_threads
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import Hardware

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from mysglang.srt.managers.token_ids import packed_ids, packed_prompts
+from mysglang.srt.managers.tokenize_job import packed_ids, packed_prompts
 from mysglang.srt.utils.tokenizer import IDS_PIECE
 
 

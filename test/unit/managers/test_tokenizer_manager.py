@@ -12,7 +12,7 @@ from fixtures.fake_engine import Row
 from fixtures.manager_bench import LIMITS, Bench
 from fixtures.patience import settled, until
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
-from mysglang.srt.managers.queue_shares import EqualShares
+from mysglang.srt.managers.shares import EqualShares
 from mysglang.srt.managers.tokenizer_manager import EngineSigns
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat

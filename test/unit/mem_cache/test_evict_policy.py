@@ -11,7 +11,7 @@ import pytest
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.args.memory import EvictionName
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicyName, lru
 from mysglang.srt.mem_cache.factory import prefix_cache

@@ -16,7 +16,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from fixtures.outside import hear
 from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.host_pages import PageCopies
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import hierarchical_cache
 from mysglang.srt.mem_cache.hiradix_cache import HiRadixCache, WritePolicyName

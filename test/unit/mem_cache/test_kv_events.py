@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.late_scheduler import LateScheduler, Setup
 from fixtures.router_mirror import Prefix, RouterMirror
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EvictPolicyName
 from mysglang.srt.mem_cache.factory import prefix_cache

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.shared_prefix import MAX_LEVELS, SharedPrefixes
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager

@@ -10,10 +10,9 @@ from hypothesis.stateful import invariant, precondition, rule
 from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode
 
 NUM_PAGES = 24
 

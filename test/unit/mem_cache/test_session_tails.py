@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.kv_events import BlockStored, KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
+from mysglang.srt.mem_cache.tree_node import PrefixMatch
 
 PAGE = 16
 NUM_PAGES = 8

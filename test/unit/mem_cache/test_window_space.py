@@ -4,7 +4,7 @@ test_window_space_traffic.py."""
 import numpy as np
 import pytest
 
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager

@@ -9,7 +9,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMachine, Prefix, Row, array, marks
 from fixtures.traffic import drive
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.window_space import LAG

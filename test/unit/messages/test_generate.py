@@ -5,8 +5,14 @@ import re
 import pytest
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.field_report import RefusedFields
-from mysglang.srt.messages.generate import INTERNAL, MANY_IDS, GenerateReqInput, parse_generate, parse_sampling_params
+from mysglang.srt.messages.generate import (
+    INTERNAL,
+    MANY_IDS,
+    GenerateReqInput,
+    RefusedFields,
+    parse_generate,
+    parse_sampling_params,
+)
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 

@@ -16,7 +16,7 @@ from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.forward.occupation import FixedOccupation
+from mysglang.srt.forward.weights import FixedOccupation
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform

@@ -11,7 +11,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.forward.page_space import SpaceShape, StateShape
+from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.window_space import least_tokens

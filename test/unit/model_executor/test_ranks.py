@@ -18,7 +18,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.ranks import rank_contexts
-from mysglang.srt.forward.page_space import SpaceShape, StateShape
+from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.memory_budget import KvBudget, agreed
 from mysglang.srt.model_executor.model_launch import ModelLaunch

@@ -18,8 +18,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import NO_STATE, StateColumns
+from mysglang.srt.forward.worker_batch import NO_STATE, ForwardMode, StateColumns
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.padding import no_states

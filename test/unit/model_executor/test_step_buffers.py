@@ -14,8 +14,7 @@ from fixtures.captured_steps import DecodeBuffers, PromptBuffers
 from fixtures.forward_batches import PageRows, Row, worker_batch
 from fixtures.reference_attention import ReferenceAttention
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, LogprobColumns, ModelWorkerBatch, TableWrites
+from mysglang.srt.forward.worker_batch import ForwardMode, Ints, LogprobColumns, ModelWorkerBatch, TableWrites
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables

@@ -10,7 +10,7 @@ import pytest
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort
-from mysglang.srt.scheduling.distrust import NOT_FINITE
+from mysglang.srt.scheduling.result_processor import NOT_FINITE
 
 BAD = 63
 """The token whose keys come out broken, as often as a test says."""

@@ -16,8 +16,7 @@ from fixtures.late_storm import Storm, drawn_beginnings, rush
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_device import REJECTED, RejectedRead
 from mysglang.srt.messages.outputs import Length, Stop
-from mysglang.srt.scheduling.growth import Drafts
-from mysglang.srt.scheduling.proposals import FEW_TEXTS, NgramProposer
+from mysglang.srt.scheduling.drafts import FEW_TEXTS, Drafts, NgramProposer
 
 DRAFTERS = get_args(DrafterName)
 PROMPT = list(range(1, 30))

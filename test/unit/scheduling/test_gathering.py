@@ -13,7 +13,7 @@ from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.managers.scheduler import GATHER_MS, GATHER_TIMES, MOST_GATHER_MS
 from mysglang.srt.messages.codec import ToScheduler
 from mysglang.srt.messages.requests import AbortReq
-from mysglang.srt.scheduling.gathering import common_prefix
+from mysglang.srt.scheduling.intake import common_prefix
 
 CHUNK = 32
 SETUP = Setup(chunk=CHUNK, num_tokens=8192, num_slots=64)
@@ -266,7 +266,7 @@ def test_of_a_batch_that_is_there_nobody_looks_at_the_prompts(monkeypatch: pytes
     def never(one: object, other: object) -> int:
         raise AssertionError("looked at")
 
-    monkeypatch.setattr("mysglang.srt.scheduling.gathering.common_prefix", never)
+    monkeypatch.setattr("mysglang.srt.scheduling.intake.common_prefix", never)
     scheduler = LateScheduler(SETUP)
     send_batch(scheduler, 0, 12, 12)
     scheduler.run()

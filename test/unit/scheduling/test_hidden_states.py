@@ -13,7 +13,7 @@ from fixtures.shaky_memory import Shakes
 from mysglang.srt.forward.worker_batch import Floats
 from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.hidden_states import HiddenBook
+from mysglang.srt.scheduling.books import HiddenBook
 
 SETUPS = [
     Setup(overlap=overlap, page_size=page, chunk=chunk, shakes=Shakes(retract_every=retract))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from mysglang.srt.scheduling.ngram import MATCH, Ints, NgramIndex
+from mysglang.srt.scheduling.drafts import MATCH, Ints, NgramIndex
 
 
 def ids(text: str) -> Ints:

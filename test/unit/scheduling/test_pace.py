@@ -2,7 +2,7 @@
 
 import pytest
 
-from mysglang.srt.scheduling.pace import MARGIN, Pace
+from mysglang.srt.scheduling.intake import MARGIN, Pace
 
 
 class Clock:

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.late_scheduler import LateScheduler, Setup
 from mysglang.srt.forward.worker_batch import Slots
-from mysglang.srt.scheduling.proposals import DeviceProposer, Patient
+from mysglang.srt.scheduling.drafts import DeviceProposer, Patient
 from mysglang.srt.scheduling.request_table import RequestTable
 
 MISSES = 2

@@ -368,7 +368,7 @@ def test_flush_only_when_idle() -> None:
 class OneNamespaceAtATime:
     """A per-batch limit as adapters will need one."""
 
-    def allows(self, req: Req, others: Sequence[Req]) -> bool:
+    def __call__(self, req: Req, others: Sequence[Req]) -> bool:
         return all(other.extra_key == req.extra_key for other in others)
 
 

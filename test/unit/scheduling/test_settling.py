@@ -7,7 +7,7 @@ import pytest
 from fixtures.late_scheduler import LateScheduler, Setup
 from mysglang.srt.messages.control import PauseGenerationReq
 from mysglang.srt.observability import instruments as told
-from mysglang.srt.scheduling.settling import SettleReason
+from mysglang.srt.scheduling.lane import SettleReason
 from mysglang.srt.scheduling.step_planner import OrderName
 
 PLAIN = Setup()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Counter, Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch

@@ -20,7 +20,7 @@ from mysglang.srt.mem_cache.hiradix_cache import WritePolicyName
 from mysglang.srt.mem_cache.storage.backend import block_keys
 from mysglang.srt.mem_cache.storage.storage_tier import StorageTier
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
-from mysglang.srt.scheduling.prefetch_queue import PrefetchPolicyName
+from mysglang.srt.scheduling.role import PrefetchPolicyName
 
 SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, host_tokens=320, conservativeness=0.1)
 SHAKES = Shakes(retract_every=7, fail_alloc_every=9, fail_host_every=6)

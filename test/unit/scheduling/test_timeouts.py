@@ -9,9 +9,8 @@ from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, Length
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.finish import StopWatch
-from mysglang.srt.scheduling.request import Req
-from mysglang.srt.scheduling.timeouts import LOOK_S, RequestTimeouts
+from mysglang.srt.scheduling.intake import LOOK_S, RequestTimeouts
+from mysglang.srt.scheduling.request import Req, StopWatch
 
 
 class Clock:

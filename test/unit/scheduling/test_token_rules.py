@@ -17,7 +17,7 @@ from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.token_rules import Phrases, TokenRules, token_rules
+from mysglang.srt.scheduling.grammar import Phrases, TokenRules, token_rules
 
 SETUPS = [
     Setup(overlap=overlap, page_size=page, chunk=chunk, num_tokens=tokens, max_context=192, conservativeness=0.1)

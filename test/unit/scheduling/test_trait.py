@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mysglang.srt.scheduling.trait import Trait
+from mysglang.srt.scheduling.request_table import Trait
 
 
 def test_counts_and_rows() -> None:

@@ -29,7 +29,7 @@ from mysglang.srt.entrypoints.json_layout import JsonLimits, lay_out
 from mysglang.srt.entrypoints.memory_return import MemoryReturn
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool, checkpoint
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
+from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.json_types import json_type
 
 MAX_BODY_BYTES = 32 << 20

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.entrypoints.owner import is_admin, owner_of
-from mysglang.srt.managers.caller import CALLER, Caller
-from mysglang.srt.managers.trace_parent import TRACE_PARENT
+from mysglang.srt.managers.caller import CALLER, TRACE_PARENT, Caller
 
 Note = TypeVar("Note")
 

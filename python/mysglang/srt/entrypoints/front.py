@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mysglang.srt.managers.front_held import FrontHeld
+from mysglang.srt.managers.fronts import FrontHeld
 from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
@@ -17,10 +17,10 @@ from mysglang.srt.messages.control import (
     Command,
     ControlReqOutput,
     FlushCacheReqOutput,
+    FrontOrder,
     GetInternalStateReqOutput,
     HeartBeat,
 )
-from mysglang.srt.messages.fronts import FrontOrder
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.parser.template_manager import TemplateManager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mysglang.srt.entrypoints.front import RequestLogSettings
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.fronts import FreezeFrontGcReq, FrontOrder, RequestLogReq
+from mysglang.srt.messages.control import FreezeFrontGcReq, FrontOrder, RequestLogReq
 from mysglang.srt.utils.process import freeze_heap
 
 

@@ -30,7 +30,7 @@ from mysglang.srt.entrypoints.http_protocol import Connections, OneAtATime
 from mysglang.srt.entrypoints.relay import Owner, serve_connections
 from mysglang.srt.entrypoints.routes import dialects
 from mysglang.srt.errors import ServerEnded, WorkerDied
-from mysglang.srt.managers.board import Board, Column
+from mysglang.srt.managers.fronts import Board, Column
 from mysglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from mysglang.srt.entrypoints.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_UR
 from mysglang.srt.entrypoints.head_rules import fault_in_head
 from mysglang.srt.entrypoints.memory_return import MemoryReturn
 from mysglang.srt.entrypoints.wire import STATE, WIRE
-from mysglang.srt.managers.board import Board, Column
+from mysglang.srt.managers.fronts import Board, Column
 from mysglang.srt.utils.awake import PauseNote
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mysglang.srt.args.serving import UnknownFields
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
+from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.said_once import SaidOnce
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split, check_stages
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
-from mysglang.srt.managers.child_specs import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
+from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
 from mysglang.srt.managers.model_files import load_draft_config, load_model_config
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -51,7 +51,7 @@ class ChildModules:
     """Modules that the children run. Tests replace the scheduler's by a smaller one."""
 
     scheduler: str = "mysglang.srt.managers.scheduler_process"
-    detokenizer: str = "mysglang.srt.managers.detokenizer_process"
+    detokenizer: str = "mysglang.srt.managers.detokenizer_manager"
     tokenizer_worker: str = "mysglang.srt.entrypoints.tokenizer_worker"
 
 

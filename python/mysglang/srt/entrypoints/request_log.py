@@ -14,11 +14,16 @@ from collections.abc import AsyncGenerator, Callable
 from mysglang.srt.entrypoints.crash_records import CrashRecords
 from mysglang.srt.entrypoints.front import Manager, RequestLogSettings, Signs, TextCoder
 from mysglang.srt.entrypoints.request_dump import dumped
-from mysglang.srt.managers.front_held import FrontHeld
+from mysglang.srt.managers.fronts import FrontHeld
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
-from mysglang.srt.messages.control import Command, ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
-from mysglang.srt.messages.fronts import FrontOrder
+from mysglang.srt.messages.control import (
+    Command,
+    ControlReqOutput,
+    FlushCacheReqOutput,
+    FrontOrder,
+    GetInternalStateReqOutput,
+)
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 

@@ -21,10 +21,10 @@ from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, ReadyFro
 from mysglang.srt.entrypoints.request_watch import request_metrics
 from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import ShuttingDown, WorkerDied
-from mysglang.srt.managers.board import Board
+from mysglang.srt.managers.fronts import Board
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.fronts import DrainReq, EndReq
+from mysglang.srt.messages.control import DrainReq, EndReq
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.exit_codes import ExitCode

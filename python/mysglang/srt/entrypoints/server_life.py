@@ -15,7 +15,7 @@ from mysglang.srt.entrypoints.front_launch import FrontLaunch
 from mysglang.srt.entrypoints.http_front import HttpFront
 from mysglang.srt.entrypoints.launcher import Subprocesses
 from mysglang.srt.entrypoints.runtime import Death, Runtime
-from mysglang.srt.managers.board import Column
+from mysglang.srt.managers.fronts import Column
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.awake import AWAKE

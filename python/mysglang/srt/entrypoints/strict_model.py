@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema
 from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, bound
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import checkpoint
-from mysglang.srt.messages.field_report import REFUSED, FieldReport, asks_for_nothing
+from mysglang.srt.messages.generate import REFUSED, FieldReport, asks_for_nothing
 
 OFF: Sequence[object] = (False,)
 

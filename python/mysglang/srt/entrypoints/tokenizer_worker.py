@@ -24,7 +24,7 @@ from mysglang.srt.managers.child import run_child, tell_parent
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.fronts import DrainReq, EndReq, FrontOrder
+from mysglang.srt.messages.control import DrainReq, EndReq, FrontOrder
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.process import ParentLink, collect_rarely, freeze_heap, keep_heap_small, set_title

@@ -12,8 +12,7 @@ from typing import Any
 
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import ConfigError, InvalidRequest
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
-from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
+from mysglang.srt.messages.generate import REFUSED, FieldReport, GenerateReqInput, parse_generate
 
 PROMPTS = ("text", "input_ids")
 """An instance must contain one of these fields."""

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

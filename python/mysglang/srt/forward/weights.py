@@ -1,6 +1,9 @@
-"""ModelWeights: the scheduler's interface to the weights of a running model: updating and reading them.
+"""What the scheduler may ask of a running model beside steps: its weights, and the memory that it occupies.
 
-Plain names, paths and numbers. Whoever asks sees to it that no step is launched meanwhile.
+    ModelWeights    other values for the weights, and what they are now
+    Occupation      memory that the worker takes of the machine, which can be given back for a while and taken again
+
+Plain names, paths and numbers. The caller makes sure that no step is launched meanwhile.
 """
 
 from __future__ import annotations
@@ -95,6 +98,45 @@ class NoWeights:
         self._refuse()
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InvalidRequest(self._reason)
+
+
+class Occupation(Protocol):
+    """Memory by tag: weights, kv_cache, cuda_graph. Raises InvalidRequest with the reason, before anything has
+    changed.
+    """
+
+    @property
+    def released(self) -> frozenset[str]:
+        """The tags whose memory is released now."""
+        ...
+
+    def release(self, tags: frozenset[str], pulse: Pulse) -> int:
+        """Give these back too; returns the bytes."""
+        ...
+
+    def resume(self, tags: frozenset[str], pulse: Pulse) -> None:
+        """Allocate the tags again: the same weights, and empty keys and values. A tag for which memory is too short
+        stays released.
+        """
+        ...
+
+
+class FixedOccupation:
+    """The null object: of an engine that keeps what it has."""
+
+    released: frozenset[str] = frozenset()
+
+    def __init__(self, reason: str = "This engine cannot give its memory back.") -> None:
+        self._reason = reason
+
+    def release(self, tags: frozenset[str], pulse: Pulse) -> int:
+        self._refuse()
+
+    def resume(self, tags: frozenset[str], pulse: Pulse) -> None:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

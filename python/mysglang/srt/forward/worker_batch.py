@@ -3,21 +3,36 @@
     ScheduleBatch (requests)  ->  ModelWorkerBatch (columns)  ->  ForwardBatch (tensors on the device)
 
 A row is one request in this step; a token is one new position of a row. Token columns hold the rows' tokens one row
-after another. The arrays belong to the batch: nobody writes to them after it was made.
+after another. The arrays belong to the batch: they are never written to after it was made. `ForwardMode` is the shape
+of a step, not the feature that asked for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.sampling.feature import FeatureColumns
+
+
+class ForwardMode(Enum):
+    """Kind of a step's rows."""
+
+    EXTEND = "extend"
+    """Any number of new tokens in each row: whole prompts, chunks, or these together with decoding rows."""
+
+    DECODE = "decode"
+    """Exactly one new token in each row, and every row yields a token."""
+
+    def __init__(self, name: str) -> None:
+        self.is_decode = name == "decode"
+
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]

@@ -1,9 +1,11 @@
-"""Caller: who asks, known to whatever works on a request without being handed from part to part."""
+"""The caller of a request and its trace: known to all parts that work on the request, without being handed on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +27,9 @@ class Caller:
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - frozen
+
+
+NO_PARENT: Mapping[str, str] = MappingProxyType({})
+
+TRACE_PARENT: ContextVar[Mapping[str, str]] = ContextVar("trace_parent", default=NO_PARENT)
+"""W3C's headers `traceparent` and `tracestate`; set only where requests are traced."""

@@ -2,6 +2,8 @@
 
 For each request it keeps the text that is not shown yet, and nothing longer than the request lives. Everything but the
 text is passed on as it came. Knows neither prompts nor clients; imports no torch.
+
+`run_detokenizer_process` is the whole process: it sets up, reports ready, loops, and reports its death.
 """
 
 from __future__ import annotations
@@ -12,9 +14,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
-from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, unpack_ids
+import msgspec
+
+from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, run_child, tell_parent
+from mysglang.srt.managers.model_files import load_tokenizer
+from mysglang.srt.messages.channels import Pull, Receiver, Sender
+from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat
+from mysglang.srt.messages.fanout import to_fronts
+from mysglang.srt.messages.launch import Ready
 from mysglang.srt.messages.outputs import (
     NO_STOP_TRIM,
     SKIP_SPECIAL_TOKENS,
@@ -23,6 +31,8 @@ from mysglang.srt.messages.outputs import (
     FinishReason,
     Stop,
 )
+from mysglang.srt.utils.logging import configure_logging
+from mysglang.srt.utils.process import ParentLink, freeze_heap, keep_heap_small, set_title
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -169,3 +179,22 @@ class DetokenizerManager:
         if len(self.decode_status) > self._max_live:
             oldest, _ = self.decode_status.popitem(last=False)
             logger.error("more than %d requests are open; forgot the text of %s", self._max_live, oldest)
+
+
+def run_detokenizer_process(link: ParentLink) -> None:
+    """Serve until the process is ended. Raises what keeps it from going on."""
+    launch = msgspec.json.decode(link.spec, type=DetokenizerLaunch)
+    args, ports = launch.server_args, launch.port_args
+    set_title(detokenizer_title(launch.index))
+    keep_heap_small()
+    configure_logging(args.observability.log_level, "DETOK")
+    from_scheduler: Pull[ToDetokenizer] = Pull(ports.detokenizer_ipc_names[launch.index], detokenizer_codec())
+    to_tokenizer = to_fronts(ports.tokenizer_ipc_names)
+    manager = DetokenizerManager(from_scheduler, to_tokenizer, load_tokenizer(args.model), index=launch.index)
+    freeze_heap()
+    tell_parent(link, Ready())
+    manager.event_loop()
+
+
+if __name__ == "__main__":
+    run_child(run_detokenizer_process)

@@ -1,20 +1,187 @@
-"""Fronts: one front among those of its server, as its TokenizerManager knows them."""
+"""Fronts: one front among those of its server, and what all fronts of a server share.
+
+    Board        numbers that each front writes down for the others: open answers above all
+    OpenNames    the names under which requests are open at the other fronts, so that no two have the same
+    FrontHeld    what one front holds for its requests, as plain numbers for those who look for a leak
+    Fronts       all that a TokenizerManager knows of itself and the others
+
+Board and names stand in memory that all fronts share, so what is bounded or counted for the whole server holds for all
+fronts together, without a question from one to another:
+
+    board     front 0   | a number for each Column |           written by front 0 alone, read by all
+              front 1   | ...
+    names     front 0   | bucket 0: 16 keys | bucket 1: 16 keys | ...
+              front 1   | ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import mmap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
 
-from mysglang.srt.managers.board import Board
-from mysglang.srt.managers.open_names import NoOthers, OpenNames
+import numpy as np
+import numpy.typing as npt
+
 from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 
+NUMBER_BYTES = 8
+BUCKETS, WAYS = 4096, 16
+KEY_BYTES = 8
+Keys = npt.NDArray[np.int64]
+
+
+class Column(IntEnum):
+    """What a front writes down."""
+
+    OPEN_ANSWERS = 0
+    """Answers that are not complete."""
+    OPEN_REQUESTS = 1
+    """Requests by HTTP that are not answered to their end."""
+    SLOW_CLIENTS_CUT = 2
+    ACCEPTED = 3
+    """From here on to REFUSED as in FrontCounters."""
+    FINISHED = 4
+    ABORTED = 5
+    TIMED_OUT = 6
+    REFUSED = 7
+    NAMES = 8
+    """By which clients know open requests."""
+
+
+class Board:
+    """One front's view of the board: it writes its own row and reads all rows. A server with one front has one row."""
+
+    def __init__(self, memory: mmap.mmap | bytearray, front: int) -> None:
+        self._cells = memoryview(memory).cast("q")
+        self._first = front * len(Column)
+
+    @classmethod
+    def alone(cls) -> Board:
+        """Of the only front of a server."""
+        return cls(bytearray(board_bytes(1)), 0)
+
+    @classmethod
+    def at(cls, path: Path, num_fronts: int, front: int) -> Board:
+        """The one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        with path.open("a+b") as file:
+            file.truncate(board_bytes(num_fronts))
+            return cls(mmap.mmap(file.fileno(), board_bytes(num_fronts)), front)
+
+    def write(self, column: Column, number: int) -> None:
+        """In this front's row."""
+        self._cells[self._first + column] = number
+
+    def total(self, column: Column) -> int:
+        """Of all fronts."""
+        return sum(self._cells[column :: len(Column)])
+
+
+def board_bytes(num_fronts: int) -> int:
+    return num_fronts * len(Column) * NUMBER_BYTES
+
+
+class OpenNames(Protocol):
+    """What one front asks."""
+
+    def note(self, names: Collection[str]) -> str | None:
+        """Note that requests of these names, none of which is noted here, are open. One of them that is open at another
+        front, if there is one: then none is noted.
+        """
+        ...
+
+    def forget(self, names: Iterable[str]) -> None:
+        """They are not open any more, if they were."""
+        ...
+
+
+class NoOthers:
+    """The OpenNames of a server's only front, which knows its own names."""
+
+    def note(self, names: Collection[str]) -> str | None:
+        return None
+
+    def forget(self, names: Iterable[str]) -> None:
+        pass
+
+
+class SharedNames:
+    """Implements OpenNames as a table in memory that all fronts share.
+
+    A key is eight bytes of a name's digest, and says its bucket; 0 stands for no name. A name whose bucket is full is
+    not noted: of ten thousand open names hardly ever one.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray, front: int) -> None:
+        self._table: Keys = np.frombuffer(memory, dtype=np.int64).reshape(-1, BUCKETS, WAYS)
+        self._own: Keys = self._table[front]
+        self._others = np.delete(np.arange(len(self._table)), front)
+        self._places: dict[str, tuple[int, int]] = {}
+        """Name -> bucket and way, for the names that this front has noted."""
+
+    @classmethod
+    def at(cls, path: Path, num_fronts: int, front: int) -> SharedNames:
+        """Those in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        size = names_bytes(num_fronts)
+        with path.open("a+b") as file:
+            file.truncate(size)
+            return cls(mmap.mmap(file.fileno(), size), front)
+
+    def note(self, names: Collection[str]) -> str | None:
+        keys = np.asarray([_key(name) for name in names], dtype=np.int64)
+        buckets = keys % BUCKETS
+        # Written down first: of two fronts that do so at the same moment, both may be refused, but never both let in.
+        for name, key, bucket in zip(names, keys.tolist(), buckets.tolist(), strict=True):
+            free = np.flatnonzero(self._own[bucket] == 0)
+            if len(free):
+                self._own[bucket, free[0]] = key
+                self._places[name] = (bucket, int(free[0]))
+        found = (self._table[self._others[:, None], buckets] == keys[:, None]).any(axis=(0, 2))
+        if not found.any():
+            return None
+        self.forget(names)
+        return list(names)[int(found.argmax())]
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (place := self._places.pop(name, None)) is not None:
+                self._own[place] = 0
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=KEY_BYTES).digest(), "little", signed=True) or 1
+
+
+def names_bytes(num_fronts: int) -> int:
+    return num_fronts * BUCKETS * WAYS * KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontHeld:
+    """What one front holds for its requests. All but the last two are 0 when no request is open."""
+
+    open_requests: int
+    names: int
+    """Names by which clients know open requests."""
+    questions: int
+    """Questions of this front that the scheduler has not answered yet."""
+    open_texts: int
+    """Requests of which the detokenizer holds text, as of its last sign of life."""
+    open_texts_known_at: float
+    """Seconds of the AWAKE clock at that moment; 0 before the first."""
+    counters: Mapping[str, int]
+    """Answers asked for since the start, by what became of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fronts:
-    """The default is a server's only front."""
+    """One front among those of its server, as its TokenizerManager knows them. The default is a server's only front."""
 
     index: int = 0
     """Of this one; 0 is the server's main process."""

@@ -17,8 +17,7 @@ import numpy as np
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.text_pool import TextPool
-from mysglang.srt.managers.token_ids import packed_ids, packed_prompts, within
-from mysglang.srt.managers.tokenize_job import PIECE_IDS, Job, Piece, Settled
+from mysglang.srt.managers.tokenize_job import PIECE_IDS, Job, Piece, Settled, packed_ids, packed_prompts, within
 from mysglang.srt.managers.unfold import (
     MAX_KEY_LENGTH,
     Embeds,

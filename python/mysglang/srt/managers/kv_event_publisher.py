@@ -21,8 +21,7 @@ import zmq
 
 from mysglang.srt.args.kv_events import KvEventsConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.mem_cache.kv_events import KvEventBatch, KvEventLog
-from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
+from mysglang.srt.mem_cache.kv_events import KvEventBatch, KvEventLog, NoListener, PageListener
 from mysglang.srt.utils.service_thread import ServiceThread
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,14 @@
-"""RankLinks: what ranks say to each other beside tensors. The first rank passes on the messages of every turn.
+"""RankLinks: what ranks say to each other beside tensors, and what a rank that follows has in the place of other parts.
 
     first rank    requests of the fronts, and its own news ──▶ Turn 1, Turn 2, … ──▶ every other rank
 
 So all ranks apply the same messages in the same order between the same steps. A rank that follows waits for the next
 turn wherever the first rank would ask its socket; it has no other way to hear of anything. Turns are numbered, and say
 what the first rank has planned so far: a rank that misses a turn, or has planned something else, ends.
+
+A rank that follows plans and computes every step as the first rank does. It has null objects for what only the first
+rank does: `NoRequests` hears no front and `NoListener` sends no answers; `NoMasks` (`scheduling/token_masks.py`) and
+`SilentStreamer` (`scheduling/output_streamer.py`) make none.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import Codec, ToScheduler, ToTokenizer
+from mysglang.srt.messages.codec import Codec, ToDetokenizer, ToScheduler, ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
-from mysglang.srt.scheduling.coordinator import PlanDigest
 from mysglang.srt.scheduling.intake import Message, Told
+from mysglang.srt.scheduling.step_planner import PlanDigest
 
 WAIT_MS = 200
 """How long a rank waits for a turn before it gives a sign of life. An idle first rank turns as often."""
@@ -125,3 +129,20 @@ def _packed(message: Message) -> TurnMessage:
 
 def _nothing() -> None:
     pass
+
+
+class NoRequests:
+    """A Receiver at which nothing arrives. It never waits: this rank waits for the first one's next turn instead."""
+
+    def poll(self, timeout_ms: int) -> bool:
+        return False
+
+    def drain(self) -> list[ToScheduler]:
+        return []
+
+
+class NoListener:
+    """A Sender into nothing."""
+
+    def send(self, message: ToDetokenizer) -> None:
+        pass

@@ -1,7 +1,7 @@
 """One request on the front side: what has arrived for it and was not yet handed to its reader.
 
 An answer is one ReqState; the answers that one caller reads together share an Inbox. What piles up between two reads
-becomes one chunk. Knows neither sockets nor tokenizing nor HTTP.
+becomes one chunk. `Unread` measures what a reader leaves lying. Knows neither sockets nor tokenizing nor HTTP.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.errors import Aborted, InvalidRequest, ServerEnded
-from mysglang.srt.managers.unread import Unread
 from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.messages.weights import FIRST_VERSION
+from mysglang.srt.utils.awake import AWAKE
 
+UNREAD_BYTES = 1 << 20
+"""More than any reader leaves lying that still reads."""
+STUCK_S = 1.0
+"""A reader is stuck after so long, so that a front that was busy for a moment takes no reader for stuck."""
+UNREAD = Abort(
+    f"The stream was not read: more than {UNREAD_BYTES >> 20} MiB of log-probabilities or hidden states came since.",
+    status=499,
+    kind="SlowReader",
+)
+"""How a stream ends whose reader left too much lying."""
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -380,3 +390,41 @@ def _columns(
         top_ids=unpack_ids(top_ids).reshape(count, wish.top_num),
         token_ids_vals=np.frombuffer(token_ids_vals, dtype=np.float32).reshape(count, asked),
     )
+
+
+class Unread:
+    """How many bytes came for one answer since its reader last took something.
+
+    A reader over HTTP that is stuck holds as much as the connection may hold (`http_protocol.py`). What goes on coming
+    meanwhile is kept too: text and tokens are small, but log-probabilities and hidden states can be kilobytes for each
+    token.
+    """
+
+    __slots__ = ("_bytes", "_clock", "_since")
+
+    def __init__(self, clock: Callable[[], float] = AWAKE.now) -> None:
+        self._bytes = 0
+        self._clock = clock
+        self._since = 0.0
+
+    def grow(self, size: int) -> None:
+        """`size` more bytes came."""
+        if not self._bytes:
+            self._since = self._clock()
+        self._bytes += size
+
+    def taken(self) -> None:
+        """The reader took all there was."""
+        self._bytes = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self._bytes > UNREAD_BYTES and self._clock() - self._since > STUCK_S
+
+
+def bytes_of(logprobs: RowLogprobs | None) -> int:
+    """Bytes of the output's columns. Those of the prompt come once, so they cannot pile up."""
+    if logprobs is None:
+        return 0
+    columns = (logprobs.output_vals, logprobs.output_ids, logprobs.output_top_vals, logprobs.output_top_ids)
+    return sum(map(len, columns)) + len(logprobs.output_token_ids_vals)

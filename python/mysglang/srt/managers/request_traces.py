@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mysglang.srt.managers.caller import TRACE_PARENT
 from mysglang.srt.managers.request_metrics import RequestMetrics
-from mysglang.srt.managers.trace_parent import TRACE_PARENT
 from mysglang.srt.messages.fanout import rid_of
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, RequestTimes
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput

@@ -1,19 +1,24 @@
-"""Scheduler: one rank's scheduler. It owns no algorithm: it is the order of calls, plus adding and aborting requests.
+"""Scheduler: one rank's scheduler, and the loops that turn it.
 
-A step is planned, launched, and finished when its tokens are known. Which loop turns it, how far planning runs ahead
-and what a worker is, it does not know. Parts are made in `scheduler_builder.py`.
+A turn of a loop: take messages, plan a step, launch it, apply the result of the step before. The scheduler owns no
+algorithm: it is the order of these calls, plus adding and aborting requests. How a step is planned, and what a worker
+is, it does not know. Parts are made in `scheduler_builder.py`.
+
+What a step changes, it changes at three places that stand here: positions and memory when it is planned, what the
+device writes when it is launched, tokens and ends when its result is applied.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from mysglang.srt.forward.worker import Worker
-from mysglang.srt.managers.standstill import Standstill
 from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
@@ -22,26 +27,20 @@ from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.scheduling.batch import Asked, Launched, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
-from mysglang.srt.scheduling.gathering import Gathering
-from mysglang.srt.scheduling.intake import Intake, Message, Told
-from mysglang.srt.scheduling.invariants import Invariants
+from mysglang.srt.scheduling.intake import Gathering, Intake, Message, Pace, Timeouts, Told
 from mysglang.srt.scheduling.jump_forward import Jumps
-from mysglang.srt.scheduling.lane import Lane, Lanes
-from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
-from mysglang.srt.scheduling.output_streamer import Streamer
-from mysglang.srt.scheduling.pace import Pace
+from mysglang.srt.scheduling.lane import Lane, Lanes, settle_first
+from mysglang.srt.scheduling.output_streamer import Streamer, Timeline, WeightVersion
+from mysglang.srt.scheduling.policy import WaitingQueue
+from mysglang.srt.scheduling.prefill_planner import NewTokenRatio
 from mysglang.srt.scheduling.request import NO_SLOT, Req
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Invariants
 from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.role import Role
-from mysglang.srt.scheduling.settling import settle_first
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
-from mysglang.srt.scheduling.timeline import Timeline
-from mysglang.srt.scheduling.timeouts import Timeouts
 from mysglang.srt.scheduling.token_masks import MakesMasks
-from mysglang.srt.scheduling.waiting_queue import WaitingQueue
-from mysglang.srt.scheduling.weight_version import WeightVersion
 from mysglang.srt.utils.outside import Outside
 
 IDLE_WAIT_MS = 200
@@ -54,40 +53,120 @@ MOST_GATHER_MS = 10
 """If it is busy."""
 GATHER_TIMES = 16
 HEARTBEAT_S = 1.0
-
 NO_SLOTS = np.zeros(0, dtype=np.int64)
-
 Handlers = dict[type, Callable[..., None]]
 """Message type -> handler(message)."""
 
 
+class Stepped(Protocol):
+    """What a loop drives (managers/scheduler.py)."""
+
+    def recv_requests(self) -> None: ...
+
+    def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None: ...
+
+    def run_batch(self, batch: ScheduleBatch) -> Launched: ...
+
+    def choose_tokens(self, launched: Launched) -> None: ...
+
+    def process_batch_result(self, launched: Launched, lane: Lane) -> None: ...
+
+    def on_idle(self) -> None: ...
+
+
+class Loop(Protocol):
+    """Runs a scheduler, one turn after another."""
+
+    scheduler: Stepped
+
+    def step(self) -> None:
+        """One turn."""
+        ...
+
+
+class SyncLoop:
+    """Plan, run, take the result. Nothing is in flight between turns. (SGLang's `event_loop_normal`.)"""
+
+    def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
+        self.scheduler = scheduler
+        """What the loop drives. A recorder may stand in its place between two turns."""
+        self._lanes = lanes.all
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        scheduler.recv_requests()
+        idle = True
+        for lane in self._lanes:
+            batch = scheduler.get_next_batch_to_run(lane)
+            if batch is not None:
+                idle = False
+                launched = scheduler.run_batch(batch)
+                scheduler.choose_tokens(launched)
+                scheduler.process_batch_result(launched, lane)
+        if idle:
+            scheduler.on_idle()
+
+
+class OverlapLoop:
+    """Launch a step, then read the one before while the device works. One step of each lane is in flight.
+
+    (SGLang's `event_loop_overlap`.)
+    """
+
+    def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
+        self.scheduler = scheduler
+        """What the loop drives. A recorder may stand in its place between two turns."""
+        self._lanes = lanes.all
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        scheduler.recv_requests()
+        idle = True
+        for lane in self._lanes:
+            batch = scheduler.get_next_batch_to_run(lane)
+            launched = scheduler.run_batch(batch) if batch is not None else None
+            before, lane.pending = lane.pending, launched
+            if before is not None:
+                idle = False
+                scheduler.process_batch_result(before, lane)
+            if launched is not None:
+                idle = False
+                scheduler.choose_tokens(launched)
+        if idle:
+            scheduler.on_idle()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerParts:
-    """What a scheduler is made of."""
+    """What a scheduler is made of, in the order in which a request meets it."""
 
-    worker: Worker
-    lanes: Lanes
-    table: RequestTable
+    # Messages arrive, and become requests.
     intake: Intake
     timeouts: Timeouts
-    role: Role
-    waiting: WaitingQueue
     gathering: Gathering
     pace: Pace
+    make_req: Callable[[TokenizedGenerateReqInput], Req]
+    role: Role
+    waiting: WaitingQueue
+    # A step is planned, built and launched.
     planner: StepPlanner
     builder: ForwardBuilder
+    worker: Worker
     masks: MakesMasks
+    # Its result is applied, and what is new is sent.
     results: ResultProcessor
     jumps: Jumps
     streamer: Streamer
+    timeline: Timeline
+    # What the others stand on, and what is told of the scheduler itself.
+    lanes: Lanes
+    table: RequestTable
+    lower: LowerTier
     ratio: NewTokenRatio
     invariants: Invariants
     stats: SchedulerStats
-    timeline: Timeline
-    lower: LowerTier
-    to_tokenizer: Sender[ToTokenizer]
-    make_req: Callable[[TokenizedGenerateReqInput], Req]
     weight_version: WeightVersion
+    to_tokenizer: Sender[ToTokenizer]
     rank: int
 
 
@@ -308,3 +387,45 @@ class Scheduler:
                 figures=parts.stats.figures(parts.waiting, compiling=compiling),
             )
         )
+
+
+Work: TypeAlias = Callable[[], None]
+
+
+class Standstill:
+    """Work that no running step may overlap. Requests that came before it are finished first, those after it wait.
+
+    The scheduler asks it before it admits a request, and on each turn. While generation is paused the work is done as
+    soon as no step is in flight, since nothing is launched anyway.
+    """
+
+    def __init__(self) -> None:
+        self._works: deque[Work] = deque()
+        self.held: dict[str, TokenizedGenerateReqInput] = {}
+        """Requests that came after the work was asked for, by rid."""
+
+    def ask(self, work: Work) -> None:
+        """Have `work` done as soon as possible, after what was asked for before."""
+        self._works.append(work)
+
+    def holds(self, message: TokenizedGenerateReqInput) -> bool:
+        """Whether the request waits here; else it goes on."""
+        if not self._works:
+            return False
+        self.held[message.rid] = message
+        return True
+
+    def give(self, rid: str | None) -> list[TokenizedGenerateReqInput]:
+        """Take out the request `rid` if it waits here, or all requests; they are to be aborted."""
+        rids = list(self.held) if rid is None else [rid]
+        return [self.held.pop(name) for name in rids if name in self.held]
+
+    def turn(self, scheduler: Scheduler) -> None:
+        """Do what can be done now, then admit the requests that waited for it."""
+        while self._works and (scheduler.paused or not scheduler.busy) and not scheduler.in_flight:
+            self._works[0]()
+            self._works.popleft()
+        if not self._works and self.held:
+            held, self.held = list(self.held.values()), {}
+            for message in held:
+                scheduler.handle_generate_request(message)

@@ -5,77 +5,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
-from mysglang.srt.forward.occupation import FixedOccupation, Occupation
-from mysglang.srt.forward.weights import ModelWeights, NoWeights
+from mysglang.srt.forward.weights import FixedOccupation, ModelWeights, NoWeights, Occupation
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
-from mysglang.srt.managers.cache_watch import CacheWatch
-from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
-from mysglang.srt.managers.scheduler_control import SchedulerControl
-from mysglang.srt.managers.scheduler_memory import SchedulerMemory
+from mysglang.srt.managers.scheduler import Loop, OverlapLoop, Scheduler, SchedulerParts, SyncLoop
+from mysglang.srt.managers.scheduler_control import CacheWatch, SchedulerControl, SchedulerMemory, SchedulerSettings
 from mysglang.srt.managers.scheduler_profiler import Profiled, SchedulerProfiler
-from mysglang.srt.managers.scheduler_settings import SchedulerSettings
 from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
 from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids, unpack_vectors
-from mysglang.srt.messages.outputs import Abort
-from mysglang.srt.messages.requests import ShareKey, TokenizedGenerateReqInput
+from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer
+from mysglang.srt.messages.requests import ShareKey
 from mysglang.srt.messages.weights import FIRST_VERSION
-from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.accounts import Accounts, NoAccounts
-from mysglang.srt.scheduling.admission import AdmissionRule
-from mysglang.srt.scheduling.census import UrgentSign
-from mysglang.srt.scheduling.coordinator import Coordinator, SoloCoordinator
-from mysglang.srt.scheduling.decode_planner import DecodePlanner
-from mysglang.srt.scheduling.distrust import Distrust
-from mysglang.srt.scheduling.fair_shares import FairShares
-from mysglang.srt.scheduling.finish import StopText, StopWatch
-from mysglang.srt.scheduling.follower import NoMasks, SilentStreamer
+from mysglang.srt.scheduling.decode_planner import DecodePlanner, Growth
+from mysglang.srt.scheduling.drafts import DeviceProposer, MakeProposer, growth_of
+from mysglang.srt.scheduling.fair_shares import Accounts, FairShares, NoAccounts
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
-from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
-from mysglang.srt.scheduling.growth import Growth, growth_of
-from mysglang.srt.scheduling.hidden_states import HiddenBook
-from mysglang.srt.scheduling.intake import Intake, OneRank, Share
-from mysglang.srt.scheduling.invariants import Invariants
+from mysglang.srt.scheduling.intake import Gathering, Intake, NoTimeouts, OneRank, Pace, Share, Timeouts
 from mysglang.srt.scheduling.jump_forward import JumpForward, NoJumps
 from mysglang.srt.scheduling.lane import Lanes
-from mysglang.srt.scheduling.logprobs import LogprobBook
-from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
-from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
-from mysglang.srt.scheduling.output_streamer import OutputStreamer
-from mysglang.srt.scheduling.pace import Pace
-from mysglang.srt.scheduling.policy import POLICIES, ByPriority, PromptClock, SchedulePolicy, Surroundings
-from mysglang.srt.scheduling.preemption import NoPreemption, Preemption, PriorityPreemption
-from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
-from mysglang.srt.scheduling.proposals import DeviceProposer, MakeProposer
-from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.output_streamer import (
+    NoTimeline,
+    OutputStreamer,
+    RequestTimeline,
+    SilentStreamer,
+    Streamer,
+    Timeline,
+    WeightVersion,
+)
+from mysglang.srt.scheduling.policy import POLICIES, ByPriority, PromptClock, SchedulePolicy, Surroundings, WaitingQueue
+from mysglang.srt.scheduling.prefill_planner import AdmissionRule, NewTokenRatio, PrefillLimits, PrefillPlanner
+from mysglang.srt.scheduling.request import MakeStopText, ReqMaker, UrgentSign
 from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.residency import Residency
-from mysglang.srt.scheduling.result_processor import ResultProcessor
-from mysglang.srt.scheduling.retraction import Retraction
+from mysglang.srt.scheduling.residency import Invariants, Residency, Retraction
+from mysglang.srt.scheduling.result_processor import Distrust, ResultProcessor
 from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_costs import NoCosts, StepCosts
-from mysglang.srt.scheduling.step_planner import OrderName, StepPlanner, step_order
-from mysglang.srt.scheduling.timeline import NoTimeline, RequestTimeline
-from mysglang.srt.scheduling.timeouts import NoTimeouts, Timeouts
-from mysglang.srt.scheduling.token_masks import TokenMasks
-from mysglang.srt.scheduling.token_rules import token_rules
-from mysglang.srt.scheduling.waiting_queue import WaitingQueue
-from mysglang.srt.scheduling.weight_version import WeightVersion
+from mysglang.srt.scheduling.step_planner import (
+    Coordinator,
+    NoPreemption,
+    OrderName,
+    Preemption,
+    PriorityPreemption,
+    SoloCoordinator,
+    StepPlanner,
+    step_order,
+)
+from mysglang.srt.scheduling.token_masks import MakesMasks, NoMasks, TokenMasks
 
 Priorities = Literal["none", "high_first", "low_first"]
-
-MakeStopText = Callable[[SamplingParams], StopText]
-"""Watches a request's text for its stop strings; asked only for requests that have some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,58 +114,6 @@ class Channels:
 
 
 URGENT_SIGNS: dict[Priorities, UrgentSign] = {"none": 0, "high_first": 1, "low_first": -1}
-
-
-class ReqMaker:
-    """Message -> Req. What the scheduler cannot serve is refused here, so that planning never meets it."""
-
-    def __init__(
-        self, max_req_len: int, vocab_size: int, make_stop_text: MakeStopText, options: SchedulerOptions
-    ) -> None:
-        self._max_req_len = max_req_len
-        self._vocab_size = vocab_size
-        self._make_stop_text = make_stop_text
-        self._urgent_sign = URGENT_SIGNS[options.priorities]
-        self._share_by: ShareKey = options.fair_share_by or "api_key"
-
-    def __call__(self, message: TokenizedGenerateReqInput) -> Req:
-        params = message.sampling_params
-        ids = unpack_ids(message.input_ids)
-        room = self._max_req_len - len(ids)
-        max_new = room if params.max_new_tokens is None else params.max_new_tokens
-        req = Req(
-            rid=message.rid,
-            ids=ids,
-            prompt_len=len(ids),
-            sampling=params,
-            max_new=max_new,
-            stream=message.stream,
-            extra_key=message.extra_key,
-            urgency=self._urgent_sign * message.priority,
-            routing_key=message.routing_key,
-            tenant=getattr(message, self._share_by),
-            stop_watch=StopWatch(
-                token_ids=params.stop_token_ids,
-                text=self._make_stop_text(params) if params.stop or params.stop_regex else None,
-                min_new=params.min_new_tokens,
-            ),
-            logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
-            hidden=None
-            if message.hidden_states is None
-            else HiddenBook(0 if message.hidden_states == "all" else len(ids) - 1),
-            embeds=unpack_vectors(message.input_embeds, len(ids)) if message.input_embeds else None,
-            rules=token_rules(params.allowed_token_ids, map(unpack_ids, message.bad_words), self._vocab_size),
-            logit_processor=message.logit_processor,
-            grammar_after=unpack_ids(message.grammar_after),
-            thought_start=message.thought_start,
-            second_text=message.second_text,
-            tail_end=message.tail_end,
-        )
-        if not len(ids) or max_new > room:
-            text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
-            param = "max_new_tokens" if 0 < len(ids) < self._max_req_len else "text"
-            req.finish = Abort(f"{text} that a request may hold.", 400, "BadRequestError", param)
-        return req
 
 
 def max_request_len(worker: Worker, kv: KvManager, limits: PrefillLimits) -> int:
@@ -288,6 +221,10 @@ class Residents:
         order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
         return StepPlanner(order, decode, preemption, coordinator)
 
+    def jumps(self) -> JumpForward:
+        """Lets answers jump over what their grammars force."""
+        return JumpForward(self.table, self.kv, self.lanes, self.residency, self.waiting)
+
     def counters(self) -> dict[str, dict[str, int]]:
         """What a trace of steps shows beside them."""
         kv = self.kv.state()
@@ -321,74 +258,100 @@ def assemble(
     share: Share | None = None,
     coordinator: Coordinator | None = None,
 ) -> Assembled:
-    """Every part of a scheduler around `worker` and `kv`; reads like a parts list.
+    """Every part of a scheduler around `worker` and `kv`.
 
     `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and
-    `memory`: the worker's. `share`: how this rank has the messages of a turn from the first one, and
-    `coordinator`: what it has to do with their plans.
+    `memory`: those of the worker. `share`: how this rank gets the messages of a turn from the first rank, and
+    `coordinator`: what it has to do with the plans of other ranks.
     """
-    capacity = worker.capacity
+    # 1. The requests that wait or run, and the ways into a slot and out of it.
     rows = Residents.make(worker, kv, options)
-    table, lanes, waiting = rows.table, rows.lanes, rows.waiting
-    leads = options.ranks.leads
-    timeline = RequestTimeline(table) if options.timed and leads else NoTimeline()
+
+    # 2. The parts of a turn, in the order in which a request meets them.
     version = WeightVersion(options.weight_version)
-    groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
     results = rows.results(options)
-    streamer = OutputStreamer(table, channels.to_detokenizer, version, timeline) if leads else SilentStreamer()
+    answers = _answers(rows, channels, options, version)
+    step_tokens = options.limits.budget(0)
     scheduler = Scheduler(
         SchedulerParts(
-            worker=worker,
-            lanes=lanes,
-            table=table,
+            # Messages arrive, and become requests.
             intake=Intake(channels.requests, share or OneRank()),
             timeouts=options.timeouts,
+            gathering=Gathering(rows.waiting, step_tokens, cached=lambda req: req.cached_prefix(kv).reach),
+            pace=Pace(step_tokens),
+            make_req=_req_maker(worker, kv, make_stop_text, options),
             role=role or UnifiedRole(),
-            waiting=waiting,
-            gathering=Gathering(
-                waiting,
-                options.limits.budget(0),
-                cached=lambda req: req.cached_prefix(kv).reach,
-            ),
-            pace=Pace(options.limits.budget(0)),
+            waiting=rows.waiting,
+            # A step is planned, built and launched.
             planner=rows.planner(options, results, coordinator or SoloCoordinator()),
-            builder=ForwardBuilder(table, kv, rows.growth, rows.sampling, groups),
-            masks=TokenMasks(
-                table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
-            )
-            if leads
-            else NoMasks(capacity.vocab_size),
+            builder=_builder(rows, options),
+            worker=worker,
+            masks=_masks(worker, rows, filler or NoGrammars(), options),
+            # Its result is applied, and what is new is sent.
             results=results,
-            jumps=JumpForward(table, kv, lanes, rows.residency, waiting) if options.jump_forward else NoJumps(),
-            streamer=streamer,
+            jumps=rows.jumps() if options.jump_forward else NoJumps(),
+            streamer=answers.streamer,
+            timeline=answers.timeline,
+            # What the others stand on, and what is told of the scheduler itself.
+            lanes=rows.lanes,
+            table=rows.table,
+            lower=kv.cache.lower,
             ratio=rows.ratio,
             invariants=Invariants(kv, strict=options.strict),
             stats=rows.stats,
-            timeline=timeline,
-            lower=kv.cache.lower,
-            to_tokenizer=channels.to_tokenizer,
-            make_req=ReqMaker(
-                max_request_len(worker, kv, options.limits), capacity.vocab_size, make_stop_text, options
-            ),
             weight_version=version,
+            to_tokenizer=channels.to_tokenizer,
             rank=options.ranks.world.rank,
         )
     )
-    updates = SchedulerWeights(
-        scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.ranks.world.rank
-    )
-    _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), channels, capacity)
-    loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
-    ranks = options.ranks
-    profiled = Profiled(
-        loop,
-        streamer,
-        figures=rows.counters,
-        steps_done=lambda: rows.stats.forward_steps,
-        rank_name=ranks.title if ranks.world.size > 1 else "",
-    )
-    scheduler.add_handlers(SchedulerProfiler(channels.to_tokenizer, profiled).handlers())
+
+    # 3. The loop that turns it.
+    loop = OverlapLoop(scheduler, rows.lanes) if options.overlap else SyncLoop(scheduler, rows.lanes)
+
+    # 4. What it can be asked beside generation.
+    replies, rank = channels.to_tokenizer, options.ranks.world.rank
+    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, replies, rank=rank)
+    _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), replies, worker.capacity)
+    _record_on_demand(scheduler, rows, loop, answers.streamer, replies, options.ranks)
     return Assembled(scheduler, loop, kv, rows)
+
+
+class _Answers(NamedTuple):
+    """What sends answers, and what notes their times."""
+
+    streamer: Streamer
+    timeline: Timeline
+
+
+def _answers(rows: Residents, channels: Channels, options: SchedulerOptions, version: WeightVersion) -> _Answers:
+    """Only the first rank sends answers."""
+    if not options.ranks.leads:
+        return _Answers(SilentStreamer(channels.to_detokenizer), NoTimeline())
+    timeline = RequestTimeline(rows.table) if options.timed else NoTimeline()
+    return _Answers(OutputStreamer(rows.table, channels.to_detokenizer, version, timeline), timeline)
+
+
+def _req_maker(worker: Worker, kv: KvManager, make_stop_text: MakeStopText, options: SchedulerOptions) -> ReqMaker:
+    return ReqMaker(
+        max_request_len(worker, kv, options.limits),
+        worker.capacity.vocab_size,
+        make_stop_text,
+        urgent_sign=URGENT_SIGNS[options.priorities],
+        share_by=options.fair_share_by or "api_key",
+    )
+
+
+def _builder(rows: Residents, options: SchedulerOptions) -> ForwardBuilder:
+    groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(rows.kv, options.cascade)
+    return ForwardBuilder(rows.table, rows.kv, rows.growth, rows.sampling, groups)
+
+
+def _masks(worker: Worker, rows: Residents, filler: MaskFiller, options: SchedulerOptions) -> MakesMasks:
+    """Only the first rank makes masks."""
+    vocab_size = worker.capacity.vocab_size
+    if not options.ranks.leads:
+        return NoMasks(vocab_size)
+    return TokenMasks(rows.table, filler, vocab_size=vocab_size, eos_token_ids=options.eos_token_ids)
 
 
 def _answer_control_requests(
@@ -396,11 +359,10 @@ def _answer_control_requests(
     rows: Residents,
     updates: SchedulerWeights,
     memory: Occupation,
-    channels: Channels,
+    replies: Sender[ToTokenizer],
     capacity: WorkerCapacity,
 ) -> None:
     """Add the parts that answer what is asked beside generation, each for its own kinds of requests."""
-    replies = channels.to_tokenizer
     control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, capacity=capacity)
     settings = SchedulerSettings(rows.table, rows.ratio, rows.stats, replies)
     lent = SchedulerMemory(scheduler, rows.kv, memory, replies)
@@ -410,3 +372,22 @@ def _answer_control_requests(
     scheduler.turn_observers.append(updates.on_turn)
     scheduler.step_observers.append(control.on_step)
     scheduler.beat_observers.append(watch.on_beat)
+
+
+def _record_on_demand(
+    scheduler: Scheduler,
+    rows: Residents,
+    loop: Loop,
+    streamer: Streamer,
+    replies: Sender[ToTokenizer],
+    ranks: RankContext,
+) -> None:
+    """Add the part that records profiles of the loop."""
+    profiled = Profiled(
+        loop,
+        streamer,
+        figures=rows.counters,
+        steps_done=lambda: rows.stats.forward_steps,
+        rank_name=ranks.title if ranks.world.size > 1 else "",
+    )
+    scheduler.add_handlers(SchedulerProfiler(replies, profiled).handlers())

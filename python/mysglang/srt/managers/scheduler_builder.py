@@ -1,6 +1,7 @@
 """build_scheduler: the composition root. The only file that reads which features are on.
 
-Everything else works with what it is given here and asks nothing.
+It turns options into parts and hands them to `assemble` (`scheduler_assembly.py`), which puts them together. Everything
+else works with what it is given here and asks nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mysglang.srt.args.hicache import read_storage_config
 from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.speculative import SpeculativeAlgorithm
@@ -21,17 +23,14 @@ from mysglang.srt.constrained.structured_output import StructuredOutput
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
-from mysglang.srt.forward.occupation import Occupation
-from mysglang.srt.forward.page_space import SpaceShape, StateShape
-from mysglang.srt.forward.weights import ModelWeights
-from mysglang.srt.forward.worker import Worker, WorkerCapacity
-from mysglang.srt.managers.cache_storage import make_storage
+from mysglang.srt.forward.weights import ModelWeights, Occupation
+from mysglang.srt.forward.worker import SpaceShape, StateShape, Worker, WorkerCapacity
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
-from mysglang.srt.managers.rank_links import FollowShare, LeadShare, RankReplies, turn_codec
+from mysglang.srt.managers.rank_links import FollowShare, LeadShare, NoListener, NoRequests, RankReplies, turn_codec
+from mysglang.srt.managers.scheduler import Loop
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
-    MakeStopText,
     SchedulerOptions,
     assemble,
     max_request_len,
@@ -39,12 +38,15 @@ from mysglang.srt.managers.scheduler_assembly import (
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicy
 from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, prefix_cache
 from mysglang.srt.mem_cache.host_tier import HostTier
-from mysglang.srt.mem_cache.kv_events import KvEventLog
+from mysglang.srt.mem_cache.kv_events import KvEventLog, PageListener
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.lower_tier import LowerTier
-from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
+from mysglang.srt.mem_cache.storage.file_backend import FileBackend
+from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage
+from mysglang.srt.mem_cache.storage.runner import ThreadRunner
+from mysglang.srt.mem_cache.storage.storage_tier import FetchLimits, StorageTier
 from mysglang.srt.mem_cache.storeless_manager import StorelessKvManager
 from mysglang.srt.messages.channels import Pull, Push
 from mysglang.srt.messages.codec import scheduler_codec
@@ -52,19 +54,13 @@ from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.sampling.processor_params import BUILT_IN, own_name
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.coordinator import PlanDigest
-from mysglang.srt.scheduling.finish import StopText
-from mysglang.srt.scheduling.follower import NoListener, NoRequests
-from mysglang.srt.scheduling.forced_drafts import ForcedDrafts
-from mysglang.srt.scheduling.intake import Share
-from mysglang.srt.scheduling.loops import Loop
-from mysglang.srt.scheduling.prefetch_queue import PrefetchQueue
+from mysglang.srt.scheduling.drafts import DeviceProposer, ForcedDrafts, MakeProposer, from_draft_model, from_own_text
+from mysglang.srt.scheduling.intake import NoTimeouts, RequestTimeouts, Share, Timeouts
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
-from mysglang.srt.scheduling.proposals import DeviceProposer, MakeProposer, from_draft_model, from_own_text
-from mysglang.srt.scheduling.role import Role
+from mysglang.srt.scheduling.request import MakeStopText, StopText
+from mysglang.srt.scheduling.role import PrefetchQueue, Role
 from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, NoCosts, StepCosts
-from mysglang.srt.scheduling.step_planner import OrderName
-from mysglang.srt.scheduling.timeouts import NoTimeouts, RequestTimeouts, Timeouts
+from mysglang.srt.scheduling.step_planner import OrderName, PlanDigest
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -118,20 +114,29 @@ def build_scheduler(
     args: ServerArgs, ports: PortArgs, ranks: RankContext, makers: Makers = THE_MAKERS
 ) -> tuple[Loop, SchedulerFacts]:
     """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
+    # 1. The model: its config, its tokenizer, and the grammars of its answers.
     model = load_model_config(args.model)
     tokenizer = load_tokenizer(args.model)
     structured = _structured_output(args, model, tokenizer, ranks)
+
+    # 2. The GPU wing: a worker that computes steps.
     worker = makers.worker(args, model, ranks)
     capacity = worker.capacity
+
+    # 3. The memory that the worker has, as pages of requests and of the prefix cache.
     events = _kv_events(args, capacity, ranks)
     kv = _kv_manager(capacity, _prefix_cache(args, model, ranks, worker, events, makers), makers)
+
+    # 4. The links: to fronts and detokenizers, and to other ranks.
     digest = None if ranks.world.size == 1 else PlanDigest()
-    channels, share = _channels(ports, ranks), _share(ports, ranks, digest)
+    share = _share(ports, ranks, digest)
+
+    # 5. The scheduler around all that.
     options = _options(args, model, ranks)
     assembled = assemble(
         worker,
         kv,
-        channels,
+        _channels(ports, ranks),
         options,
         _stop_text_maker(tokenizer),
         role=_role(args, structured.role, kv.cache.lower),
@@ -145,8 +150,15 @@ def build_scheduler(
         share.pulse = assembled.scheduler.pulse
     assembled.scheduler.turn_observers.append(events.flush)
     assembled.scheduler.step_observers.append(events.flush)
-    max_len = max_request_len(worker, kv, options.limits)
-    facts = SchedulerFacts(
+    return assembled.loop, _facts(args, model, worker, max_request_len(worker, kv, options.limits), ranks)
+
+
+def _facts(
+    args: ServerArgs, model: ModelConfig, worker: NamedWorker, max_len: int, ranks: RankContext
+) -> SchedulerFacts:
+    """What the fronts must know of this rank. `max_len`: tokens of the longest request, output included."""
+    capacity = worker.capacity
+    return SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
         max_total_num_tokens_swa=capacity.window_tokens,
         # A model that makes vectors needs no room for an answer.
@@ -171,7 +183,6 @@ def build_scheduler(
         startup_times=capacity.startup_times,
         rank_labels=ranks.labels,
     )
-    return assembled.loop, facts
 
 
 def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
@@ -400,3 +411,34 @@ def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:
 
 def _no_tokenizer(_params: SamplingParams) -> StopText:
     raise AssertionError("stop strings reached a scheduler without a tokenizer")
+
+
+def make_storage(args: ServerArgs, pages: HostPages, page_size: int, host: HostTier) -> Storage:
+    """The storage below `host`, as the options ask for it. Raises ConfigError.
+
+    The worker says what tells its pages from those of other models (`pages.identity`).
+    """
+    if args.hicache.hicache_storage_backend is None:
+        return NoStorage()
+    config = read_storage_config(args.hicache.hicache_storage_backend_extra_config)
+    assert config.path is not None, "validated"
+    block_tokens = -(-config.block_tokens // page_size) * page_size
+    if (largest := int(config.size_gb * 1e9)) < 2 * block_tokens // page_size * pages.page_bytes:
+        raise ConfigError(
+            f"--hicache-storage-backend-extra-config: size_gb {config.size_gb} holds no two blocks of {block_tokens} "
+            "tokens; raise it, or lower block_tokens."
+        )
+    return StorageTier(
+        host,
+        pages,
+        FileBackend(config.path, largest),
+        pages.identity,
+        FetchLimits(
+            block_tokens=block_tokens,
+            at_least=config.prefetch_threshold,
+            wait_base_s=config.prefetch_timeout_base,
+            wait_per_ki_token_s=config.prefetch_timeout_per_ki_token,
+        ),
+        reader=ThreadRunner("kv-storage-read"),
+        writer=ThreadRunner("kv-storage-write"),
+    )

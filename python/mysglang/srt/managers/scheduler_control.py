@@ -1,12 +1,28 @@
-"""SchedulerControl: handlers of control messages. A new one is a row here, a message pair, and a route."""
+"""Handlers of control messages: what a scheduler is asked beside generation, except about weights and profiles.
+
+    SchedulerControl     state, flushing the cache, pausing generation, health checks, logs
+    SchedulerSettings    options that may be changed while a scheduler runs
+    SchedulerMemory      giving the device's memory back for a while
+    CacheWatch           a picture of the prefix cache
+
+Each part contributes its rows to the scheduler's dispatch table (`handlers`).
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
 
+import msgspec
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.forward.weights import Occupation
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.managers.scheduler import Handlers, Scheduler
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_cache import PrefixCache
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import (
@@ -15,13 +31,17 @@ from mysglang.srt.messages.control import (
     FlushCacheReqInput,
     FlushCacheReqOutput,
     FreezeGcReq,
+    GetCacheTreeReq,
     GetInternalStateReq,
     GetInternalStateReqOutput,
     PauseGenerationReq,
+    SetInternalStateReq,
 )
 from mysglang.srt.messages.requests import AbortReq
-from mysglang.srt.messages.weights import SlowDownReq
-from mysglang.srt.scheduling.retraction import Retraction
+from mysglang.srt.messages.weights import ReleaseMemoryOccupationReq, ResumeMemoryOccupationReq, SlowDownReq
+from mysglang.srt.scheduling.prefill_planner import NewTokenRatio
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Retraction
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.utils.process import freeze_heap
 
@@ -138,3 +158,135 @@ class SchedulerControl:
                 memory_usage=self._capacity.memory_usage,
             )
         )
+
+
+class SchedulerSettings:
+    """Changes options of a scheduler."""
+
+    def __init__(
+        self, table: RequestTable, ratio: NewTokenRatio, stats: SchedulerStats, to_tokenizer: Sender[ToTokenizer]
+    ) -> None:
+        self._table = table
+        self._ratio = ratio
+        self._stats = stats
+        self._to_tokenizer = to_tokenizer
+
+    def handlers(self) -> Handlers:
+        """The row that this part contributes to the dispatch table."""
+        return {SetInternalStateReq: self.set_internal_state}
+
+    def set_internal_state(self, message: SetInternalStateReq) -> None:
+        """Requests that run keep the stream interval that they began with."""
+        if message.schedule_conservativeness is not None:
+            self._ratio.change(message.schedule_conservativeness)
+        if message.stream_interval is not None:
+            self._table.stream_interval = message.stream_interval
+        if message.decode_log_interval is not None:
+            self._stats.decode_log_interval = message.decode_log_interval
+        settings = {
+            "schedule_conservativeness": self._ratio.conservativeness,
+            "stream_interval": self._table.stream_interval,
+            "decode_log_interval": self._stats.decode_log_interval,
+        }
+        done = ControlReqOutput(id=message.id, success=True, message="Options changed.", details=settings)
+        self._to_tokenizer.send(done)
+
+
+GIB = 1 << 30
+
+REFUSED = "The engine has given its memory back; it serves again when that is resumed."
+
+
+class SchedulerMemory:
+    """Gives the device's memory back and takes it again.
+
+    While something is released no step runs, and requests that come are refused, since nothing says for how long.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, kv: KvManager, memory: Occupation, to_tokenizer: Sender[ToTokenizer]
+    ) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._memory = memory
+        self._to_tokenizer = to_tokenizer
+
+    def handlers(self) -> Handlers:
+        """The rows that this part contributes to the dispatch table."""
+        return {ReleaseMemoryOccupationReq: self.release, ResumeMemoryOccupationReq: self.resume}
+
+    def release(self, message: ReleaseMemoryOccupationReq) -> None:
+        """If nobody is here, or all who are wait for a pause to end and hold nothing."""
+
+        def release() -> str:
+            busy = self._scheduler.holders
+            if busy:
+                raise InvalidRequest(f"{busy} requests are running or waiting; memory is given back by an idle engine.")
+            freed = self._memory.release(frozenset(message.tags), self._scheduler.pulse)
+            flushed = self._kv.flush()
+            assert flushed, "nobody runs"
+            self._scheduler.refuses = REFUSED
+            return f"{freed / GIB:.2f} GiB were given back; released now: {self._released()}."
+
+        self._settle(message.id, release)
+
+    def resume(self, message: ResumeMemoryOccupationReq) -> None:
+        """Serve again once all is there."""
+
+        def resume() -> str:
+            self._memory.resume(frozenset(message.tags), self._scheduler.pulse)
+            if not self._memory.released:
+                self._scheduler.refuses = ""
+            return f"Taken again; released now: {self._released() or 'nothing'}."
+
+        self._settle(message.id, resume)
+
+    def _released(self) -> str:
+        return ", ".join(sorted(self._memory.released))
+
+    def _settle(self, number: int, work: Callable[[], str]) -> None:
+        try:
+            reply = ControlReqOutput(id=number, success=True, message=work())
+        except InvalidRequest as error:
+            reply = ControlReqOutput.refusing(number, error)
+        self._to_tokenizer.send(reply)
+
+
+MAX_NOTES = 3600
+
+
+class CacheWatch:
+    """Answers operators who look at the prefix cache. Costs a note a second while nobody asks.
+
+    The cache counts operations, so that all ranks evict alike, and reads no clock. People want seconds: with each
+    heartbeat the count is noted, with the time, for the last hour of work.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, to_tokenizer: Sender[ToTokenizer], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock`: seconds."""
+        self._cache = cache
+        self._to_tokenizer = to_tokenizer
+        self._clock = clock
+        self._notes: deque[tuple[int, float]] = deque([(0, clock())], MAX_NOTES)
+        """(the cache's count of operations, when it had come so far), oldest first."""
+
+    def handlers(self) -> Handlers:
+        """The rows that this part contributes to the dispatch table."""
+        return {GetCacheTreeReq: self.get_cache_tree}
+
+    def on_beat(self) -> None:
+        """Called about once a second, idle or busy."""
+        if self._cache.clock != self._notes[-1][0]:
+            self._notes.append((self._cache.clock, self._clock()))
+
+    def get_cache_tree(self, message: GetCacheTreeReq) -> None:
+        """A picture of the prefix cache, bounded in size and time, with seconds in place of counts of operations."""
+        now, counts = self._clock(), [count for count, _ in self._notes]
+        tree = msgspec.to_builtins(self._cache.view(message.preview_tokens))
+        for node in tree["nodes"]:
+            at = bisect_left(counts, node.pop("last_use"))
+            # What was used since the last heartbeat was used just now.
+            node["idle_s"] = round(now - self._notes[at][1], 1) if at < len(counts) else 0.0
+        self._to_tokenizer.send(ControlReqOutput(id=message.id, success=True, details=tree))

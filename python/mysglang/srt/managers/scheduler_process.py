@@ -14,10 +14,9 @@ import msgspec
 
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.managers.child import run_child, tell_parent
-from mysglang.srt.managers.child_specs import SchedulerLaunch, scheduler_title
+from mysglang.srt.managers.child import SchedulerLaunch, run_child, scheduler_title, tell_parent
+from mysglang.srt.managers.scheduler import Loop
 from mysglang.srt.messages.launch import Ready, SchedulerFacts
-from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.logging import configure_logging, measured, timed

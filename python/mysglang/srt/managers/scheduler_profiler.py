@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mysglang.srt.managers.scheduler import Handlers
+from mysglang.srt.managers.scheduler import Handlers, Loop, Stepped
 from mysglang.srt.managers.step_trace import Figures, StepTrace, TracedSender, TracedSteps, WatchedSteps
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput, ProfileStage, StartProfileReq, StopProfileReq
 from mysglang.srt.scheduling.batch import Launched, ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
-from mysglang.srt.scheduling.loops import Loop, Stepped
 from mysglang.srt.scheduling.output_streamer import Streamer
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from mysglang.srt.messages.weights import (
     UpdateWeightVersionReq,
     WeightUpdate,
 )
-from mysglang.srt.scheduling.weight_version import WeightVersion
+from mysglang.srt.scheduling.output_streamer import WeightVersion
 
 ABORTED = "Aborted, since the weights change."
 

@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from mysglang.srt.managers.scheduler import Stepped
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToDetokenizer
 from mysglang.srt.scheduling.batch import Launched, ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
-from mysglang.srt.scheduling.loops import Stepped
 
 HOST, FLIGHT = 1, 2
 """Numbers of the tracks."""

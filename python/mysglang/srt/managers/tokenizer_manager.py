@@ -15,39 +15,42 @@ import numpy as np
 
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.beam_search import beam_search, wants_beams
-from mysglang.srt.managers.board import Column
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.control_client import ControlClient
-from mysglang.srt.managers.front_held import FrontHeld
-from mysglang.srt.managers.fronts import Fronts
+from mysglang.srt.managers.fronts import Column, FrontHeld, Fronts
 from mysglang.srt.managers.generation import Call, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
-from mysglang.srt.managers.logprob_room import MAX_LOGPROBS, LogprobRoom
-from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
-from mysglang.srt.managers.request_state import GenerationChunk, Inbox, Post, ReqState, RowCounters
+from mysglang.srt.managers.request_state import (
+    UNREAD,
+    GenerationChunk,
+    Inbox,
+    Post,
+    ReqState,
+    RowCounters,
+    Unread,
+    bytes_of,
+)
+from mysglang.srt.managers.shares import MAX_LOGPROBS, LogprobRoom, OneForAll, QueueShares
 from mysglang.srt.managers.tokenize_job import Job, Piece
 from mysglang.srt.managers.unfold import Unfolded
-from mysglang.srt.managers.unread import UNREAD, Unread, bytes_of
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
 from mysglang.srt.messages.control import (
     Command,
     ControlReqOutput,
     DetokenizerBeat,
-    FlushCacheReqOutput,
-    GetInternalStateReqOutput,
-    HeartBeat,
-)
-from mysglang.srt.messages.fanout import wire_rid
-from mysglang.srt.messages.fronts import (
     DrainReq,
     EndReq,
+    FlushCacheReqOutput,
     FreezeFrontGcReq,
     FrontBeat,
     FrontOrder,
+    GetInternalStateReqOutput,
+    HeartBeat,
     PeerAbortReq,
     RequestLogReq,
 )
+from mysglang.srt.messages.fanout import wire_rid
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason, RequestTimes
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput

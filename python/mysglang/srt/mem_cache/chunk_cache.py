@@ -5,8 +5,7 @@ from __future__ import annotations
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.mem_cache.tree_node import NO_PAGES, NamespaceRoot, TreeNode
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, NamespaceRoot, PrefixMatch, TreeNode
 from mysglang.srt.mem_cache.tree_view import TreeView
 
 

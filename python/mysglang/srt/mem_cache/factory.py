@@ -9,7 +9,7 @@ from mysglang.srt.mem_cache.chunk_cache import ChunkCache
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicyName
 from mysglang.srt.mem_cache.hiradix_cache import HiRadixCache, WritePolicyName
 from mysglang.srt.mem_cache.host_tier import HostTier
-from mysglang.srt.mem_cache.page_listener import PageListener
+from mysglang.srt.mem_cache.kv_events import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 from mysglang.srt.mem_cache.storage.interface import Storage

@@ -13,14 +13,13 @@ from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
 from mysglang.srt.mem_cache.host_tier import HostNews, HostTier
+from mysglang.srt.mem_cache.kv_events import PageListener
 from mysglang.srt.mem_cache.lower_tier import Arrival, TierCounts
-from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 from mysglang.srt.mem_cache.radix_tree import RadixTree
 from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage, StorageNews
-from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
+from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode, namespace_of
 
 WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
 

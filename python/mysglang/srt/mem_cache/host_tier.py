@@ -23,11 +23,10 @@ from mysglang.srt.forward.host_pages import NO_PAIRS, HostPages, PageCopies, Pag
 from mysglang.srt.forward.worker_batch import Ints, Longs
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
+from mysglang.srt.mem_cache.kv_events import NoListener, PageListener
 from mysglang.srt.mem_cache.lower_tier import TierCounts
-from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
-from mysglang.srt.mem_cache.prefix_match import HostMatch
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_node import HostMatch, TreeNode
 
 LOAD_AT_LEAST = 10
 """Tokens: for fewer a copy is not worth its launch."""

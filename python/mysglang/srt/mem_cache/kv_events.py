@@ -1,4 +1,6 @@
-"""Events of a prefix cache for routers: which prefixes are cached, and which no longer are.
+"""What a prefix cache reports about its pages: which prefixes are cached, and which no longer are.
+
+A `PageListener` hears of every change. `KvEventLog` is the one that writes events for routers.
 
 A page is a block. Its name is a hash of its tokens and of the block before it, so equal prefixes have equal names
 everywhere; the first block of a namespace goes on from the namespace's own. Events have the fields of SGLang's, of
@@ -9,13 +11,46 @@ which vLLM's are the first, and are arrays on the wire as there: a name, then th
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
 from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
+
+
+class PageListener(Protocol):
+    """Called at every change, in order. A split is not a change, because the pages stay the same."""
+
+    def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
+        """The tokens `ids` go on from the end of `node`, in as many whole pages: all but the first `known` are new.
+
+        These the cache had already as other pages than those given.
+        """
+        ...
+
+    def removed(self, pages: Ints) -> None:
+        """These pages can no longer be matched. Pages that were hidden before may be reported again."""
+        ...
+
+    def cleared(self) -> None:
+        """No page can be matched any more."""
+        ...
+
+
+class NoListener:
+    """The null listener."""
+
+    def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
+        pass
+
+    def removed(self, pages: Ints) -> None:
+        pass
+
+    def cleared(self) -> None:
+        pass
+
 
 GPU = "GPU"
 """The medium of pages that attention reads, in the host's memory though it is without a GPU."""

@@ -24,15 +24,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mysglang.srt.forward.page_space import SpaceShape, StateShape
+from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.forward.worker_batch import Floats, Ints, Slots, StateColumns, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
 from mysglang.srt.mem_cache.spaces import Bound, Room, RowRoom, RowSpace, Space, SpaceState
 from mysglang.srt.mem_cache.state_space import NO_COUNTS, NoStates, StateCounts, States, StateSpace
-from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode
 from mysglang.srt.mem_cache.window_space import WindowSpace
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode
 
 
 @dataclass(frozen=True, slots=True)

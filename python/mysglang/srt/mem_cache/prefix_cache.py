@@ -14,8 +14,7 @@ from typing import TypeAlias
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.lower_tier import NO_LOWER_TIER, LowerTier
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode
 from mysglang.srt.mem_cache.tree_view import TreeView
 
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
-from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
+from mysglang.srt.mem_cache.kv_events import NoListener, PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, TreeNode, namespace_of
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, PrefixMatch, TreeNode, namespace_of
 from mysglang.srt.mem_cache.tree_view import TreeView, tree_view
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import PrefixCache
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
+from mysglang.srt.mem_cache.tree_node import PrefixMatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from typing import Protocol
 
 import numpy as np
 
-from mysglang.srt.forward.page_space import StateShape
+from mysglang.srt.forward.worker import StateShape
 from mysglang.srt.forward.worker_batch import NO_STATE, Bools, Ints, Slots, StateColumns
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
+from mysglang.srt.mem_cache.tree_node import PrefixMatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.mem_cache.chunk_cache import ChunkCache
 from mysglang.srt.mem_cache.kv_manager import KvManager

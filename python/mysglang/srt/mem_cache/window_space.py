@@ -20,9 +20,9 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Bools, Floats, Ints, Longs, Slots
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import PrefixCache
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ranges
 from mysglang.srt.mem_cache.spaces import SpaceRoom, SpaceState
+from mysglang.srt.mem_cache.tree_node import PrefixMatch
 
 LAG = 8
 """Tokens behind the window that a row keeps: its last planned tokens may be taken back when it ends, and a row that

@@ -18,11 +18,13 @@ from mysglang.srt.messages.control import (
     DetokenizerBeat,
     FlushCacheReqInput,
     FlushCacheReqOutput,
+    FrontBeat,
+    FrontOrder,
     GetInternalStateReq,
     GetInternalStateReqOutput,
     HeartBeat,
+    PeerAbortReq,
 )
-from mysglang.srt.messages.fronts import FrontBeat, FrontOrder, PeerAbortReq
 from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 

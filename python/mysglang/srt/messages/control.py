@@ -1,4 +1,8 @@
-"""Control messages: requests to the schedulers and their replies, in pairs. Routed back by `id`."""
+"""Control messages: requests to the schedulers and their replies, in pairs. Routed back by `id`.
+
+At the end: messages between the fronts of one server, for actions that all fronts must know. They are sent to a front
+like replies.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,17 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import msgspec
 
 from mysglang.srt.errors import Conflict, InvalidRequest, PeerRefused, RequestError
-from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.messages.weights import FIRST_VERSION, WeightCommand
 from mysglang.srt.observability.instruments import SCHEDULER
+
+
+class SetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """New values of these options; None leaves an option unchanged."""
+
+    id: int
+    schedule_conservativeness: float | None = None
+    stream_interval: int | None = None
+    decode_log_interval: int | None = None
 
 
 class FlushCacheReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -276,3 +288,44 @@ class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_waiting_reqs: int
     weight_version: str = FIRST_VERSION
     figures: SchedulerFigures = SchedulerFigures()
+
+
+class FrontBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The front's loop is turning; sent about once a second to all others."""
+
+    front: int
+
+
+class PeerAbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A client asked another front to abort `rid`, or everything; it may be here."""
+
+    rid: str = ""
+    abort_all: bool = False
+    scope: str | None = None
+    """API key whose requests are meant; None for all keys."""
+
+
+class DrainReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The server is shutting down: accept no more requests."""
+
+
+class EndReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Every open request ends now, with an error that says why."""
+
+    why: str
+    kind: Literal["died", "shutting_down"]
+
+
+class RequestLogReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Which parts of requests are logged from now on."""
+
+    log_requests: bool
+    dump_folder: str
+
+
+class FreezeFrontGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Let the garbage collector forget what is alive now."""
+
+
+FrontOrder: TypeAlias = DrainReq | EndReq | RequestLogReq | FreezeFrontGcReq
+"""A command to the whole front, not only to its TokenizerManager."""

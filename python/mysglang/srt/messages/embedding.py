@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
-from mysglang.srt.messages.generate import GenerateReqInput, convert_fields, settled_fields
+from mysglang.srt.messages.generate import REFUSED, FieldReport, GenerateReqInput, convert_fields, settled_fields
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 # Fields of SGLang that would change a vector -> the value with which they may be sent all the same.

@@ -1,24 +1,62 @@
 """GenerateReqInput: what a client may ask of generation, under SGLang's names, checked field by field.
 
-No field is ignored in silence: it is honoured, refused by name, or reported. Fields of SGLang that this version does
-not have may still be sent with a value that asks for nothing. Knows neither tokenizer nor limits:
+No field is ignored in silence: it is honoured, refused by name, or reported to a `FieldReport`. Fields of SGLang that
+this version does not have may still be sent with a value that asks for nothing. Knows neither tokenizer nor limits:
 `managers/input_tokenizer.py` checks those.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.field_report import REFUSED, FieldReport, asks_for_nothing
 from mysglang.srt.sampling.request_field import RequestField, declared_among, on
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 from mysglang.srt.utils.json_types import json_type
+
+
+class FieldReport(Protocol):
+    """Hears of such fields while a request is checked."""
+
+    def unknown(self, name: str) -> bool:
+        """A name that this server does not know. True: the field is left out; False: the request is refused."""
+        ...
+
+    def idle(self, name: str) -> None:
+        """A field that this server knows, with a value that it cannot act on and that does not change the answer."""
+        ...
+
+
+class RefusedFields:
+    """Refuses every unknown name, and says nothing of idle fields."""
+
+    def unknown(self, name: str) -> bool:
+        return False
+
+    def idle(self, name: str) -> None:
+        pass
+
+
+REFUSED = RefusedFields()
+
+
+def asks_for_nothing(value: object, neutral: Sequence[object] = ()) -> bool:
+    """True if the value is the same as leaving the field out: it is null, false, empty, or one of `neutral`.
+
+    False asks for something where true is neutral.
+    """
+    if value is False:
+        return not any(known is True for known in neutral)
+    if value is None or value in ("", [], {}):
+        return True
+    # 1 == True in Python, but not in JSON.
+    return any(type(value) is type(known) and value == known for known in neutral)
+
 
 # Fields of SGLang that would change an answer -> the value with which they may be sent all the same.
 UNSUPPORTED: dict[str, object] = {

@@ -42,7 +42,7 @@ class Pool(Protocol):
 
 
 class DeviceOccupation:
-    """Implements `forward.occupation.Occupation`."""
+    """Implements `forward.weights.Occupation`."""
 
     def __init__(
         self,

@@ -24,9 +24,16 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, Bools, ModelWorkerBatch, SamplingColumns, Slots
+from mysglang.srt.forward.worker_batch import (
+    DRAFTED,
+    ON_DEVICE,
+    Bools,
+    ForwardMode,
+    ModelWorkerBatch,
+    SamplingColumns,
+    Slots,
+)
 from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampler, SamplingOps

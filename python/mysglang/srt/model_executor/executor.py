@@ -70,6 +70,7 @@ class Executor:
 
         Raises ConfigError where the launch's values and this machine do not fit.
         """
+        # 1. What this machine is, and which ranks share the work.
         self.platform = platform = platform_named(config.device)
         self.tokens_per_step = 1 + config.draft_tokens
         self.late_lengths = platform.steps_are_done
@@ -77,6 +78,8 @@ class Executor:
         tp, stage = SUMS[config.numerics](join(config.ranks)), join_stages(config.ranks)
         every = AllRanks(tp, stage, size=config.ranks.world.size)
         setup = Setup(config, platform, graph_sizes(config, platform), tp=tp, stage=stage)
+
+        # 2. The models: the served one, and those that help it.
         launch, *others = launches
         load, loads = recipe(launch)(setup, launch), [helper(other)(setup, other) for other in others]
         before = platform.memory()
@@ -93,6 +96,8 @@ class Executor:
                 for each, other in zip(helpers, others, strict=True)
             ),
         ]
+
+        # 3. Their memory, planned over the stores of all models and agreed among the ranks.
         context = launch.config.context_len
         # No rank looks at free memory while another one still loads.
         every.smallest([0])
@@ -105,6 +110,8 @@ class Executor:
             pool = memories[0].pool
             identity = page_identity(launch.config, launch.load, config, pool)
             self.host_pages = make_host_pages(config.host_tier, pool, platform, identity)
+
+        # 4. The programs that run steps. The helping models come first: the served model's programs run them, too.
         beside = Beside()
         for each, memory in zip(helpers, memories[1:], strict=True):
             beside = each.ready(memory, beside)
@@ -116,27 +123,32 @@ class Executor:
         pools = [memory.pool for memory in memories]
         states = [memory.states for memory in memories if memory.states is not None]
         self.occupation = DeviceOccupation(weights, [*pools, *states], self.steps, platform, every)
+
+        # 5. What the scheduler may know of all that.
         self.device_name = platform.device_name
         self.device_profile = described(platform.profile, platform.device_name)
         logger.info("Device profile: %s.", self.device_profile)
         self.attention_backend = served.attention
+        memory_bytes = {
+            "weights": sum(weight_bytes(model.model) for model in models),
+            "kvcache": sum(pool.nbytes for pool in pools),
+            "graph": self.steps.nbytes,
+            "slots": tables.nbytes,
+            **({"states": sum(pool.nbytes for pool in states)} if states else {}),
+        }
         self.capacity = WorkerCapacity(
             spaces=budget.spaces,
             states=budget.states,
             num_slots=budget.num_slots,
             max_context=budget.max_context,
             vocab_size=launch.config.vocab_size,
-            memory_usage={
-                "weights": sum(weight_bytes(model.model) for model in models) / GIB,
-                "kvcache": sum(pool.nbytes for pool in pools) / GIB,
-                "graph": self.steps.nbytes / GIB,
-                "slots": tables.nbytes / GIB,
-                **({"states": sum(pool.nbytes for pool in states) / GIB} if states else {}),
-            },
+            memory_usage={name: nbytes / GIB for name, nbytes in memory_bytes.items()},
             startup_times=setup.startup_times,
         )
         self.programs = self.steps.described()
         """Name of each program -> the steps that it takes, or why it is not used."""
+
+        # 6. Warm up, so that no request waits for what is compiled at first use.
         self.steps.warm_up()
         awaits_others = stage.last and not stage.first and platform.steps_are_done
         self._launch = StepsOnDemand(self.steps.run).launch if awaits_others else self.steps.run

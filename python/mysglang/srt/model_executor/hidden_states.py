@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch, Tail
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import EmbedColumns, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import EmbedColumns, ForwardMode, ModelWorkerBatch
 from mysglang.srt.layers.attention.expanding import expansion_of
 from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager
 from mysglang.srt.model_executor.step_buffers import StepBuffers

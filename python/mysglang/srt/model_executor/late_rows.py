@@ -13,8 +13,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import DRAFTED, NO_DRAFT, ON_DEVICE, Bools, Ints, ModelWorkerBatch, Slots
+from mysglang.srt.forward.worker_batch import (
+    DRAFTED,
+    NO_DRAFT,
+    ON_DEVICE,
+    Bools,
+    ForwardMode,
+    Ints,
+    ModelWorkerBatch,
+    Slots,
+)
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import Columns
 from mysglang.srt.model_executor.step_inputs import Uploaded

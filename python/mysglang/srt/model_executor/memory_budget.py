@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mysglang.srt.distributed.agreement import Agrees
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.page_space import SpaceShape, StateShape
+from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.model_executor.device_tables import table_buffers
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import (
     NO_STATE,
     PLAIN_SAMPLING,
+    ForwardMode,
     ModelWorkerBatch,
     SamplingColumns,
     StateColumns,

@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch, Tail
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import positions_of, table_columns, wants_all_tokens

@@ -6,9 +6,17 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import Bools, DraftColumns, HiddenColumns, Ints, LogprobColumns, Longs, Slots
+from mysglang.srt.forward.worker_batch import (
+    Bools,
+    DraftColumns,
+    ForwardMode,
+    HiddenColumns,
+    Ints,
+    LogprobColumns,
+    Longs,
+    Slots,
+)
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):

@@ -1,16 +1,20 @@
 """FairShares: tenants take turns by what they have used, so that none starves another, however much it asks for.
 
-Each tenant has a counter of the tokens that were computed for it. Of those that have requests waiting, the one that
-used least is next. Who comes after a time of asking for nothing starts level with the least of those that are there:
-time unused is not saved up. (Virtual token counters; Sheng et al., "Fairness in Serving Large Language Models", 2024.)
+Each tenant has a counter of the tokens that were computed for it. Of the tenants that have requests waiting, the one
+that used least is next. A tenant that comes after a time without requests starts level with the least of those that are
+there: time unused is not saved up. (Virtual token counters; Sheng et al., "Fairness in Serving Large Language Models",
+2024.)
 
-Nobody who runs is stopped: a tenant waits until a place is free, and that one is then its own.
+No running request is stopped: a tenant waits until a place is free, and that one is then its own.
+
+`Accounts` is the part that hears what each request has used.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +25,21 @@ from mysglang.srt.scheduling.request_table import RequestTable
 
 GENERATED_WEIGHT = 2
 """A generated token counts as so many of a prompt, as in the paper: it takes a step of its own."""
+
+
+class Accounts(Protocol):
+    """Notes what requests have used. It hears of every request that gives its slot back, just before it does."""
+
+    def close(self, slot: int) -> None:
+        """The request in `slot` will compute nothing more there."""
+        ...
+
+
+class NoAccounts:
+    """Usage is not counted."""
+
+    def close(self, slot: int) -> None:
+        pass
 
 
 class FairShares:

@@ -17,8 +17,8 @@ from mysglang.srt.forward.worker_batch import (
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import PrefixGrouper
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.growth import Growth
-from mysglang.srt.scheduling.logprobs import LogprobBook
+from mysglang.srt.scheduling.books import LogprobBook
+from mysglang.srt.scheduling.decode_planner import Growth
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 

@@ -1,11 +1,21 @@
-"""Grammar: what one answer may say next. Protocols and null objects; `constrained/` compiles and implements them."""
+"""What one answer may say next: its Grammar, and its TokenRules. `token_masks.py` makes the masks of a step from both.
+
+`Grammar` and `MaskFiller` are protocols with null objects; `constrained/` compiles and implements them.
+
+`TokenRules` are the tokens that one request may never have, and those that it may not have after certain others. They
+follow from the request's parameters and its tokens alone, so there is no state to keep: a request that was retracted
+and is computed again has the same rules. They know ids only; the front has turned words into ids.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mysglang.srt.forward.worker_batch import Ints
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints, mask_words
 
 
 class Grammar(Protocol):
@@ -51,3 +61,85 @@ class NoGrammars:
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
         raise AssertionError("a request has a grammar that nobody made")
+
+
+ID_BYTES = 4
+
+
+class Phrases:
+    """Sequences of two tokens or more that may not stand in an answer: the last one is forbidden after the others.
+
+    They are found by all tokens but the last, so that a step takes time for each length of them and not for each
+    phrase: a request may forbid thousands, and every step of the batch waits for it.
+    """
+
+    __slots__ = ("_lasts", "_lengths")
+
+    def __init__(self, words: Iterable[Ints]) -> None:
+        lasts = defaultdict[bytes, list[int]](list)
+        for word in words:
+            lasts[word[:-1].tobytes()].append(int(word[-1]))
+        self._lasts = {head: np.asarray(found, dtype=np.int32) for head, found in lasts.items()}
+        self._lengths = sorted({len(head) for head in lasts})
+        """Of all that come before a last token, in bytes."""
+
+    def after(self, output: Ints) -> Iterator[Ints]:
+        """The tokens that are forbidden after `output`, in a few pieces."""
+        if not self._lengths:
+            return
+        tail = np.ascontiguousarray(output[-(self._lengths[-1] // ID_BYTES) :], dtype=np.int32).tobytes()
+        for length in self._lengths:
+            if length > len(tail):
+                return
+            if (found := self._lasts.get(tail[-length:])) is not None:
+                yield found
+
+
+class TokenRules:
+    """What the masks of one request leave out. A mask is a row of `TokenMask.bits`."""
+
+    __slots__ = ("_phrases", "_static")
+
+    def __init__(self, static: Ints, phrases: Phrases) -> None:
+        """static: [words] the mask that holds everywhere."""
+        self._static = static
+        self._phrases = phrases
+
+    def apply(self, bits: Ints, output: Ints) -> None:
+        """Take from a mask, in place, what is forbidden after the generated tokens `output`."""
+        bits &= self._static
+        for lasts in self._phrases.after(output):
+            clear_bits(bits, lasts)
+
+    def allow(self, token: int, output: Ints) -> bool:
+        """Whether `token` may come after `output`. What was chosen under an empty mask may not."""
+        if not int(self._static[token >> 5]) >> (token & 31) & 1:
+            return False
+        return not any(token in lasts for lasts in self._phrases.after(output))
+
+
+def token_rules(allowed: Sequence[int] | None, bad_words: Iterable[Ints], vocab_size: int) -> TokenRules | None:
+    """The rules of a request; None if it has none.
+
+    allowed: the only tokens that it may have, None for all; bad_words: sequences that it may not hold, each of one
+    token or more. All ids are inside the vocabulary.
+    """
+    words = list(bad_words)
+    if allowed is None and not words:
+        return None
+    static: Ints = np.full(mask_words(vocab_size), -1 if allowed is None else 0, dtype=np.int32)
+    if allowed is not None:
+        ids = np.asarray(allowed, dtype=np.int32)
+        np.bitwise_or.at(static.view(np.uint32), ids >> 5, _bit_of(ids))
+    singles = [int(word[0]) for word in words if len(word) == 1]
+    clear_bits(static, np.asarray(singles, dtype=np.int32))
+    return TokenRules(static, Phrases(word for word in words if len(word) > 1))
+
+
+def clear_bits(bits: Ints, ids: Ints) -> None:
+    """Forbid these tokens in a mask, in place."""
+    np.bitwise_and.at(bits.view(np.uint32), ids >> 5, ~_bit_of(ids))
+
+
+def _bit_of(ids: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+    return np.uint32(1) << (ids & 31).astype(np.uint32)

@@ -16,10 +16,10 @@ import numpy as np
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.scheduling.lane import Lane, Lanes
+from mysglang.srt.scheduling.policy import WaitingQueue
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
-from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 MOST_RUNNING = 4
 """With more, the step that a jump costs all of them is dearer than those that it saves one of them."""

@@ -1,8 +1,13 @@
-"""OutputStreamer: what is new in each request -> one BatchTokenIDOutput for the step."""
+"""OutputStreamer: what is new in each request -> one BatchTokenIDOutput for the step.
+
+Each message names the weights that computed it (`WeightVersion`). If requests are traced, a `Timeline` notes when each
+of them stood where; nothing is planned by these times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,14 +15,23 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToDetokenizer, pack_ids
-from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RowLogprobs
+from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RequestTimes, RowLogprobs
+from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.timeline import Timeline
-from mysglang.srt.scheduling.weight_version import WeightVersion
 
 NO_INTS: Ints = np.zeros(0, dtype=np.int32)
+
+
+class WeightVersion:
+    """The name of the weights that are served. It changes when the weights do."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str = FIRST_VERSION) -> None:
+        self.name = name
 
 
 class Streamer(Protocol):
@@ -28,6 +42,17 @@ class Streamer(Protocol):
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
         """Tell what is new in the slots `running` and in the requests that `ended` and have no slot any more."""
         ...
+
+
+class SilentStreamer:
+    """Sends no answers: the Streamer of a rank that follows. The first rank streams them."""
+
+    def __init__(self, to_detokenizer: Sender[ToDetokenizer]) -> None:
+        """`to_detokenizer`: nothing is sent there."""
+        self.to_detokenizer = to_detokenizer
+
+    def send(self, running: Slots, ended: Sequence[Req]) -> None:
+        pass
 
 
 class OutputStreamer:
@@ -135,3 +160,56 @@ class OutputStreamer:
 def _column(running: Ints, ended: list[int]) -> bytes:
     """An int32 column: the rows that run, then those that ended."""
     return pack_ids(running) + pack_ids(ended) if ended else pack_ids(running)
+
+
+class Timeline(Protocol):
+    """Hears of steps that were applied and requests that ended; knows from the requests when they came and started."""
+
+    def applied(self, batch: ScheduleBatch) -> None:
+        """The results of a step are in the table."""
+        ...
+
+    def of(self, ended: Sequence[Req], *, first_row: int) -> dict[int, RequestTimes]:
+        """What is known of requests that ended just now, by their row in a message, the first of them `first_row`."""
+        ...
+
+
+class NoTimeline:
+    """Requests are not traced."""
+
+    def applied(self, batch: ScheduleBatch) -> None:
+        pass
+
+    def of(self, ended: Sequence[Req], *, first_row: int) -> dict[int, RequestTimes]:
+        return {}
+
+
+class RequestTimeline:
+    """Looks at the rows of prompts, so that decode steps cost nothing."""
+
+    def __init__(self, table: RequestTable, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._table = table
+        self._clock = clock
+
+    def applied(self, batch: ScheduleBatch) -> None:
+        if not (prompts := batch.num_prompts):
+            return
+        now = self._clock()
+        slots = batch.slots[:prompts]
+        alive = self._table.life[slots] == batch.lives[:prompts]
+        for slot in slots[np.flatnonzero(batch.yields[:prompts] & alive)].tolist():
+            req = self._table.req(slot)
+            if not req.first_token_at:
+                req.first_token_at = now
+
+    def of(self, ended: Sequence[Req], *, first_row: int) -> dict[int, RequestTimes]:
+        now = self._clock()
+        return {
+            row: RequestTimes(req.arrived_at, req.started_at, req.first_token_at or self._answered(req, now), now)
+            for row, req in enumerate(ended, start=first_row)
+        }
+
+    @staticmethod
+    def _answered(req: Req, now: float) -> float:
+        """Of a request that ended in the step of its first token, before that was noted; 0 if it has none."""
+        return now if len(req.output_ids) or req.vector is not None else 0.0

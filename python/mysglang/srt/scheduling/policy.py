@@ -1,13 +1,14 @@
-"""Policies: in which order waiting requests are tried. One class each; a policy reads no clock, and draws with a seed.
+"""The waiting queue, and policies: in which order waiting requests are tried.
 
-A policy orders only. Whoever comes first and does not fit is waited for: nobody behind him is tried.
+A policy is one class. It reads no clock, and draws with a fixed seed. A policy orders only: if the first request does
+not fit, none behind it is tried.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +16,50 @@ from mysglang.srt.scheduling.request import Req
 
 LOOKUP_LIMIT = 128
 """With more waiting requests, looking every prefix up costs more than the order gains: first come, first served."""
-
 SEED = 0
+
+
+class WaitingQueue:
+    """Holds and orders. It knows nothing of memory: the prefill planner takes what fits."""
+
+    def __init__(self, policy: SchedulePolicy) -> None:
+        self._policy = policy
+        self._reqs: deque[Req] = deque()
+        self.changes = 0
+        """Counts requests that came or went."""
+
+    def add(self, req: Req) -> None:
+        """A request arrived."""
+        self.changes += 1
+        self._reqs.append(req)
+
+    def add_retracted(self, req: Req) -> None:
+        """A request lost its memory and goes first when there is some again."""
+        self.changes += 1
+        self._reqs.appendleft(req)
+
+    def ordered(self) -> Iterable[Req]:
+        """All requests, those to try first in front, to be walked once. Take with `remove`, after the walk."""
+        return self._policy.order(self._reqs)
+
+    def remove(self, reqs: Sequence[Req]) -> None:
+        """Take requests out; from the front this costs nothing."""
+        gone = set(reqs)
+        self.changes += len(gone)
+        while self._reqs and self._reqs[0] in gone:
+            gone.discard(self._reqs.popleft())
+        if gone:
+            self._reqs = deque(req for req in self._reqs if req not in gone)
+
+    def pending_tokens(self) -> int:
+        """Tokens of all waiting requests, cached or not."""
+        return sum(len(req.ids) for req in self._reqs)
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self._reqs)
 
 
 @dataclass(slots=True)

@@ -1,38 +1,36 @@
 """PrefillPlanner: fill a step's token budget with prompts, whole or in chunks.
 
 A request is admitted when its pages, and a share of what it and the running ones may still generate, fit the memory.
-Its pages go to the prefix cache at once, before they are computed: the device runs steps in order and stores keys and
-values before it attends, so the next request, even of the same step, may already share them.
+`NewTokenRatio` is that share. The pages of an admitted request go to the prefix cache at once, before they are
+computed: the device runs steps in order and stores keys and values before it attends, so the next request, even of the
+same step, may already share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Floats, Slots
+from mysglang.srt.forward.worker_batch import Floats, ForwardMode, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.spaces import Room
-from mysglang.srt.scheduling.admission import AdmissionRule
+from mysglang.srt.mem_cache.tree_node import PrefixMatch
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane, Lanes
-from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
-from mysglang.srt.scheduling.policy import PromptClock
+from mysglang.srt.scheduling.policy import PromptClock, WaitingQueue
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
-from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 MAX_NEW_ESTIMATE = 4096
-"""At most so many tokens to come are reckoned for one request; who generates more may cause a retraction."""
-
-
+"""Memory is set aside for at most so many tokens to come of one request; one that generates more may cause a
+retraction.
+"""
 LEAST_SHARE = 4
-"""Prompts have at least one part in so many of a step's budget, however many rows decode beside them."""
+"""Prompts get at least 1/4 of a step's budget, however many rows decode beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +51,17 @@ class PrefillLimits:
         return max(self.budget(0), page_size) if self.chunking else None
 
     def budget(self, decoding: int) -> int:
-        """Prompt tokens of one step, beside so many rows that decode in it: what these leave, but at least a share."""
+        """Prompt tokens of one step beside `decoding` rows: what these leave of the budget, but at least a share."""
         chunk = self.max_prefill_tokens if self.chunked_prefill_size is None else self.chunked_prefill_size
         budget = min(self.max_prefill_tokens, chunk)
         return max(budget - decoding, budget // LEAST_SHARE)
+
+
+AdmissionRule: TypeAlias = Callable[[Req, Sequence[Req]], bool]
+"""(request, others) -> whether the request may run beside the others, which run or were admitted before it.
+
+Asked before memory is taken. It must depend on its arguments alone, so that all ranks decide alike.
+"""
 
 
 @dataclass(slots=True)
@@ -100,7 +105,7 @@ class PrefillPlanner:
         self._rules = rules
 
     def plan(self, lane: Lane, *, decoding: int = 0) -> ScheduleBatch | None:
-        """The next prefill step for `lane`, beside so many rows that decode; None if no request can be taken."""
+        """The next prefill step for `lane`, beside `decoding` decoding rows; None if no request can be taken."""
         if lane.short or (lane.chunked is None and not len(self._waiting)):
             return None
         step = self._begun(max(self._limits.budget(decoding), self._kv.page_size))
@@ -118,7 +123,7 @@ class PrefillPlanner:
         return shares
 
     def tokens_lacking(self, req: Req) -> float:
-        """Tokens that would have to come free for `req` to be admitted now, were a slot free; 0 or less: none."""
+        """Tokens that must come free before `req` can be admitted, if there is a slot; 0 or less: none."""
         if not self._lanes.size:
             return 0
         match = req.cached_prefix(self._kv)
@@ -126,12 +131,12 @@ class PrefillPlanner:
         return self._lacking(req, match, max(self._fit(step, match.reach, len(req.ids) - match.reach), 1), step)
 
     def _begun(self, budget: int) -> PrefillStep:
-        """A step of so many new tokens at most, beside all that run."""
+        """An empty step of at most `budget` new tokens, beside all running requests."""
         slots = self._lanes.slots
         return PrefillStep(budget, self._kv.room(slots, self.reserved(slots)))
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
-        """The next chunk of a request that holds its slot already."""
+        """Take the next chunk of a request that holds its slot already."""
         start = int(self._table.low[req.slot])
         take = self._fit(step, start, len(req.ids) - start)
         if take > 0 and self._kv.extend(req.slot, start + take):
@@ -141,20 +146,21 @@ class PrefillPlanner:
     def _admit_waiting(self, step: PrefillStep, lane: Lane) -> None:
         """Admit waiting requests in the policy's order until one does not fit.
 
-        No two prompts are half computed at once, in whatever lanes: each might hold what the other one lacks.
+        At most one prompt is half computed at any time, in all lanes together: of two, each might hold the memory that
+        the other one needs.
         """
         if self._kv.free_slots == 0 or self._lanes.chunked:
             return
         others = [self._table.req(slot) for slot in self._lanes.slots.tolist()] if self._rules else []
         others.extend(req for req, _, _ in step.rows)
-        # A request that has just got its last chunk is in this step, and joins the lane with it.
+        # A request that has just got its last chunk is in this step, and joins the lane with it: it takes a place, too.
         places = self._lanes.share(len(step.rows) + len(self._waiting)) - lane.size - len(step.rows)
         for req in self._waiting.ordered():
             if len(step.admitted) >= places:
                 break
             if step.budget <= 0 or lane.chunked is not None or self._kv.free_slots == 0:
                 break
-            if not all(rule.allows(req, others) for rule in self._rules):
+            if not all(allows(req, others) for allows in self._rules):
                 break
             if not self._admit(req, step, lane):
                 break
@@ -167,8 +173,8 @@ class PrefillPlanner:
         match = req.cached_prefix(kv)
         cached = match.reach
         extend = len(req.ids) - cached
-        # Alone it always fits, since requests larger than the memory are refused on arrival; a share of what it
-        # may generate is asked for only where somebody else would suffer.
+        # A request alone always fits, since those larger than the memory are refused on arrival. Memory for what it may
+        # generate is set aside only if other requests run, which it could otherwise force to be retracted.
         alone = self._lanes.size == 0 and not step.rows
         take = self._fit(step, cached, extend)
         if take <= 0 or not (alone or self._lacking(req, match, take, step) <= 0):
@@ -185,7 +191,7 @@ class PrefillPlanner:
         return True
 
     def _lacking(self, req: Req, match: PrefixMatch, take: int, step: PrefillStep) -> float:
-        """Tokens that must come free for `req`, which begins with `match` and has so many more in the step."""
+        """Tokens that must come free for `req`, which begins with `match` and gets `take` more tokens in the step."""
         return step.room.lacking(match, match.reach + take, len(req.ids), self._to_come(req))
 
     def _to_come(self, req: Req) -> int:
@@ -232,3 +238,41 @@ class PrefillPlanner:
             cached_tokens=step.cached,
             new_seqs=len(step.admitted),
         )
+
+
+INIT_RATIO = 0.7
+MIN_SHARE = 0.14
+DECAY_STEPS = 600
+RETRACT_HEADROOM = 20
+"""Decode steps that a retraction should buy for those that remain."""
+
+
+class NewTokenRatio:
+    """`value` in (0, 1]: which share of the tokens that running requests may still generate is set aside for them.
+
+    With a high value no request is ever retracted, but memory idles; with a low one more requests run at once. It
+    starts high, falls while decoding goes well and jumps up after a retraction. (SGLang's `new_token_ratio`.)
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self.change(conservativeness)
+        self.value = self._init
+
+    def change(self, conservativeness: float) -> None:
+        """Set other bounds; `value` moves between them from now on."""
+        self.conservativeness = conservativeness
+        self._init = min(INIT_RATIO * conservativeness, 1.0)
+        self._min = min(MIN_SHARE * self._init, 1.0)
+        self._decay = (self._init - self._min) / DECAY_STEPS
+
+    def after_decode(self) -> None:
+        """A decode step found its memory."""
+        self.value = max(self.value - self._decay, self._min)
+
+    def after_retraction(self, generated: int, max_new: int, running: int) -> None:
+        """Requests were retracted. Those left have generated `generated` of the `max_new` tokens that they may."""
+        self.value = min((generated + RETRACT_HEADROOM * running) / (max_new + 1), 1.0)
+
+    def reset(self) -> None:
+        """Nothing runs any more."""
+        self.value = self._init

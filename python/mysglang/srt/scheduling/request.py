@@ -2,27 +2,34 @@
 
 What a step needs of a running request (lengths, limits, flags) stands in the RequestTable, as columns indexed by slot.
 Req holds the rest: identity, parameters, stop rules, and the tokens of a request that has no slot.
+
+A request ends by a stop string, a stop token, EOS or its length, judged in that order on tokens that are known. EOS and
+length are judged for a whole step at once on columns, in `result_processor.py`. Only a request with stop rules of its
+own has an active StopWatch, which looks at every token.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Floats, Ints
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, FinishReason
+from mysglang.srt.mem_cache.tree_node import PrefixMatch
+from mysglang.srt.messages.codec import unpack_ids, unpack_vectors
+from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, Abort, FinishReason, Stop
+from mysglang.srt.messages.requests import ShareKey, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.finish import StopWatch
-from mysglang.srt.scheduling.grammar import Grammar
-from mysglang.srt.scheduling.hidden_states import HiddenBook
-from mysglang.srt.scheduling.logprobs import LogprobBook
-from mysglang.srt.scheduling.token_rules import TokenRules
+from mysglang.srt.scheduling.books import HiddenBook, LogprobBook
+from mysglang.srt.scheduling.grammar import Grammar, TokenRules, token_rules
 
 NO_SLOT = -1
+UrgentSign = Literal[-1, 0, 1]
+"""A request's urgency is this times its priority; 0: requests have no priorities."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -132,3 +139,103 @@ class Req:
     def output_ids(self) -> Ints:
         """Generated tokens known while the request has no slot."""
         return self.ids[self.prompt_len :]
+
+
+class StopText(Protocol):
+    """Text of one request as it grows, watched for stop strings (utils/text.py: StoppableText)."""
+
+    def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
+        """Add tokens; return the text that is safe to show, and the stop string that was met, if any."""
+        ...
+
+
+class NoStopText:
+    """A request without stop strings."""
+
+    def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
+        return "", None
+
+
+class StopWatch:
+    """The request's own reasons to stop: its stop strings and its stop token ids."""
+
+    __slots__ = ("_ids", "_min_new", "_text", "active")
+
+    def __init__(self, *, token_ids: Sequence[int], text: StopText | None, min_new: int) -> None:
+        self._ids = frozenset(token_ids)
+        self._text: StopText = text or NoStopText()
+        self._min_new = min_new
+        self.active = bool(token_ids) or text is not None
+        """Whether `check` can ever find anything."""
+
+    def check(self, token: int, generated: int) -> Stop | None:
+        """Judge `token`, the request's `generated`-th; every token must be shown once, in order."""
+        _, matched = self._text.feed((token,))
+        if matched is not None:
+            return Stop(matched)
+        if token in self._ids and generated >= self._min_new:
+            return Stop(token)
+        return None
+
+
+MakeStopText: TypeAlias = Callable[[SamplingParams], StopText]
+"""Makes what watches a request's text for its stop strings; called only for requests that have some."""
+
+
+class ReqMaker:
+    """Message -> Req. A request that the scheduler cannot serve is refused here, so that planning never meets it."""
+
+    def __init__(
+        self,
+        max_req_len: int,
+        vocab_size: int,
+        make_stop_text: MakeStopText,
+        *,
+        urgent_sign: UrgentSign,
+        share_by: ShareKey,
+    ) -> None:
+        """`max_req_len`: most tokens of a request, output included. `share_by`: the field that names its tenant."""
+        self._max_req_len = max_req_len
+        self._vocab_size = vocab_size
+        self._make_stop_text = make_stop_text
+        self._urgent_sign = urgent_sign
+        self._share_by = share_by
+
+    def __call__(self, message: TokenizedGenerateReqInput) -> Req:
+        params = message.sampling_params
+        ids = unpack_ids(message.input_ids)
+        room = self._max_req_len - len(ids)
+        max_new = room if params.max_new_tokens is None else params.max_new_tokens
+        req = Req(
+            rid=message.rid,
+            ids=ids,
+            prompt_len=len(ids),
+            sampling=params,
+            max_new=max_new,
+            stream=message.stream,
+            extra_key=message.extra_key,
+            urgency=self._urgent_sign * message.priority,
+            routing_key=message.routing_key,
+            tenant=getattr(message, self._share_by),
+            stop_watch=StopWatch(
+                token_ids=params.stop_token_ids,
+                text=self._make_stop_text(params) if params.stop or params.stop_regex else None,
+                min_new=params.min_new_tokens,
+            ),
+            logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
+            hidden=None
+            if message.hidden_states is None
+            else HiddenBook(0 if message.hidden_states == "all" else len(ids) - 1),
+            embeds=unpack_vectors(message.input_embeds, len(ids)) if message.input_embeds else None,
+            rules=token_rules(params.allowed_token_ids, map(unpack_ids, message.bad_words), self._vocab_size),
+            logit_processor=message.logit_processor,
+            grammar_after=unpack_ids(message.grammar_after),
+            thought_start=message.thought_start,
+            second_text=message.second_text,
+            tail_end=message.tail_end,
+        )
+        if not len(ids) or max_new > room:
+            text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
+            param = "max_new_tokens" if 0 < len(ids) < self._max_req_len else "text"
+            req.finish = Abort(f"{text} that a request may hold.", 400, "BadRequestError", param)
+        return req

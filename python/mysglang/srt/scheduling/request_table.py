@@ -10,7 +10,10 @@ opened again, so a result can still be streamed after the request gave its memor
        low, high                                       KV entries written by the steps planned so far: surely, at most
 
 A row that decodes has low >= known - 1. Where each step gives each row one token, low and high are one column, and the
-token after them is known as soon as its step is done (growth.py).
+token after them is known as soon as its step is done (`decode_planner.py`).
+
+What only few requests have (stop rules, a grammar, log-probabilities) is a `Trait`: a column that counts its rows, so
+that a step in which no request has it asks nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ import numpy.typing as npt
 
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 from mysglang.srt.scheduling.request import NO_SLOT, Req
-from mysglang.srt.scheduling.trait import Trait
 
 NON_STREAM_INTERVAL = 50
 """Tokens after which the output of a request that does not stream is passed on."""
+NO_ROWS: Slots = np.zeros(0, dtype=np.int64)
 
 
 class RequestTable:
@@ -183,3 +186,36 @@ class RequestTable:
         """Tokens that will be known, at least, once every planned step of these decoding rows is done."""
         expected: Ints = self.low[slots] + 1
         return expected
+
+
+class Trait:
+    """Which open slots have a property that few requests have, and how many: a step without any asks nothing."""
+
+    __slots__ = ("_has", "count")
+
+    def __init__(self, num_slots: int) -> None:
+        self._has: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.count = 0
+
+    def __getitem__(self, slot: int) -> bool:
+        return bool(self._has[slot])
+
+    def __setitem__(self, slot: int, has: bool) -> None:
+        if has or self.count:  # most traits are set for no slot
+            self.count += int(has) - int(self._has[slot])
+            self._has[slot] = has
+
+    def of(self, slots: Slots) -> Bools:
+        """[R] whether each slot has it."""
+        has: Bools = self._has[slots]
+        return has
+
+    def rows(self, slots: Slots) -> Slots:
+        """Indices into `slots` of those that have it, in order."""
+        return self._has[slots].nonzero()[0] if self.count else NO_ROWS
+
+    def clear(self, slots: Slots) -> None:
+        """Take it from these slots, which are distinct."""
+        if self.count:
+            self.count -= int(np.count_nonzero(self._has[slots]))
+            self._has[slots] = False

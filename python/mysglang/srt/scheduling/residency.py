@@ -1,14 +1,30 @@
-"""Residency: what a request holds while it runs. Its table row, KV memory and sampling columns come and go together."""
+"""Residency: the one way into a slot and out of it. Table row, KV memory and sampling columns come and go together.
+
+`Retraction` takes a request's memory and puts the request back in the queue, with all that it has generated. It is
+computed again later as a longer prompt. What it sampled in a step that is still in flight is dropped by its life number
+and sampled again, with the same seed at the same place.
+
+`Invariants` checks that nothing is held when nothing runs.
+"""
 
 from __future__ import annotations
 
+import logging
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.scheduling.accounts import Accounts
+from mysglang.srt.scheduling.fair_shares import Accounts
 from mysglang.srt.scheduling.lane import Lane, Lanes
+from mysglang.srt.scheduling.policy import WaitingQueue
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
+
+logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Residency:
@@ -65,10 +81,100 @@ class Residency:
         return req
 
     def drop(self, slot: int) -> Req:
-        """The same for a row whose keys and values are not to be trusted: nothing more of it is cached."""
+        """Like `leave`, for a row whose keys and values cannot be trusted: nothing more of it is cached."""
         self._lanes.leave(slot)
         self._accounts.close(slot)
         req = self._table.close(slot)
         self._kv.discard(slot)
         self._sampling.close(slot)
         return req
+
+
+class Retraction:
+    """Chooses victims and takes their memory; `count` of them since the start."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        lanes: Lanes,
+        residency: Residency,
+        waiting: WaitingQueue,
+        stats: SchedulerStats,
+    ) -> None:
+        self._stats = stats
+        self._table = table
+        self._lanes = lanes
+        self._residency = residency
+        self._waiting = waiting
+        self.count = 0
+
+    def retract_one(self) -> Req | None:
+        """Retract the request that loses least; None if only one request holds memory.
+
+        That is the one that has generated fewest tokens, of equals the one with the longest prompt, of equals the one
+        that joined last. A request whose prompt is half computed is retracted only when one decoding row is left.
+        """
+        decoding = self._lanes.slots
+        if len(decoding) > 1:
+            return self.retract(self._youngest(decoding))
+        for req in self._lanes.chunked:
+            return self.retract(req.slot)
+        return None
+
+    def retract_all(self) -> None:
+        """Retract all requests; those that joined first will be first again."""
+        for slot in reversed([*self._lanes.slots.tolist(), *(req.slot for req in self._lanes.chunked)]):
+            self.retract(slot, "Paused")
+
+    def retract(self, slot: int, why: str = "KV cache is full") -> Req:
+        """Put the request in `slot` back in the queue, in front."""
+        req = self._residency.leave(slot)
+        self.put_back(req)
+        logger.info("%s: request %s retracted after %d tokens", why, req.rid, len(req.output_ids))
+        return req
+
+    def put_back(self, req: Req) -> None:
+        """A request that was made to leave its slot waits again, in front."""
+        req.retractions += 1
+        self.count += 1
+        self._stats.retracted(req)
+        self._waiting.add_retracted(req)
+
+    def _youngest(self, slots: Slots) -> int:
+        table = self._table
+        prompt = table.prompt_len[slots]
+        generated = table.known[slots] - prompt
+        joined_last = -np.arange(len(slots))
+        return int(slots[np.lexsort((joined_last, -prompt, generated))[0]])
+
+
+class Invariants:
+    """Finds memory that leaked. Checked once each time the scheduler falls idle.
+
+    A leak is logged and not fatal: the server goes on. `strict` raises instead (tests).
+    """
+
+    def __init__(self, kv: KvManager, *, strict: bool) -> None:
+        self._kv = kv
+        self._strict = strict
+
+    def check(self) -> None:
+        """Compare what is held with what may be held while no request has a slot, which must be so."""
+        state = self._kv.state()
+        problems = []
+        if state.protected or state.locked_nodes:
+            problems.append(f"{state.protected} tokens in {state.locked_nodes} nodes are locked by nobody")
+        if state.private or state.open_rows:
+            problems.append(f"{state.private} tokens in {state.open_rows} rows are held by nobody")
+        if state.free + state.evictable != state.total:
+            problems.append(f"free {state.free} + evictable {state.evictable} != {state.total} tokens")
+        for space in state.spaces:
+            if space.held or space.free + space.evictable != space.total:
+                problems.append(f"{space.held} tokens of a page space are held by nobody: {space}")
+        if (states := state.states).held or states.free + states.evictable != states.total:
+            problems.append(f"{states.held} states are held by nobody: {states}")
+        if not problems:
+            return
+        message = "KV cache leak: " + "; ".join(problems)
+        assert not self._strict, message
+        logger.error("%s. Please report this.", message)

@@ -1,36 +1,48 @@
-"""ResultProcessor: accepted tokens -> requests -> finished, or on they go.
+"""ResultProcessor: applies the tokens of a step to its requests, and ends those that are finished.
 
 A row's result counts only if its slot still lives the life that the step was planned for: finishing, aborting and
 retracting all end a life, so results that come too late need no other check.
+
+`Distrust` acts on results that are not finite numbers. Keys and values of prompts are in the prefix cache before they
+are computed, so other requests may have read them by now, and later ones would go on finding them. What a finite
+result vouches for is kept; what nothing vouches for goes out of the cache. Requests that share such pages are judged by
+results of their own, and a request that only found them is computed once more without them.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
 from mysglang.srt.forward.outputs import StepOutput
 from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints, LogprobColumns, Slots
+from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
-from mysglang.srt.scheduling.distrust import NOT_FINITE, Distrust
-from mysglang.srt.scheduling.growth import Growth
-from mysglang.srt.scheduling.hidden_states import hidden_by_row
-from mysglang.srt.scheduling.logprobs import by_row
+from mysglang.srt.scheduling.books import by_row, hidden_by_row
+from mysglang.srt.scheduling.decode_planner import Growth
+from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.residency import Residency
+from mysglang.srt.scheduling.residency import Residency, Retraction
 
+logger = logging.getLogger(__name__)
+NOT_FINITE = Abort(
+    "The model's output, or what a logit processor made of it, is not a finite number.",
+    status=500,
+    kind="InternalServerError",
+)
 GRAMMAR_FAILED = Abort(
     "No token that the model has continues the answer as its grammar demands.", status=500, kind="InternalServerError"
 )
-
 GRAMMAR_TOO_SLOW = Abort(
     "The grammar is too ambiguous: to choose a token by it takes so long that other requests would wait.",
     status=400,
     kind="BadRequestError",
 )
-
 NOTHING_ALLOWED = Abort(
     "No token is left that bad_words, allowed_token_ids and the grammar allow here.", status=400, kind="BadRequestError"
 )
@@ -83,13 +95,13 @@ class ResultProcessor:
         return req
 
     def _end_all(self, finished: list[tuple[int, FinishReason]]) -> list[Req]:
-        """End these. Whose result is not finite comes last: by then all finite results of the step are known."""
+        """End these requests. Those whose result is not finite come last: by then all finite results are known."""
         broken = [slot for slot, reason in finished if reason is NOT_FINITE]
         ended = [self.end(slot, reason) for slot, reason in finished if reason is not NOT_FINITE]
         return ended + self._distrust.end(broken) if broken else ended
 
     def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
-        """One more token for each of `slots`; returns those that end by it, and why. Token -1: it was no number."""
+        """Give each of `slots` one more token; returns those that end by it, and why. Token -1: not finite."""
         if np.minimum.reduce(tokens, initial=0) < 0:
             finite = tokens >= 0
             return [(slot, NOT_FINITE) for slot in slots[~finite].tolist()] + self._accept(
@@ -137,7 +149,7 @@ class ResultProcessor:
         return ended + self._distrust.end(broken) if broken else ended
 
     def _follow(self, slot: int, token: int) -> FinishReason | None:
-        """Tell the grammar of `slot` its token; why the request ends by that, if it does."""
+        """Pass the token on to the grammar of `slot`. Returns why the request ends by that, or None."""
         req = self._table.req(slot)
         if req.rules is not None and not req.rules.allow(token, self._table.output_ids(slot)[:-1]):
             return NOTHING_ALLOWED
@@ -152,13 +164,13 @@ class ResultProcessor:
         return Stop(token) if grammar.finished else None
 
     def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:
-        """Rows whose token is an EOS that ends them."""
+        """Indices of rows whose token is an EOS that ends them."""
         rows = [row for eos in self._eos for row in (tokens == eos).nonzero()[0].tolist()]
         table = self._table
         return [row for row in rows if table.obeys_eos[slots[row]] and known[row] >= table.min_len[slots[row]]]
 
     def _take_hidden(self, batch: ScheduleBatch, states: Floats, asked: HiddenColumns, alive: Bools) -> None:
-        """Hand each living row its part. Comes before the tokens are applied, likewise."""
+        """Hand each living row its part. Comes before the tokens are applied, which may end the row's life."""
         for row, piece in hidden_by_row(states, asked, alive):
             book = self._table.req(int(batch.slots[row])).hidden
             if book is not None:
@@ -200,3 +212,38 @@ def finite_rows(output: StepOutput) -> Bools:
 def everyone_has_one(counts: Ints, total: int) -> bool:
     """Whether each row has exactly one of `total` tokens."""
     return len(counts) == total and np.count_nonzero(counts) == total
+
+
+class Distrust:
+    """Ends rows whose result is not finite, and takes the pages that they read out of the cache."""
+
+    def __init__(
+        self, table: RequestTable, kv: KvManager, lanes: Lanes, residency: Residency, retraction: Retraction
+    ) -> None:
+        self._table = table
+        self._lanes = lanes
+        self._kv = kv
+        self._residency = residency
+        self._retraction = retraction
+
+    def end(self, broken: Sequence[int]) -> list[Req]:
+        """The rows in these slots had no finite result. All other rows of the step had, and their tokens are applied.
+
+        Returns the requests that end by it; the others wait to be computed again.
+        """
+        table, decoding = self._table, self._lanes.slots
+        # A prompt that has had a finite result was sound, even if the row is broken now: confirm its pages first.
+        for slot in decoding[table.known[decoding] > table.opened_len[decoding]].tolist():
+            self._kv.confirm(slot)
+        misled = [slot for slot in broken if self._kv.condemn(slot) and table.opened_cached[slot] > 0]
+        ended = []
+        for slot in broken:
+            req = self._residency.drop(slot)
+            if slot in misled and not req.doubted:
+                req.doubted = True
+                self._retraction.put_back(req)
+            else:
+                req.finish = NOT_FINITE
+                ended.append(req)
+        logger.error("%d requests had results that are not finite numbers; %d ended by it", len(broken), len(ended))
+        return ended

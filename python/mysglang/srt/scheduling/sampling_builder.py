@@ -15,8 +15,7 @@ from mysglang.srt.sampling.feature import FeatureColumns, HostFacts, HostSide, S
 from mysglang.srt.sampling.features import FEATURES
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.trait import Trait
+from mysglang.srt.scheduling.request_table import RequestTable, Trait
 
 
 class SamplingBuilder:

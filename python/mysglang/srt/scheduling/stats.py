@@ -4,24 +4,47 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.messages.control import SchedulerFigures
+from mysglang.srt.messages.control import Census, SchedulerFigures
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import Launched, ScheduleBatch
-from mysglang.srt.scheduling.census import UrgentSign, take_census
-from mysglang.srt.scheduling.lane import Lanes
-from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.lane import Lanes, SettleReason
+from mysglang.srt.scheduling.policy import WaitingQueue
+from mysglang.srt.scheduling.request import Req, UrgentSign
 from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.settling import SettleReason
 from mysglang.srt.scheduling.step_costs import NoCosts, StepCosts
-from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+
+MAX_PRIORITIES = 64
+"""Priorities that are told apart. A client chooses its priority, and each one that is told is a time series."""
+
+
+def take_census(running: Sequence[Req], waiting: Iterable[Req], urgent_sign: UrgentSign) -> Census:
+    """Linear in the number of requests; asked about once a second."""
+    waiting = list(waiting)
+    running_keys = Counter(req.routing_key for req in running if req.routing_key)
+    all_keys = running_keys + Counter(req.routing_key for req in waiting if req.routing_key)
+    return Census(
+        running_priorities=_priorities(running, urgent_sign),
+        waiting_priorities=_priorities(waiting, urgent_sign),
+        running_keys=list(running_keys.values()),
+        all_keys=list(all_keys.values()),
+    )
+
+
+def _priorities(reqs: Iterable[Req], urgent_sign: UrgentSign) -> dict[int, int]:
+    """The most frequent ones."""
+    if not urgent_sign:
+        return {}
+    return dict(Counter(urgent_sign * req.urgency for req in reqs).most_common(MAX_PRIORITIES))
+
 
 logger = logging.getLogger(__name__)
 

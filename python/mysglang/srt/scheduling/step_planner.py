@@ -1,20 +1,55 @@
-"""Step planners: whether prompts or running requests come next, or both at once; then the coordinator's word."""
+"""StepPlanner: what the next step of a lane computes.
+
+1. Preemption    a much more urgent request that waits may displace running ones
+2. StepOrder     prompts or running requests come next, or both at once
+3. Coordinator   the other ranks agree to the step
+"""
 
 from __future__ import annotations
 
+import zlib
 from typing import Literal, Protocol
 
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Slots
+from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.coordinator import Coordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
-from mysglang.srt.scheduling.lane import Lane
-from mysglang.srt.scheduling.preemption import Preemption
+from mysglang.srt.scheduling.lane import Lane, Lanes
+from mysglang.srt.scheduling.policy import WaitingQueue
 from mysglang.srt.scheduling.prefill_planner import PrefillPlanner
 from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Retraction
+
+
+class StepPlanner:
+    """Plans the next step of a lane."""
+
+    def __init__(
+        self, order: StepOrder, decode: DecodePlanner, preemption: Preemption, coordinator: Coordinator
+    ) -> None:
+        self._order = order
+        self._decode = decode
+        self._preemption = preemption
+        self._coordinator = coordinator
+
+    def next_batch(self, lane: Lane) -> ScheduleBatch | None:
+        """The step to run now, or None if there is nothing to do."""
+        self._preemption.make_room()
+        return self._coordinator.agree(self._order.next_step(lane))
+
+    def take_failed(self) -> list[Req]:
+        """Requests that planning had to end because memory was short, each once."""
+        failed = self._decode.failed
+        if failed:
+            self._decode.failed = []
+        return failed
 
 
 class StepOrder(Protocol):
-    """Chooses the kind of the next step."""
+    """Chooses whether the next step computes prompts, running requests, or both."""
 
     def next_step(self, lane: Lane) -> ScheduleBatch | None:
         """The step to run now, or None if there is nothing to do."""
@@ -22,7 +57,7 @@ class StepOrder(Protocol):
 
 
 class PrefillFirst:
-    """Prompts as long as any can be taken, else decode: the fewest steps, and the running wait for the prompts."""
+    """Prompts while any can be taken, else decode. That makes the fewest steps; running requests wait for prompts."""
 
     def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner) -> None:
         self._prefill = prefill
@@ -33,10 +68,10 @@ class PrefillFirst:
 
 
 class BoundedWaits:
-    """Prompts first, but a step of the running whenever so many prompt tokens were computed while they waited.
+    """Prompts first, but a decode step whenever `limit` prompt tokens were computed while running requests waited.
 
     So a running request waits for no more than `limit` prompt tokens and the step that passes it, however many prompts
-    come; and prompts wait for one step of the running at most. While nobody runs nothing is different.
+    come; and prompts wait for at most one decode step. While no request runs, it is the same as `PrefillFirst`.
     """
 
     def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner, limit: int) -> None:
@@ -58,10 +93,10 @@ class BoundedWaits:
 
 
 class MixedChunks:
-    """Every step has the next token of all that run, and prompts in what is left of its budget.
+    """Every step has the next token of all running requests, and prompts in the rest of its budget.
 
-    So a running request waits for no more prompt tokens than fit one step, and prompts for no more than one step: they
-    keep a share of the budget however many run. (SGLang's `--enable-mixed-chunk`.)
+    So a running request waits for no more prompt tokens than fit one step. Prompts wait for no more than one step: they
+    keep a share of the budget, however many requests run. (SGLang's `--enable-mixed-chunk`.)
     """
 
     def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner) -> None:
@@ -69,7 +104,7 @@ class MixedChunks:
         self._decode = decode
 
     def next_step(self, lane: Lane) -> ScheduleBatch | None:
-        # The running come first, also for memory. Prompts that are complete join the lane, and decode from the next.
+        # Running requests come first, also for memory. Prompts that this step completes decode from the next step on.
         decode = self._decode.plan(lane)
         prompts = self._prefill.plan(lane, decoding=0 if decode is None else decode.new_tokens)
         if prompts is None or decode is None:
@@ -83,7 +118,7 @@ OrderName = Literal["prefill_first", "bounded", "mixed"]
 def step_order(
     name: OrderName, prefill: PrefillPlanner, decode: DecodePlanner, *, decode_wait_tokens: int
 ) -> StepOrder:
-    """The order of that name. `decode_wait_tokens`: what `bounded` bounds."""
+    """The order of that name. `decode_wait_tokens`: the limit of `bounded`, in prompt tokens."""
     match name:
         case "prefill_first":
             return PrefillFirst(prefill, decode)
@@ -93,25 +128,116 @@ def step_order(
             return MixedChunks(prefill, decode)
 
 
-class StepPlanner:
-    """Plans the next step and lets the other ranks agree to it."""
+class Preemption(Protocol):
+    """Decides whether running requests make room for a more urgent one that waits, before each step is planned."""
+
+    def make_room(self) -> None:
+        """Retract the requests that must give way to the request that is next. They are not ended."""
+        ...
+
+
+class NoPreemption:
+    """Never preempts a running request."""
+
+    def make_room(self) -> None:
+        pass
+
+
+class PriorityPreemption:
+    """The next request displaces requests that are less urgent by more than `threshold`, if that gets it a slot.
+
+    The least urgent go first, of equals those that joined last, until there is a slot and memory. If even all of them
+    would not be enough, none goes. (SGLang's rule: `--priority-scheduling-preemption-threshold`.)
+    """
 
     def __init__(
-        self, order: StepOrder, decode: DecodePlanner, preemption: Preemption, coordinator: Coordinator
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        lanes: Lanes,
+        waiting: WaitingQueue,
+        prefill: PrefillPlanner,
+        retraction: Retraction,
+        *,
+        threshold: int,
     ) -> None:
-        self._order = order
-        self._decode = decode
-        self._preemption = preemption
-        self._coordinator = coordinator
+        self._table = table
+        self._kv = kv
+        self._lanes = lanes
+        self._waiting = waiting
+        self._prefill = prefill
+        self._retraction = retraction
+        self._threshold = threshold
+        self._asked: tuple[int, Slots | None] = (-1, None)
+        """The queue's changes and the slots that decoded when last asked."""
 
-    def next_batch(self, lane: Lane) -> ScheduleBatch | None:
-        """The step to run now, or None if there is nothing to do."""
-        self._preemption.make_room()
-        return self._coordinator.agree(self._order.next_step(lane))
+    def make_room(self) -> None:
+        if not len(self._waiting) or not self._lanes.size or self._asked_already():
+            return
+        req = next(iter(self._waiting.ordered()))
+        for slot in self._victims(req):
+            if not self._lacks(req):
+                break
+            self._retraction.retract(slot, "A more urgent request waits")
+            self._kv.settle()
+        self._asked = (self._waiting.changes, self._lanes.slots)
 
-    def take_failed(self) -> list[Req]:
-        """Requests that planning had to end for want of memory, each once."""
-        failed = self._decode.failed
-        if failed:
-            self._decode.failed = []
-        return failed
+    def _asked_already(self) -> bool:
+        """Whether the answer is as before: the same requests run and wait, and no slot is free.
+
+        With a free slot the answer may differ, since running requests may have taken memory since.
+        """
+        changes, slots = self._asked
+        return self._kv.free_slots == 0 and changes == self._waiting.changes and slots is self._lanes.slots
+
+    def _lacks(self, req: Req) -> bool:
+        return self._kv.free_slots == 0 or self._prefill.tokens_lacking(req) > 0
+
+    def _victims(self, req: Req) -> list[int]:
+        """The slots that give way, in that order; none if all of them together would not be enough."""
+        slots = [*self._lanes.slots.tolist(), *(req.slot for req in self._lanes.chunked)]
+        urgency = {slot: self._table.req(slot).urgency for slot in slots}
+        outranked = [slot for slot in reversed(slots) if req.urgency - urgency[slot] > self._threshold]
+        if not outranked:
+            return []
+        # Pages of requests that left count as free only when pending copies of them are done.
+        self._kv.settle()
+        outranked.sort(key=urgency.__getitem__)
+        # Pages that only two victims share come free too; leaving them out makes this estimate a safe one.
+        held = sum(map(self._kv.tokens_alone, outranked))
+        aside = float(self._prefill.reserved(np.asarray(outranked, dtype=np.int64)).sum())
+        return outranked if self._prefill.tokens_lacking(req) <= held + aside else []
+
+
+class Coordinator(Protocol):
+    """What the other ranks say to a planned step. Asked once in each turn, also when no step was planned."""
+
+    def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
+        """The step that this rank runs."""
+        ...
+
+
+class SoloCoordinator:
+    """There is no other rank."""
+
+    def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
+        return batch
+
+
+class PlanDigest:
+    """The Coordinator of a rank that shares each layer with others: all of them plan every step by themselves.
+
+    Keeps a number that all plans so far have made. The first rank's number comes with the next turn's messages, and a
+    rank that has another one ends (`managers/rank_links.py`): without that, ranks whose steps differ but have the same
+    size would go on, and answer nonsense.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        """CRC-32 of all rows planned so far."""
+
+    def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
+        if batch is not None:
+            for column in (batch.slots, batch.lives, batch.starts, batch.lens):
+                self.value = zlib.crc32(column.tobytes(), self.value)
+        return batch

@@ -23,9 +23,8 @@ from mysglang.srt.forward.worker_batch import (
     mask_words,
 )
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.grammar import MaskFiller
+from mysglang.srt.scheduling.grammar import MaskFiller, clear_bits
 from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.token_rules import clear_bits
 
 ALL = -1
 """A word of a mask that allows its 32 tokens."""
@@ -151,3 +150,13 @@ def _to_read(view: Ints) -> Ints:
     view = view[:]
     view.flags.writeable = False
     return view
+
+
+class NoMasks:
+    """Masks of no row. The first rank chooses the tokens under its masks."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._none = TokenMask(np.zeros(0, dtype=np.int32), np.zeros((0, mask_words(vocab_size)), dtype=np.int32), ())
+
+    def of(self, batch: ScheduleBatch, drafts: DraftColumns | None = None) -> TokenMask:
+        return self._none

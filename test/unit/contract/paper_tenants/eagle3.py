@@ -11,10 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
-from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, Ints, ModelWorkerBatch, Slots
+from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, ForwardMode, Ints, ModelWorkerBatch, Slots
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import KnownStep
 from mysglang.srt.model_executor.model_memory import ModelMemory

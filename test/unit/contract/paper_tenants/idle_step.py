@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mysglang.srt.distributed.ranks import Place, RankContext
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.coordinator import Coordinator
+from mysglang.srt.scheduling.step_planner import Coordinator
 
 RANKS = [
     RankContext(world=Place(rank, 4), tp=Place(rank, 4), ep=Place(rank, 4), dp=Place(rank, 4), device="cuda", gpu=rank)
@@ -31,7 +30,7 @@ class Wish:
 
 
 class Agreement:
-    """`scheduling.coordinator.Coordinator`."""
+    """`scheduling.step_planner.Coordinator`."""
 
     def __init__(self, rank: RankContext) -> None:
         self._rank = rank

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TableWrites
+from mysglang.srt.forward.worker_batch import ForwardMode, Ints, ModelWorkerBatch, TableWrites
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.role import Role

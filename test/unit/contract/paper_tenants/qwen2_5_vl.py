@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.configs.layer_plan import RopePlan
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import EmbedColumns, Floats, Ints, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import EmbedColumns, Floats, ForwardMode, Ints, ModelWorkerBatch
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Runnable

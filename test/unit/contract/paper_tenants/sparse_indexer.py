@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mysglang.srt.configs.layer_plan import GatedMlpPlan, LayerPlan, Matrix, NormPlan, NormsPlan, Size
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch, KvStore, Rotation
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 
 LATENT, ROTATED, INDEX = 512, 64, 128
 CHOSEN = 2048

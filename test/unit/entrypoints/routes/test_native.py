@@ -6,7 +6,7 @@ import pytest
 from fixtures.scripted_engine import events, serve, small
 from fixtures.wired import Wired
 from mysglang.srt.entrypoints.app_options import AppOptions
-from mysglang.srt.managers.logprob_room import MAX_LOGPROBS
+from mysglang.srt.managers.shares import MAX_LOGPROBS
 
 PATH = "/generate"
 

@@ -11,9 +11,14 @@ from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.crash_records import NoCrashRecords
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.errors import Conflict
-from mysglang.srt.messages.control import ContinueGenerationReq, FreezeGcReq, PauseGenerationReq, StartProfileReq
+from mysglang.srt.messages.control import (
+    ContinueGenerationReq,
+    FreezeGcReq,
+    PauseGenerationReq,
+    SetInternalStateReq,
+    StartProfileReq,
+)
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 ADMIN = AppOptions(admin_key="a")

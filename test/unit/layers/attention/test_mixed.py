@@ -8,7 +8,7 @@ from fixtures.attention_cases import MIXED, PLAIN, check_story
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.reference_attention import ReferenceAttention
 from mysglang.srt.forward.forward_batch import AttentionBackend
-from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.layers.attention import mixed
 from mysglang.srt.layers.attention.mixed import decoding_rows, parted
 from mysglang.srt.layers.attention.split import SplitBackend

@@ -13,7 +13,7 @@ from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.shared_pages import random_tree
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
-from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend
 from mysglang.srt.layers.attention.split import split

@@ -13,7 +13,7 @@ from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from mysglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbedding
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.messages.field_report import FieldReport
+from mysglang.srt.messages.generate import FieldReport
 
 
 def batch_endpoints(

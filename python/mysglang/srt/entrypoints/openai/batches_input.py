@@ -18,7 +18,7 @@ import orjson
 
 from mysglang.srt.entrypoints.body import MAX_BODY_BYTES, MAX_DEPTH, too_deep
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
+from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.json_types import json_type
 
 MAX_LINES = 50_000

@@ -25,7 +25,7 @@ from mysglang.srt.entrypoints.openai.batches_store import BatchStore
 from mysglang.srt.entrypoints.openai.files_record import BATCH_OUTPUT, now
 from mysglang.srt.entrypoints.openai.files_store import FileStore, new_file_id
 from mysglang.srt.errors import NotFound, Overloaded, ServerEnded
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
+from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)

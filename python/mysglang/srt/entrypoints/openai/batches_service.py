@@ -18,7 +18,7 @@ from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.caller import CALLER, Caller
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
+from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.shared_room import SharedRoom
 from mysglang.srt.utils.shortage import shortage_in

@@ -26,7 +26,7 @@ from mysglang.srt.entrypoints.openai.files_record import (
 from mysglang.srt.entrypoints.openai.files_store import Arrival
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.field_report import FieldReport
+from mysglang.srt.messages.generate import FieldReport
 from mysglang.srt.utils.disk import room_for
 
 MAX_FILE_BYTES = 200 << 20

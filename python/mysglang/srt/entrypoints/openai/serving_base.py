@@ -30,8 +30,7 @@ from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
-from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.generate import REFUSED, FieldReport, GenerateReqInput
 from mysglang.srt.utils.ids import new_id
 
 Body = TypeVar("Body", bound=GenerationRequest)

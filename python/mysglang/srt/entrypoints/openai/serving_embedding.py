@@ -17,8 +17,7 @@ from mysglang.srt.entrypoints.openai.pooling_protocol import EmbeddingRequest, P
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.managers.pooled import Pooled, pooled, require
 from mysglang.srt.messages.embedding import NOTHING_NEW
-from mysglang.srt.messages.field_report import REFUSED, FieldReport
-from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.generate import REFUSED, FieldReport, GenerateReqInput
 
 INPUT_NAMES = {"text": "input", "input_ids": "input"}
 

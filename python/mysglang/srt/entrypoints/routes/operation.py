@@ -30,12 +30,13 @@ from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.messages.control import (
     Command,
     ContinueGenerationReq,
+    FreezeFrontGcReq,
     FreezeGcReq,
     PauseGenerationReq,
     PauseMode,
+    RequestLogReq,
     StopProfileReq,
 )
-from mysglang.srt.messages.fronts import FreezeFrontGcReq, RequestLogReq
 from mysglang.srt.utils.process import freeze_heap
 
 

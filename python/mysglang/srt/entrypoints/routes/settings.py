@@ -17,7 +17,7 @@ from mysglang.srt.entrypoints.native_answers import InternalStateSet
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.settings import SetInternalStateReq
+from mysglang.srt.messages.control import SetInternalStateReq
 
 
 class ChangingServerArgs(StrictModel):

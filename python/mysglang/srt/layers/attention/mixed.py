@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mysglang.srt.forward.forward_batch import ForwardBatch
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
 
 WORTH_A_PART = 8
 """Decoding rows for which kernels of their own are worth their start."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.kernels.kvcache import store_rows
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.kernels.kvcache import KvScales
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.latent import LatentLayout

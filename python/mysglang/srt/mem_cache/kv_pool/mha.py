@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.kernels.kvcache import UNSCALED, KvScales, store_kv
 from mysglang.srt.kernels.rotary import rope_and_store
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals

@@ -1,6 +1,7 @@
-"""LogprobBook: the log-probabilities of one request, gathered step by step until they are sent.
+"""Books: what one request gathers beside its tokens, step by step, until it is sent: log-probabilities, hidden states.
 
-Only requests that asked have one, so nothing here is on the path of the others.
+Only requests that asked have a book, so nothing here is on the path of the others. The hidden state of a position is
+what the logits of the token after it are made of.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mysglang.srt.forward.outputs import PositionLogprobs
-from mysglang.srt.forward.worker_batch import Floats, Ints, LogprobColumns
+from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints, LogprobColumns
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
@@ -49,7 +50,7 @@ class _Columns:
 
 
 class LogprobBook:
-    """What one request wants of log-probabilities, and what it has so far."""
+    """The log-probabilities that one request asks for, and those that it has so far."""
 
     __slots__ = ("_input", "_output", "prompt_done", "prompt_start", "token_ids", "top_num")
 
@@ -103,3 +104,37 @@ def by_row(source: PositionLogprobs, counts: Ints, asked: LogprobColumns) -> Ite
             ),
         )
         position, top, wanted = position + n, top + tops, wanted + ids
+
+
+class HiddenBook:
+    """The hidden states that one request asks for, and those that it has so far."""
+
+    __slots__ = ("_new", "have")
+
+    def __init__(self, first: int) -> None:
+        """`first`: the position from which on they are wanted, one after the other."""
+        self.have = first
+        """Positions before this one are sent or gathered: what is computed again is not sent again."""
+        self._new: list[Floats] = []
+
+    def add(self, position: int, states: Floats) -> None:
+        """Take the states [n, hidden_size] from `position` on.
+
+        States that are not finite are left out, and all behind them: they come again if the request is computed again.
+        """
+        if position == self.have and np.isfinite(states).all():
+            self._new.append(states)
+            self.have += len(states)
+
+    def take(self) -> bytes:
+        """The float32 bytes of what became known since the last call."""
+        told = b"".join(states.tobytes() for states in self._new)
+        self._new.clear()
+        return told
+
+
+def hidden_by_row(states: Floats, asked: HiddenColumns, alive: Bools) -> Iterator[tuple[int, Floats]]:
+    """(row, its states) for every living row that has some."""
+    ends = np.cumsum(asked.counts)
+    for row in np.flatnonzero((asked.counts > 0) & alive).tolist():
+        yield row, states[ends[row] - asked.counts[row] : ends[row]]
