@@ -44,11 +44,15 @@ class SlowApp:
         await send({"type": "http.response.body", "body": b"here"})
 
 
+@pytest.mark.promise(30)
 async def test_closed_from_the_start() -> None:
+    """No middleware has seen the request, and the answer has an id all the same."""
     status, body, headers = await ask(Gate())
     assert status == 503
-    assert b"The server is starting." in body
+    error = orjson.loads(body)["error"]
+    assert error["message"] == "The server is starting."
     assert b"retry-after" in headers
+    assert headers[b"x-request-id"].decode() == error["request_id"]
 
 
 async def test_closed_in_the_dialect_of_the_path() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.shaky_memory import Shakes
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, Length
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.intake import LOOK_S, RequestTimeouts
@@ -69,7 +70,7 @@ def test_a_limit_shorter_than_the_usual_look_is_kept() -> None:
 @pytest.mark.promise(18)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_runs_too_long_is_cut_off_with_what_it_has(overlap: bool) -> None:
-    """The time in the queue does not count, nor does it begin again with a retraction."""
+    """The time in the queue does not count."""
     clock = Clock()
     scheduler = LateScheduler(Setup(overlap=overlap, num_slots=1, timeouts=RequestTimeouts(None, 5.0, clock)))
     for rid, number in (("a", 40), ("b", 40), ("c", 200)):
@@ -81,6 +82,21 @@ def test_who_runs_too_long_is_cut_off_with_what_it_has(overlap: bool) -> None:
     assert "--req-running-timeout" in answer.finish.message
     assert 45 <= len(answer.ids) <= 55
     assert answer.ids == solo([200, 1], 200, VOCAB, ignore_eos=True)[: len(answer.ids)]
+
+
+@pytest.mark.promise(18)
+def test_the_running_time_goes_on_through_retractions() -> None:
+    """A request that is retracted again and again gets no more time than others."""
+    clock = Clock()
+    timeouts = RequestTimeouts(None, 5.0, clock)
+    scheduler = LateScheduler(Setup(timeouts=timeouts, shakes=Shakes(retract_every=3)))
+    for rid, token in (("a", 200), ("b", 201)):
+        scheduler.send(rid, [token, 1], 200, ignore_eos=True)
+    run_all(scheduler, clock, 0.1)
+    assert sum(answer.retractions for answer in scheduler.answers.values()) > 3
+    for answer in scheduler.answers.values():
+        assert isinstance(answer.finish, Abort) and answer.finish.kind == TIMED_OUT
+    assert clock.now <= 1005.0 + 0.5
 
 
 def test_who_waits_for_a_grammar_waits() -> None:

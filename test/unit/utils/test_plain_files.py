@@ -57,6 +57,14 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
         read_plain(path, 10)
 
 
+@pytest.mark.promise(49)
+def test_another_file_that_stands_there_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    monkeypatch.setattr(plain_files, "check_plain", lambda *_: os.mkfifo(path))
+    with pytest.raises(ConfigError, match="is a pipe"):
+        read_plain(path, 10)
+
+
 def test_a_regular_file_and_a_link_to_one(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"0123456789")
     (tmp_path / "config.json").symlink_to("blob")
