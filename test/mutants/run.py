@@ -1,7 +1,7 @@
 """Apply each mutant of the table to a copy of the repository, and see that its test fails: `python -m mutants.run`.
 
-A test that fails without the mutant too has caught nothing, so each test runs once on the unchanged copy first. The
-mutants run one at a time. The last line of the output is a JSON object; the exit status is 0 if all were caught.
+A test that fails without the mutant too has caught nothing, so all tests run on the unchanged copy first. The mutants
+run one at a time. The last line of the output is a JSON object; the exit status is 0 if all were caught.
 """
 
 import argparse
@@ -32,10 +32,10 @@ GOOD = (CAUGHT, HUNG)
 
 FAILED = 1
 """The exit status of pytest when tests ran and some of them failed."""
-LIMIT_S = 300.0
-"""Seconds for a test on the unchanged copy."""
-PATIENCE, LEAST_LIMIT_S = 5, 40.0
-"""With a mutant, a test has five times as long as without it, and at least so many seconds."""
+LIMIT_S, SERVER_LIMIT_S = 60.0, 180.0
+"""Seconds for a test, and for one that starts servers. A test that waits for what never comes fails by it."""
+GRACE_S = 30.0
+"""Seconds more until a run that does not end gets SIGKILL."""
 TAIL = 30
 """Lines of pytest's output that are shown when a mutant was not caught."""
 
@@ -50,10 +50,10 @@ class Run:
     output: str
 
     @property
-    def complaint(self) -> str:
-        """What pytest says of the first test that failed."""
-        lines = [line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return lines[0].removeprefix("FAILED test/") if lines else ""
+    def failures(self) -> list[str]:
+        """For each test that failed, its node id relative to test/, and why."""
+        lines = [line.partition(" test/") for line in self.output.splitlines()]
+        return [what for word, _, what in lines if word in ("FAILED", "ERROR")]
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class Copy:
         finally:
             self._write(path, before)
 
-    def run(self, test: str, limit_s: float) -> Run:
-        """Run one test. Its process group gets SIGKILL if pytest's own limit does not end it."""
+    def run(self, tests: Sequence[str], limit_s: float, *options: str) -> Run:
+        """Run these tests. `limit_s`: for each of them. A run that does not end gets SIGKILL, with its group."""
         folders = [self.root / folder for folder in ("python", "sgl-kernel/python", "test")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-        options = ["-q", "-x", "-p", "no:cacheprovider", "--tb=short", f"--timeout={limit_s:g}"]
+        always = ("-q", "-p", "no:cacheprovider", "--tb=short", f"--timeout={limit_s:g}")
         started = time.monotonic()
         with subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, f"test/{test}"],
+            [sys.executable, "-m", "pytest", *always, *options, *(f"test/{test}" for test in tests)],
             cwd=self.root,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -110,7 +110,7 @@ class Copy:
             errors="replace",
         ) as process:
             try:
-                output, _ = process.communicate(timeout=limit_s + LEAST_LIMIT_S)
+                output, _ = process.communicate(timeout=limit_s * len(tests) + GRACE_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 output = process.stdout.read() if process.stdout else ""
@@ -130,27 +130,46 @@ class Copy:
 class Trial:
     """Judges one mutant after the other."""
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, copy: Copy, mutants: Iterable[Mutant]) -> None:
+        """Runs the tests of these mutants on the unchanged copy. Raises CalledProcessError if they cannot run."""
         self._copy = copy
-        self._unchanged: dict[str, Run] = {}
+        tests = sorted({mutant.test for mutant in mutants if _applies(mutant, copy.root)})
+        self._red: list[str] = []
+        """Lines of pytest about the tests that fail without any mutant."""
+        if tests:
+            run = copy.run(tests, SERVER_LIMIT_S)
+            if run.status not in (0, FAILED):
+                raise subprocess.CalledProcessError(run.status, "pytest", run.output)
+            self._red = run.failures
 
     def judge(self, mutant: Mutant) -> Verdict:
         try:
-            mutant.applied(self._copy.root)
+            with self._copy.mutated(mutant):
+                if red := next((line for line in self._red if _is_of(mutant.test, line)), None):
+                    return Verdict(mutant, RED, detail=red)
+                is_server = not mutant.test.startswith("unit/")
+                run = self._copy.run([mutant.test], SERVER_LIMIT_S if is_server else LIMIT_S, "-x")
         except NoMatch as error:
             return Verdict(mutant, NO_MATCH, detail=str(error))
-        if mutant.test not in self._unchanged:
-            self._unchanged[mutant.test] = self._copy.run(mutant.test, LIMIT_S)
-        unchanged = self._unchanged[mutant.test]
-        if unchanged.status != 0:
-            return Verdict(mutant, RED, unchanged.seconds, unchanged.output)
-        with self._copy.mutated(mutant):
-            run = self._copy.run(mutant.test, max(LEAST_LIMIT_S, PATIENCE * unchanged.seconds))
         if run.status == 0:
             return Verdict(mutant, SURVIVED, run.seconds, run.output)
         if run.status != FAILED:
             return Verdict(mutant, BROKEN, run.seconds, run.output)
-        return Verdict(mutant, HUNG if run.hung else CAUGHT, run.seconds, run.complaint)
+        return Verdict(mutant, HUNG if run.hung else CAUGHT, run.seconds, next(iter(run.failures), ""))
+
+
+def _is_of(test: str, failure: str) -> bool:
+    """True if a line of `Run.failures` is about `test`, or about one of its cases."""
+    node = failure.partition(" - ")[0]
+    return node == test or node.startswith((f"{test}[", f"{test}::"))
+
+
+def _applies(mutant: Mutant, root: Path) -> bool:
+    try:
+        mutant.applied(root)
+    except NoMatch:
+        return False
+    return True
 
 
 def chosen(mutants: Iterable[Mutant], asked: Sequence[str]) -> list[Mutant]:
@@ -171,12 +190,16 @@ def report(verdicts: Sequence[Verdict]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mutants.run", description=__doc__)
     parser.add_argument("only", nargs="*", help="names of mutants, or numbers of promises; all if none is given")
-    mutants = chosen(load().mutants, parser.parse_args().only)
+    mutants = chosen(load(), parser.parse_args().only)
     if not mutants:
         parser.error("no mutant has this name or number")
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trial = Trial(Copy(Path(folder)))
+        try:
+            trial = Trial(Copy(Path(folder)), mutants)
+        except subprocess.CalledProcessError as error:
+            print(error.output)
+            parser.error("the tests cannot run without a mutant either")
         for mutant in mutants:
             verdict = trial.judge(mutant)
             verdicts.append(verdict)

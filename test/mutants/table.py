@@ -29,7 +29,6 @@ class Mutant:
     """One mistake."""
 
     name: str
-    promise: int
     file: str
     """The file with the mistake, relative to the repository."""
     text: str
@@ -38,6 +37,8 @@ class Mutant:
     """What stands there instead; empty if the text is removed."""
     test: str
     """The node id, relative to test/, of the test that must fail."""
+    promise: int = 0
+    """The number of the promise that it breaks; 0 for a mistake as bad that breaks none of them."""
     table: str = ""
     """The file of this entry."""
 
@@ -54,32 +55,24 @@ class Mutant:
         """The source of the file with the mistake. Raises NoMatch."""
         path = root / self.file
         if not path.is_file():
-            raise NoMatch(self._complaint("there is no such file"))
+            raise NoMatch(self._complaint(root, "there is no such file"))
         source = path.read_text(encoding="utf-8")
         if (times := source.count(self.text)) != 1:
-            raise NoMatch(self._complaint(f"the text occurs {times} times"))
+            raise NoMatch(self._complaint(root, f"the text occurs {times} times"))
         return source.replace(self.text, self.instead)
 
-    def _complaint(self, what: str) -> str:
-        return f"{self.table}: mutant {self.name!r}: {self.file}: {what}. {WHAT_TO_DO.format(name=self.name)}"
+    def _complaint(self, root: Path, what: str) -> str:
+        sources = (root / "python").rglob("*.py")
+        others = [path for path in sources if path != root / self.file and self.text in path.read_text("utf-8")]
+        found = "".join(f" It occurs in {path.relative_to(root).as_posix()}." for path in others)
+        return f"{self.table}: mutant {self.name!r}: {self.file}: {what}.{found} {WHAT_TO_DO.format(name=self.name)}"
 
 
-@dataclass(frozen=True)
-class Table:
-    mutants: tuple[Mutant, ...]
-    without: dict[int, str]
-    """Promises that have no mutant, with the reason."""
-
-
-def load(folder: Path = FOLDER) -> Table:
-    """The whole table, in the order of the promises. Raises TypeError for an entry with a wrong or a missing field."""
-    mutants: list[Mutant] = []
-    without: dict[int, str] = {}
-    for path in sorted(folder.glob("*.toml")):
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        mutants += [Mutant(table=path.name, **entry) for entry in content.get("mutant", ())]
-        without |= {entry["promise"]: entry["why"] for entry in content.get("without", ())}
-    return Table(tuple(sorted(mutants, key=lambda mutant: mutant.promise)), without)
+def load(folder: Path = FOLDER) -> list[Mutant]:
+    """All mutants, in the order of their promises. Raises TypeError for an entry with a wrong or a missing field."""
+    tables = {path.name: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}
+    mutants = [Mutant(table=name, **entry) for name, content in tables.items() for entry in content["mutant"]]
+    return sorted(mutants, key=lambda mutant: mutant.promise)
 
 
 def names_in(file: Path) -> set[str]:
