@@ -121,6 +121,7 @@ def _planned_decode(
     shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
     for item in items[: int(indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
+        # The teams of a KV head share the item's keys in whole steps of WARP_KEYS, as the kernel cuts them.
         steps = -(-(item[Field.END] - item[Field.BEGIN]) // WARP_KEYS)
         last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
         for share in range(shape.shares):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,8 +23,15 @@ from mysglang.srt.forward.worker_batch import EmbedColumns, ForwardMode, ModelWo
 from mysglang.srt.layers.attention.expanding import expansion_of
 from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager
 from mysglang.srt.model_executor.step_buffers import StepBuffers
-from mysglang.srt.models.interfaces import Decoder
 from mysglang.srt.platforms.upload import Uploader
+
+
+class Decoder(Protocol):
+    """A model whose layers attend over pages: one that predicts tokens, or one that pools."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
+        ...
 
 
 class HiddenStates:

@@ -19,7 +19,7 @@ from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.interfaces import CausalModel
+from mysglang.srt.models.checkpoint_model import TokenModel
 
 PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
 
@@ -49,7 +49,7 @@ class StepProgram(Protocol):
 class LayerByLayer:
     """The model as it is. One program for all sizes."""
 
-    def __init__(self, model: CausalModel, logits: MakesLogits, backend: GraphAttentionBackend) -> None:
+    def __init__(self, model: TokenModel, logits: MakesLogits, backend: GraphAttentionBackend) -> None:
         self._model = model
         self._logits = logits
         self.backend = backend

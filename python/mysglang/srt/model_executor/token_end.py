@@ -25,7 +25,7 @@ from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_columns import Columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
-from mysglang.srt.models.interfaces import CausalModel
+from mysglang.srt.models.checkpoint_model import TokenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class TokenEnd:
 class TokenParts:
     """Parts that all programs of a generating model share."""
 
-    model: CausalModel
+    model: TokenModel
     logits: MakesLogits
     backend: AttentionBackend
     memory: ModelMemory

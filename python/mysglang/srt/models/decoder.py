@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,6 @@ from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.models.decoder_layers import DecoderLayer, head_norm_of, layer_kind, norm_of
-from mysglang.srt.models.interfaces import TakesWorkspace
 from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
 
 ENDS = ("embed_tokens", "norm", "lm_head")
@@ -53,6 +52,14 @@ ENDS = ("embed_tokens", "norm", "lm_head")
 def elsewhere() -> Any:
     """A module without parameters in the place of a part that another stage has. It must not be called."""
     return nn.Module()
+
+
+@runtime_checkable
+class TakesWorkspace(Protocol):
+    """A module that takes much memory between its products, given back when it is done."""
+
+    workspace_per_token: int
+    """Bytes."""
 
 
 class Decoder(CheckpointModel):

@@ -66,6 +66,8 @@ def biases_of(biases: Biases, expert: int) -> tuple[Tensor | None, Tensor | None
 def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
     """The sum over a row's experts of gate * product."""
     (rows, top_k), width = ids.shape, x.shape[1]
+    # Pairs of (row, expert) sorted by expert: each expert's rows are then one product. The sort is stable, so that they
+    # stand in the order of the rows.
     chosen, order = ids.flatten().sort(stable=True)
     # Its shape depends on values, which a recording refuses; it would not notice `tolist` alone.
     experts, counts = chosen.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
@@ -74,6 +76,7 @@ def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
     for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
         own, end = slice(end, end + count), end + count
         products[own] = product(expert, given[own])
+    # Back in the order of the rows: a row's sum is taken in the order of its experts, whatever rows are beside it.
     each = torch.empty_like(products).index_copy_(0, order, products).view(rows, top_k, width)
     return weighted_sum(each, gates)
 

@@ -28,6 +28,8 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor,
     out = torch.empty_like(values)
     for row, entry in enumerate(at.tolist()):
         state = matrix[entry]
+        # One product reads the state for the key and for the query. What the query would read of the new value is
+        # added behind it, as (k q) u.
         said = (asked[row] @ state).mul_(kept[row])
         new = (values[row] - said[:, 0]).mul_(strength[row].unsqueeze(-1))
         state.mul_(kept[row]).addcmul_(keys[row].unsqueeze(-1), new.unsqueeze(-2))

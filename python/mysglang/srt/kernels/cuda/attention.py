@@ -3,6 +3,9 @@
 Both read keys and values through the page table: position p of a row lies at page table[slot, p // page] and offset
 p % page. Softmax is computed online (Milakov and Gimelshein, 2018) in base 2; a row's splits are joined by their
 log-sum-exp.
+
+The kernels take their arguments one by one: tensors, strides, sizes, then constants. Triton can take them in tuples,
+which the host would pack and take apart again at every launch of every layer.
 """
 
 from typing import Protocol
@@ -131,10 +134,13 @@ def _decode_kernel(
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens + row)
     first = _first_seen(seq_len - 1, window, REACH)
+    # Whole tiles of keys: a split that ended within one would read a part of it for nothing.
     span = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), KEYS) * KEYS
     begin = first + split * span
     end = tl.minimum(begin + span, seq_len)
 
+    # The query heads of one KV head share the keys that are read. Tensor cores take 16 of them at least, so a smaller
+    # group has lines that belong to no head.
     query = tl.arange(0, QUERIES)
     d = tl.arange(0, WIDTH)
     head = kv_head * GROUP + query
@@ -154,6 +160,7 @@ def _decode_kernel(
         v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
         k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
         s = tl.where(inside[None, :], _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
+        # Each tile has a key that is seen, so `top` is finite.
         top = tl.maximum(highest, tl.max(s, 1))
         p = tl.exp2(s - top[:, None])
         shrink = tl.exp2(highest - top)
@@ -193,6 +200,7 @@ def _join_kernel(
     highest = tl.max(lse)
     total = 0.0
     if SINKS:
+        # A sink is one more score in the sum, whose value is zero: it only takes weight from the others.
         sink = tl.load(sinks + head % heads) * 1.4426950408889634
         highest = tl.maximum(highest, sink)
         total = tl.exp2(sink - highest)
@@ -239,6 +247,7 @@ def _extend_kernel(
     head = tl.program_id(1)
     block = tl.program_id(2)
     extend_len = tl.load(extend_lens + row)
+    # The grid is as wide as the longest row's tokens; programs past the end of a shorter row have nothing to do.
     if block * QUERIES >= extend_len:
         return
     start = tl.load(seq_lens + row) - extend_len
@@ -252,6 +261,7 @@ def _extend_kernel(
     row_table = table + tl.load(slots + row) * table_stride
 
     seen = _first_seen(start + block * QUERIES, window, REACH)
+    # Tiles of keys begin at multiples of KEYS, wherever a window begins; the last query of the block sees the most.
     first = seen // KEYS * KEYS
     end = tl.minimum(start + (block + 1) * QUERIES, start + extend_len)
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)

@@ -69,6 +69,8 @@ def _sort_kernel(
 ):
     """The pairs of one expert, in their order, to its blocks of `rows`. EXPERTS: a power of two, none left out."""
     expert = tl.program_id(0)
+    # Each program counts the pairs of all experts, to know where its own blocks begin: no program waits for another,
+    # and the host for none.
     number = tl.arange(0, EXPERTS)
     counts = tl.zeros((EXPERTS,), tl.int32)
     for first in range(0, pairs, CHUNK):
@@ -84,6 +86,7 @@ def _sort_kernel(
     for block in range(own_blocks):
         tl.store(block_experts + before + block, expert)
     begin = before * rows
+    # In the order of the pairs, which a counter that programs share would not keep.
     done = 0
     for first in range(0, pairs, CHUNK):
         pair = first + tl.arange(0, CHUNK)
@@ -91,6 +94,7 @@ def _sort_kernel(
         place = begin + done + tl.cumsum(mine.to(tl.int32), 0) - 1
         tl.store(order + place, pair, mask=mine)
         done += tl.sum(mine.to(tl.int32))
+    # Places of the last block that no pair has: the number `pairs` is that of none.
     padding = own + tl.arange(0, MOST_ROWS)
     tl.store(order + begin + padding, pairs, mask=padding < own_blocks * rows)
 
@@ -121,6 +125,7 @@ def _product_kernel(
     of a weight [2 * outputs, inputs]. SHARED: pairs of one row of x. Tiles beside each other read the same columns.
     """
     tile = tl.program_id(0)
+    # The grid allows for the worst routing; the blocks that this one does not need end at once.
     block = tile % blocks
     if block >= tl.load(blocks_used):
         return
@@ -320,6 +325,7 @@ def _topk_softmax_kernel(
     x = tl.where(x == x, x, float("-inf"))
     chosen = tl.zeros((PLACES,), tl.int32)
     gate = tl.zeros((PLACES,), tl.float32)
+    # One expert after another is taken out; TOP_K is small, and a sort of all experts would move far more.
     for i in range(TOP_K):
         best = tl.max(tl.where(free, x, float("-inf")))
         first = tl.min(tl.where(free & (x == best), expert, EXPERTS))

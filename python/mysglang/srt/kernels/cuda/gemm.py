@@ -55,12 +55,14 @@ def _plain_kernel(
     k = tl.arange(0, INPUTS)
     exists = n[:, None] < outputs
     tile = weight + n.to(tl.int64)[:, None] * inputs + k[None, :]
+    # Weights are written by no kernel, so the first tile is read before the kernel ahead of this one is done.
     ahead = tl.load(tile, mask=exists & (k[None, :] < inputs), other=0.0)
     if OVERLAP:
         gdc_wait()
     first = tl.zeros((OUTPUTS, INPUTS // FOLD), tl.float32)
     second = tl.zeros((OUTPUTS, INPUTS // FOLD), tl.float32)
     for at in range(0, inputs, INPUTS):
+        # The next tile is on its way while this one is multiplied.
         weights = ahead.to(tl.float32)
         ahead = tl.load(tile + at + INPUTS, mask=exists & (at + INPUTS + k[None, :] < inputs), other=0.0)
         first += _products(weights, x + at, k, inputs - at, FOLD)

@@ -102,6 +102,7 @@ def _part_kernel(
     start = end - tl.load(extend_lens + row)
     first = (start // TOKENS + tl.program_id(2) // programs) * TOKENS
     last = tl.minimum(first + TOKENS, end)
+    # Nothing to do: the tile is past the row's end, or this program's first span past all keys that the tile sees.
     if (first >= end) | (mine * spans * SPAN >= last):
         return
     line = tl.arange(0, LINES)
@@ -114,6 +115,8 @@ def _part_kernel(
     q_block = tl.load(q + token[:, None] * q_stride + head[:, None] * DIM + d[None, :], mask=block, other=0.0)
     row_table = table + tl.load(slots + row).to(tl.int64) * table_stride
 
+    # The first tile of keys is found from the tile's first place, not from the step's first token: a query must go
+    # through the same tiles in a chunk, in a whole prompt and in a decode step.
     seen = _first_seen(first, window, REACH) // KEYS * KEYS
     own_seen = _first_seen(tl.maximum(first, start), window, REACH)
     for split in range(mine, tl.minimum(splits, tl.cdiv(last, spans * SPAN)), programs):
@@ -121,6 +124,8 @@ def _part_kernel(
         total = tl.zeros((LINES,), tl.float32)
         attended = tl.zeros((LINES, WIDTH), tl.float32)
         span_end = tl.minimum(split * spans + spans, tl.cdiv(last, SPAN))
+        # A span begins from nothing and is joined whole, also where one program has all of them: so the sums are those
+        # of a step that shares the spans among programs.
         for span in range(tl.maximum(split * spans, seen // SPAN), span_end):
             part_top = tl.full((LINES,), float("-inf"), tl.float32)
             part_total = tl.zeros((LINES,), tl.float32)
@@ -175,6 +180,7 @@ def _join_kernel(
     d = tl.arange(0, WIDTH)
     inside = (head < heads)[:, None] & (d < DIM)[None, :]
     count = splits
+    # What programs of spans past the row's end should have left was never written.
     if splits > 1:
         count = tl.minimum(splits, tl.cdiv(tl.load(seq_lens + token), SPAN))
     top = tl.full((HEADS,), float("-inf"), tl.float32)

@@ -105,6 +105,7 @@ def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], 
         return
     where = tuple(tensor.data_ptr() for tensor in (*sources, *targets))
     sizes = [size * sources[0].itemsize for size in (sources[0].stride(0), targets[0].stride(0), sources[0][0].numel())]
+    # By words of 8 bytes where every address and distance allows it: a program then moves up to 8 times as much.
     word = WORD_BYTES if not any(number % WORD_BYTES for number in (*where, *sizes)) else 1
     width = sizes[2] // word
     block = min(triton.next_power_of_2(width), 1024)
@@ -152,6 +153,7 @@ def _list_pages_kernel(
 ):
     row = tl.program_id(0)
     part = tl.program_id(1)
+    # Each program adds up the pages of the rows before its own, rather than wait for one that does it for all.
     others = tl.arange(0, ROWS)
     counts = (tl.load(seq_lens + others, mask=others < rows, other=0) + PAGE - 1) // PAGE
     begin = tl.sum(tl.where(others < row, counts, 0))
@@ -163,6 +165,7 @@ def _list_pages_kernel(
         tl.store(indptr + row + 1, begin + count)
         tl.store(last_page_lens + row, seq_len - (count - 1) * PAGE)
     source = table + tl.load(slots + row) * table_stride
+    # Page 0 stands for pages that no new token sees; their numbers may be another row's by now.
     seen = 0
     if HAS_WINDOW:
         seen = tl.maximum(seq_len - tl.load(extend_lens + row) + 1 - window, 0) // PAGE

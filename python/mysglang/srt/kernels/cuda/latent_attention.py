@@ -89,6 +89,7 @@ def _latent_kernel(
     head = query % heads
     live = token < new
     positions_q = seq_len - new + token
+    # Keys up to the position of the tile's last token, which sees the most; splits are whole tiles of keys.
     last = tl.minimum((tile * QUERIES + QUERIES - 1) // heads, new - 1)
     seen = seq_len - new + last + 1
     span = tl.cdiv(tl.cdiv(seen, SPLITS), KEYS) * KEYS

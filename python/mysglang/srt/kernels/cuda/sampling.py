@@ -54,6 +54,7 @@ def _greedy_part_kernel(
         better = inside & (x > highest)
         highest = tl.where(better, x, highest)
         highest_id = tl.where(better, ids, highest_id)
+    # Of equals the lowest id, as argmax of the reference gives it.
     top = tl.max(highest)
     tl.store(best + row * SPLITS + part, top)
     tl.store(best_id + row * SPLITS + part, tl.min(tl.where(highest == top, highest_id, 0x7FFFFFFF)))
@@ -141,6 +142,8 @@ def _first_past(w, ids, done, target):
 def _draw_from_row(source, uniform, vocab, heat, top, lowest, quota, BLOCK: tl.constexpr):
     """Invert the cumulative sum of what is left of a whole row, block by block in the order of ids."""
     columns = tl.arange(0, BLOCK)
+    # The sum is taken block by block as the search below adds it up, so that the target cannot lie past its end by
+    # more than a rounding.
     total = tl.zeros((), tl.float64)
     equals = 0
     for first in range(0, vocab, BLOCK):
@@ -160,6 +163,7 @@ def _draw_from_row(source, uniform, vocab, heat, top, lowest, quota, BLOCK: tl.c
         done += tl.sum(w.to(tl.float64))
         equals += found
         first += BLOCK
+    # Rounding may leave the target unpassed: then it is the last token with a weight.
     return tl.where(token == 0x7FFFFFFF, last, token)
 
 
@@ -192,6 +196,7 @@ def _draw_from_few(
         tl.store(weights + at, w, mask=chosen)
         tl.store(places + at, ids, mask=chosen)
         kept += tl.sum(chosen.to(tl.int32))
+    # Other threads of the program wrote what this one reads next.
     tl.debug_barrier()
     few = tl.arange(0, FEW)
     w = tl.load(weights + few, mask=few < kept, other=0.0)

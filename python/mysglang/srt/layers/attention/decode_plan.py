@@ -221,6 +221,8 @@ class DecodePlanner:
         lines.items[grouped:, Field.BEGIN] = begins[rows]
         lines.items[:, Field.SLOT] = slots[lines.rows]
         pieces = self._cut(np.concatenate((layout.lengths, (seq_lens - begins)[rows])), lines.costs)
+        # Lines of one segment may be cut into different numbers of pieces. Each query of it has room for the most, and
+        # the last piece of a shorter line says how many stay empty (EMPTY).
         most = np.maximum.reduceat(pieces.counts, lines.firsts)
         own_parts, counts, firsts, before = place_parts(most * lines.shares, layout)
         if counts[counts > 1].sum() > self.max_parts:
@@ -246,6 +248,7 @@ class DecodePlanner:
 
     def _cut(self, lengths: Longs, costs: Longs) -> Pieces:
         """[L] keys of each line, at least one, and the cost of one."""
+        # Blocks get even shares of the cost of all lines laid end to end; a border inside a line cuts it.
         line_costs = (lengths + LINE_OVERHEAD) * costs
         line_ends, key_ends = np.cumsum(line_costs), np.cumsum(lengths)
         key_starts = key_ends - lengths
@@ -255,12 +258,15 @@ class DecodePlanner:
         line = np.searchsorted(line_ends, borders, side="right")
         length = lengths[line]
         key = (borders - (line_ends - line_costs)[line]) // costs[line]
+        # To the nearest whole step of a warp; a rest smaller than one stays with the piece before it.
         key = (key + CUT_KEYS // 2) // CUT_KEYS * CUT_KEYS
         key = np.where((key > 0) & (key + CUT_KEYS > length), length, key)
         border_keys = key_starts[line] + key
+        # A piece begins where a line does, and at each cut within one.
         starts = np.sort(np.concatenate((key_starts, border_keys[(key > 0) & (key < length)])), kind="stable")
         lines = np.searchsorted(key_ends, starts, side="right")
         counts = np.bincount(lines)
+        # Blocks for which nothing is left have no pieces: all their bounds are the end.
         indptr = np.full(self.shape.blocks + 1, len(starts))
         indptr[0] = 0
         indptr[1:blocks] = np.searchsorted(starts, border_keys)
