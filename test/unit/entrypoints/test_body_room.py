@@ -1,10 +1,14 @@
 """Unfinished bodies share one room, of which no caller gets all."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from mysglang.srt.entrypoints.body_room import BodyRoom, BodyRoomFull, caller_of
+from fixtures.patience import PATIENCE_S
+from mysglang.srt.entrypoints import body_room
+from mysglang.srt.entrypoints.body_room import BodyRoom, BodyRoomFull, MemoryReturn, caller_of
 
 LIMIT = 1200
 
@@ -60,3 +64,27 @@ def test_who_a_caller_is() -> None:
     assert caller_of(scope("::ffff:10.0.0.1")) != caller_of(scope("::ffff:10.0.0.2"))
     assert caller_of(scope("fe80::1%eth0")) == caller_of(scope("fe80::1"))
     assert caller_of(scope(None)) == caller_of(scope("")) == ""
+
+
+@pytest.mark.promise(42)
+async def test_several_wishes_are_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_room, "DELAYS_S", (0.01, 0.02))
+    rounds: list[str] = []
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def give_back() -> None:
+        rounds.append(threading.current_thread().name)
+        if len(rounds) == 2:
+            loop.call_soon_threadsafe(done.set)
+
+    memory = MemoryReturn(give_back)
+    for _ in range(50):
+        memory.soon()
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
+    assert len(rounds) == 2
+    assert threading.main_thread().name not in rounds
+
+
+def test_the_c_library_can_be_asked() -> None:
+    body_room._give_back()()

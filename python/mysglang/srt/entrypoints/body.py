@@ -20,13 +20,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from mysglang.srt.entrypoints.body_room import BodyHold, BodyRoom, caller_of
+from mysglang.srt.entrypoints.body_room import BodyHold, BodyRoom, MemoryReturn, caller_of
 from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_in_pieces import JsonFault, PieceReader
 from mysglang.srt.entrypoints.json_layout import JsonLimits, lay_out
-from mysglang.srt.entrypoints.memory_return import MemoryReturn
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool, checkpoint
 from mysglang.srt.messages.generate import REFUSED, FieldReport

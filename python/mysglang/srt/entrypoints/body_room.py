@@ -1,13 +1,19 @@
-"""BodyRoom: how many bytes all bodies that are on their way, or are being checked, may hold together.
+"""The memory of bodies: how many bytes all of them may hold together, and how what long ones took is given back.
 
 Each body has a limit of its own, but a thousand clients that never finish theirs would hold a thousand times as much.
 A caller may hold as many bytes as are still free. So one caller gets half of the room, two get a third each, and there
 is always some left for a caller that comes new. (Choudhury and Hahne call that a dynamic threshold.)
+
+The allocator of the C library keeps freed memory for later, and a server may wait long for another body of that size.
+So the memory of a long body is given back to the system some time after.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 from collections import Counter
+from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import Self
@@ -103,3 +109,31 @@ def _network(host: str) -> str:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
         return f"{int(address) >> (128 - NETWORK_BITS):x}"
     return str(address)
+
+
+DELAYS_S = (1.0, 15.0)
+"""After the last long body: one that was refused is gone by then, and most answers have ended."""
+
+
+class MemoryReturn:
+    """Collects the wishes of several bodies to one round of giving back."""
+
+    def __init__(self, give_back: Callable[[], None] | None = None) -> None:
+        """`give_back`: runs in a thread; None for what the C library has for it."""
+        self._give_back = _give_back() if give_back is None else give_back
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def soon(self) -> None:
+        """Give back after a while. Called on the event loop."""
+        for timer in self._timers:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers = [
+            loop.call_later(delay, lambda: loop.run_in_executor(None, self._give_back)) for delay in DELAYS_S
+        ]
+
+
+def _give_back() -> Callable[[], None]:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    # Only glibc has this function.
+    return (lambda: None) if trim is None else lambda: trim(0)

@@ -7,12 +7,12 @@ torch's; this file asks for torch only when it is given some.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.weight_commands import (
     DEFAULT_GROUP,
     PATIENCE_S,
-    Commands,
     private_folder,
     update_from_disk,
     update_from_folder,
@@ -32,17 +32,14 @@ from mysglang.srt.messages.weights import (
     WeightUpdate,
 )
 
-
-class Waits(Protocol):
-    """Runs work of the engine's event loop to its end."""
-
-    def __call__(self, work: Awaitable[ControlReqOutput]) -> ControlReqOutput: ...
+Waits = Callable[[Awaitable[ControlReqOutput]], ControlReqOutput]
+"""Runs work of the engine's event loop to its end."""
 
 
 class EngineWeights:
     """`update` of each verb: abort_all_requests, flush_cache, weight_version; see `WeightUpdate`."""
 
-    def __init__(self, manager: Commands, wait: Waits) -> None:
+    def __init__(self, manager: Manager, wait: Waits) -> None:
         self._manager = manager
         self._wait = wait
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -24,11 +25,13 @@ from mysglang.srt.entrypoints.http_activity import HttpActivity
 from mysglang.srt.entrypoints.ignored_fields import FieldLog, IgnoredFieldsHeader
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
-from mysglang.srt.entrypoints.openai.batches_endpoints import batch_endpoints
+from mysglang.srt.entrypoints.openai.batches_service import BatchEndpoints
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.files_desk import Desk, desk_for
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from mysglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbedding
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe
 from mysglang.srt.entrypoints.relay import Owner, RelayedPaths
@@ -48,7 +51,7 @@ from mysglang.srt.entrypoints.routes.playground import Playground, no_playground
 from mysglang.srt.entrypoints.straight_routes import StraightRoutes
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.tokenizer_manager import NO_TEXT
-from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.generate import FieldReport, GenerateReqInput
 from mysglang.srt.utils.version import __version__
 
 INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT", "DELETE"), "allow_headers": ("*",)}
@@ -131,9 +134,26 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
 
 def _desk(front: Front, options: AppOptions, speaking: _Speaking, field_log: FieldLog, *, is_owner: bool) -> Desk:
     """Files and batches. Only the front that owns what lives between requests keeps them."""
-    lines = field_log.report("a batch")
-    endpoints = batch_endpoints(front, speaking.models, options.serving, speaking.answers, options.pooling, lines)
+    endpoints = _batch_endpoints(front, options, speaking, field_log.report("a batch"))
     return desk_for(options.desk if is_owner else None, front, endpoints, options.owners)
+
+
+def _batch_endpoints(front: Front, options: AppOptions, speaking: _Speaking, fields: FieldReport) -> BatchEndpoints:
+    """The paths that batches may ask: those whose routes answer in one piece. `fields` hears of the lines' fields that
+    change nothing.
+    """
+    if options.pooling is not None:
+        embedding = OpenAIServingEmbedding(front, speaking.models, options.pooling)
+        return BatchEndpoints(
+            speaking.models.name, {"/v1/embeddings": partial(embedding.answer, fields=fields)}, fields
+        )
+    chat = OpenAIServingChat(front, speaking.models, options.serving, speaking.answers)
+    completion = OpenAIServingCompletion(front, speaking.models, options.serving)
+    answers_by_path = {
+        "/v1/chat/completions": partial(chat.answer, fields=fields),
+        "/v1/completions": partial(completion.answer, fields=fields),
+    }
+    return BatchEndpoints(speaking.models.name, answers_by_path, fields)
 
 
 @dataclass(frozen=True, slots=True)

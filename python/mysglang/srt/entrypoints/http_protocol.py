@@ -32,11 +32,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mysglang.srt.entrypoints.arrival import Arrival
 from mysglang.srt.entrypoints.body import MAX_BODY_BYTES
+from mysglang.srt.entrypoints.body_room import MemoryReturn
 from mysglang.srt.entrypoints.corked_transport import Cork, CorkedTransport
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, Framing
 from mysglang.srt.entrypoints.head_rules import fault_in_head
-from mysglang.srt.entrypoints.memory_return import MemoryReturn
 from mysglang.srt.entrypoints.wire import STATE, WIRE
 from mysglang.srt.managers.fronts import Board, Column
 from mysglang.srt.utils.awake import PauseNote

@@ -11,13 +11,13 @@ import asyncio
 import base64
 import binascii
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
+from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.errors import ConfigError, InvalidRequest, NoRoom
-from mysglang.srt.messages.control import Command, ControlReqOutput
+from mysglang.srt.messages.control import ControlReqOutput
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
 from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.disk import room_for
@@ -35,14 +35,8 @@ DEFAULT_GROUP = "weight_update_group"
 """SGLang's name for the group of a trainer."""
 
 
-class Commands(Protocol):
-    """The part of a manager that carries out commands."""
-
-    async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput: ...
-
-
 async def update_from_disk(
-    manager: Commands, model_path: str, update: WeightUpdate, load_format: str = "auto"
+    manager: Manager, model_path: str, update: WeightUpdate, load_format: str = "auto"
 ) -> ControlReqOutput:
     """Serve the checkpoint at `model_path`, a directory or a repository. Raises InvalidRequest if there is none in that
     format, which is `auto` or `safetensors`.
@@ -57,12 +51,12 @@ async def update_from_disk(
     return await _update(manager, folder, update, whole=True)
 
 
-async def update_from_folder(manager: Commands, folder: Path, update: WeightUpdate) -> ControlReqOutput:
+async def update_from_folder(manager: Manager, folder: Path, update: WeightUpdate) -> ControlReqOutput:
     """Take the tensors in the safetensors files of `folder`, which may be any of the model's."""
     return await _update(manager, folder, update, whole=False)
 
 
-async def _update(manager: Commands, folder: Path, update: WeightUpdate, *, whole: bool) -> ControlReqOutput:
+async def _update(manager: Manager, folder: Path, update: WeightUpdate, *, whole: bool) -> ControlReqOutput:
     path = str(folder.absolute())
     return await manager.command(
         lambda number: UpdateWeightsReq(id=number, path=path, whole=whole, update=update), patience_s=PATIENCE_S

@@ -1,10 +1,14 @@
 """AnswerParser: what one choice of a chat says, taken apart: thoughts, text, tool calls.
 
 What is absent is an object too: without a format of thoughts everything is answer, without tools all of that is text.
+
+Also counts the tokens of an answer that were thought: those between the tags of thinking, the tags included. Counting
+needs tags that are one token each, as they are wherever a model was trained to think.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -119,3 +123,36 @@ class AnswerParser:
         if self._several_calls:
             return events
         return [event for event in events if isinstance(event, NormalText) or event.index == 0]
+
+
+class TokenCounter(Protocol):
+    """Counts the thoughts of one choice."""
+
+    def count(self, token_ids: Sequence[int]) -> int | None:
+        """Take the next tokens; returns the number that were thought so far, or None if it is unknown."""
+        ...
+
+
+class NoCounter:
+    """Cannot tell."""
+
+    def count(self, token_ids: Sequence[int]) -> int | None:
+        return None
+
+
+@dataclass(slots=True)
+class ThoughtCounter:
+    """Counts from `start_id`, or from the beginning if the prompt began the thinking, to `end_id`."""
+
+    start_id: int
+    end_id: int
+    thinking: bool
+    thought: int = 0
+
+    def count(self, token_ids: Sequence[int]) -> int | None:
+        for token_id in token_ids:
+            self.thinking = self.thinking or token_id == self.start_id
+            self.thought += self.thinking
+            if token_id == self.end_id:
+                self.thinking = False
+        return self.thought

@@ -22,8 +22,11 @@ from mysglang.srt.entrypoints.openai.answer_parser import (
     AnswerParser,
     AnswerPart,
     NoCalls,
+    NoCounter,
     NoThoughts,
+    ThoughtCounter,
     ThoughtSplitter,
+    TokenCounter,
 )
 from mysglang.srt.entrypoints.openai.chat_prompt import (
     PER_MESSAGE,
@@ -39,7 +42,6 @@ from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_params
-from mysglang.srt.entrypoints.openai.thought_counter import NoCounter, ThoughtCounter, TokenCounter
 from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
 from mysglang.srt.entrypoints.openai.usage import finish_words
 from mysglang.srt.entrypoints.sampling_body import beside_sampling

@@ -3,8 +3,7 @@
 from typing import Any
 
 from mysglang.srt.entrypoints.openai.answer_parser import Thought
-from mysglang.srt.entrypoints.openai.responses.events import OutputEvents
-from mysglang.srt.entrypoints.openai.responses.token_shares import TokenShares
+from mysglang.srt.entrypoints.openai.responses.events import OutputEvents, TokenShares
 from mysglang.srt.function_call.core_types import NormalText
 
 
