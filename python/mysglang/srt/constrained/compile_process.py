@@ -314,14 +314,17 @@ def main() -> None:
     ignore_stop_signals()
     die_with_parent()
     set_title("mysglang::grammar_compiler")
-    os.nice(NICENESS)
     # Output that a library prints must not be mixed with the answers.
     output = os.dup(1)
     os.dup2(2, 1)
     setup = _first(0, Frames(CompilerSetup))
     tokenizer = Tokenizer.load(setup.tokenizer_path)
     vocabulary = Vocabulary.of(tokenizer, setup.vocab_size, setup.eos_ids)
-    CompileServer(setup, make_backend(setup.backend, vocabulary, setup.style), output).serve(0)
+    backend = make_backend(setup.backend, vocabulary, setup.style)
+    # Only now: the first requests wait until all is loaded. On a machine with more to do than cores, a nice process
+    # was not loaded within a minute, so that each of these requests got a 503.
+    os.nice(NICENESS)
+    CompileServer(setup, backend, output).serve(0)
 
 
 if __name__ == "__main__":
