@@ -1,6 +1,5 @@
 """Ollama's own client against a real server with the embedded model: prompts, formats, thoughts, tools, errors."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,23 +7,13 @@ from typing import Any
 import ollama
 import pytest
 
-from fixtures.oracle import assert_quiet, until_asked
+from fixtures.oracle import assert_quiet
 from fixtures.server_process import ServerProcess
 
 MODEL = "default"
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 COUNT: list[Any] = [{"role": "user", "content": "Count from 1 to 10."}]
 GREEDY = {"temperature": 0}
-
-
-def get_weather(city: str) -> str:
-    """Get the current weather in a city
-
-    Args:
-        city: The name of the city
-    """
-    return json.dumps({"temperature": 21, "condition": "sunny", "city": city})
 
 
 @pytest.fixture
@@ -45,38 +34,6 @@ def test_an_answer(client: ollama.Client) -> None:
     assert answer.eval_count > 2
     assert 0 < answer.prompt_eval_duration < answer.total_duration
     assert "Paris" in client.generate(MODEL, "What is the capital of France?", options=GREEDY).response
-
-
-@pytest.mark.parametrize(
-    ("messages", "options"),
-    [
-        (COUNT, {}),
-        (COUNT, {"options": {"stop": [" 6"]}}),
-        (COUNT, {"options": {"num_predict": 4}}),
-        (PARIS, {"tools": [get_weather]}),
-        (PARIS, {"tools": [get_weather], "think": True}),
-    ],
-    ids=["text", "stopped", "cut", "tools", "thinking"],
-)
-def test_a_stream_says_the_same(client: ollama.Client, messages: list[Any], options: dict[str, Any]) -> None:
-    whole = chat(client, messages, **options)
-    *pieces, last = chat(client, messages, stream=True, **options)
-    assert "".join(piece.message.content for piece in pieces) == whole.message.content
-    assert "".join(piece.message.thinking or "" for piece in pieces) == (whole.message.thinking or "")
-    calls = [call.function for piece in pieces for call in piece.message.tool_calls or []]
-    assert calls == [call.function for call in whole.message.tool_calls or []]
-    assert (last.done_reason, last.eval_count) == (whole.done_reason, whole.eval_count)
-    assert len(pieces) > (0 if calls else 2)
-
-
-def test_the_whole_conversation(client: ollama.Client) -> None:
-    answer = chat(client, PARIS, tools=[get_weather], think=True)
-    assert "get_weather" in answer.message.thinking
-    (call,) = answer.message.tool_calls
-    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
-    result = {"role": "tool", "tool_name": "get_weather", "content": get_weather(**call.function.arguments)}
-    again = chat(client, [*PARIS, answer.message, result], tools=[get_weather])
-    assert "21" in again.message.content
 
 
 def test_formats(client: ollama.Client) -> None:
@@ -125,29 +82,3 @@ def test_errors_are_its_own_exceptions(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match=":mine' does not exist") as missing:
         list(client.chat(f"{MODEL}:mine", FRANCE, stream=True))
     assert missing.value.status_code == 404
-
-
-async def test_many_at_once(tiny_server: ServerProcess) -> None:
-    client = ollama.AsyncClient(tiny_server.url)
-
-    async def ask(country: str) -> str:
-        question: list[Any] = [{"role": "user", "content": f"What is the capital of {country}?"}]
-        pieces = await client.chat(MODEL, question, stream=True)
-        return "".join([piece.message.content or "" async for piece in pieces])
-
-    cities = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
-    answers = await asyncio.gather(*map(ask, cities))
-    for answer, city in zip(answers, cities.values(), strict=True):
-        assert city in answer
-
-
-async def test_who_leaves_is_forgotten(tiny_server: ServerProcess) -> None:
-    story: list[Any] = [{"role": "user", "content": "Tell me a short story."}]
-    client: Any = ollama.AsyncClient(tiny_server.url)
-    pieces = await client.chat(MODEL, story, stream=True)
-    await anext(pieces)
-    await pieces.aclose()
-    waiting = asyncio.create_task(client.chat(MODEL, story))
-    await until_asked(tiny_server.url, waiting)
-    waiting.cancel()
-    await asyncio.to_thread(assert_quiet, tiny_server.url)

@@ -1,14 +1,13 @@
 """OpenAI's client speaking the Responses API with a real server and the embedded model."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from fixtures.oracle import assert_quiet, until_asked
+from fixtures.oracle import assert_quiet
 from fixtures.patience import wait_until
 from fixtures.server_process import ServerProcess
 
@@ -36,13 +35,6 @@ def client(tiny_server: ServerProcess) -> Iterator[openai.OpenAI]:
     assert_quiet(tiny_server.url)
 
 
-@pytest.fixture
-async def aclient(tiny_server: ServerProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(api_key="none", base_url=f"{tiny_server.url}/v1", max_retries=0) as client:
-        yield client
-    await asyncio.to_thread(assert_quiet, tiny_server.url)
-
-
 def ask(client: openai.OpenAI, question: Any, **options: Any) -> Any:
     return client.responses.create(model=MODEL, input=question, **({"temperature": 0} | options))
 
@@ -56,16 +48,6 @@ def ask_in_pieces(client: openai.OpenAI, question: Any, **options: Any) -> Any:
     return events[-1].response
 
 
-def output(response: Any) -> list[dict[str, Any]]:
-    """The items, without the names that are new in every answer and what only this client adds."""
-    dropped = {"id": "", "call_id": "", "parsed_arguments": None}
-    items = [{**item.to_dict(), **dropped} for item in response.output]
-    for item in items:
-        for part in item.get("content", []):
-            part.pop("parsed", None)
-    return items
-
-
 def test_an_answer(client: openai.OpenAI) -> None:
     response = ask(client, FRANCE)
     assert "Paris" in response.output_text
@@ -73,48 +55,16 @@ def test_an_answer(client: openai.OpenAI) -> None:
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
-@pytest.mark.parametrize(
-    ("question", "options"),
-    [
-        (COUNT, {}),
-        (COUNT, {"max_output_tokens": 4}),
-        (PARIS, {"tools": [WEATHER]}),
-        (PARIS, {"tools": [WEATHER], "reasoning": THINK}),
-    ],
-    ids=["text", "cut", "tools", "thinking"],
-)
-def test_a_stream_says_the_same(client: openai.OpenAI, question: str, options: dict[str, Any]) -> None:
-    whole, pieces = ask(client, question, **options), ask_in_pieces(client, question, **options)
-    assert output(pieces) == output(whole)
-    assert (pieces.status, pieces.incomplete_details) == (whole.status, whole.incomplete_details)
-    assert pieces.usage.output_tokens == whole.usage.output_tokens
-
-
 @pytest.mark.parametrize("way", [ask, ask_in_pieces])
-@pytest.mark.parametrize("stored", [True, False])
-def test_the_whole_conversation(client: openai.OpenAI, way: Any, stored: bool) -> None:
-    response = way(client, PARIS, tools=[WEATHER], reasoning=THINK, store=stored)
+def test_a_conversation_that_the_server_keeps(client: openai.OpenAI, way: Any) -> None:
+    response = way(client, PARIS, tools=[WEATHER], reasoning=THINK)
     kinds = [item.type for item in response.output if item.type != "message"]
     assert kinds == ["reasoning", "function_call"]
     call = response.output[-1]
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
     result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'}
-    if stored:
-        answer = way(client, [result], tools=[WEATHER], previous_response_id=response.id)
-    else:
-        items = [{name: value for name, value in item.items() if value is not None} for item in plain(response)]
-        answer = way(client, [{"role": "user", "content": PARIS}, *items, result], tools=[WEATHER], store=False)
+    answer = way(client, [result], tools=[WEATHER], previous_response_id=response.id)
     assert "21" in answer.output_text
-
-
-def plain(response: Any) -> list[dict[str, Any]]:
-    """Output as a client sends it back."""
-    items = [item.to_dict() for item in response.output]
-    for item in items:
-        item.pop("parsed_arguments", None)
-        for part in item.get("content", []):
-            part.pop("parsed", None)
-    return items
 
 
 def test_a_form(client: openai.OpenAI) -> None:
@@ -181,27 +131,3 @@ def test_errors_are_its_own_exceptions(client: openai.OpenAI) -> None:
     assert ask_in_pieces(client, FRANCE, max_output_tokens=100_000).status == "completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         ask(client, FRANCE, previous_response_id="resp_0")
-
-
-async def test_many_at_once(aclient: openai.AsyncOpenAI) -> None:
-    async def ask_one(country: str) -> str:
-        question = f"What is the capital of {country}?"
-        stream = await aclient.responses.create(model=MODEL, input=question, stream=True)
-        return "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
-
-    cities = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
-    answers = await asyncio.gather(*map(ask_one, cities))
-    for answer, city in zip(answers, cities.values(), strict=True):
-        assert city in answer
-
-
-async def test_who_leaves_is_forgotten(aclient: openai.AsyncOpenAI, tiny_server: ServerProcess) -> None:
-    """The fixture finds nothing left behind."""
-    stream = await aclient.responses.create(model=MODEL, input="Tell me a short story.", stream=True)
-    async for event in stream:
-        if event.type == "response.output_text.delta":
-            break
-    await stream.close()
-    waiting = asyncio.create_task(aclient.responses.create(model=MODEL, input="Tell me a short story."))
-    await until_asked(tiny_server.url, waiting)
-    waiting.cancel()

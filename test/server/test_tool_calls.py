@@ -121,20 +121,6 @@ def test_one_call_at_a_time(client: openai.OpenAI) -> None:
     assert len(calls_of(ask(client, BOTH, parallel_tool_calls=False))) == 1
 
 
-def test_the_whole_conversation(client: openai.OpenAI) -> None:
-    message = ask(client).message
-    result = {"temperature": 21, "condition": "sunny"}
-    messages = [
-        *PARIS,
-        message.model_dump(),
-        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": json.dumps(result)},
-    ]
-    choice = ask(client, messages)
-    assert choice.finish_reason == "stop"
-    assert "21" in choice.message.content
-    assert "sunny" in choice.message.content
-
-
 def test_a_question_that_needs_no_tool(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     assert "Paris" in ask(client, question).message.content
