@@ -5,7 +5,8 @@ import re
 import orjson
 import pytest
 
-from fixtures.scripted_engine import ScriptedEngine, serve
+from fixtures.fake_engine import FakeEngine
+from fixtures.scripted_engine import serve
 from mysglang.srt.entrypoints.body import BodyTooLarge
 from mysglang.srt.entrypoints.departure import ClientDisconnected
 from mysglang.srt.entrypoints.error_responses import describe, error_frame, error_response
@@ -124,7 +125,7 @@ async def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_self: object, _message: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(ScriptedEngine, "send", broken)
+    monkeypatch.setattr(FakeEngine, "send", broken)
     async with serve() as served:
         response = await served.post("/generate", {"text": "Hi"}, headers={"x-request-id": "mine"})
     assert response.status_code == 500

@@ -120,12 +120,12 @@ async def test_who_does_not_read_gets_what_piled_up_in_one_frame() -> None:
         wired.protocol.pause_writing()
         before = wired.transport.written
         for number in range(5):
-            engine.say(engine.requests[0], Step(f" {number}"), 2 + number)
+            engine.say_step(engine.requests[0], Step(f" {number}"), 2 + number)
         for _ in range(1000):
             await asyncio.sleep(0)
         assert wired.transport.written == before
         wired.protocol.resume_writing()
-        engine.say(engine.requests[0], Step(" end", [2], Stop(2)), 8)
+        engine.say_step(engine.requests[0], Step(" end", [2], Stop(2)), 8)
         frames = events((await wired.answer()).content)
     assert sum(b'"text":" 0 1 2 3 4"' in frame for frame in frames) == 1
     assert frames[-1] == b"[DONE]"

@@ -39,7 +39,7 @@ class TestUnread:
         caller = CALLER.set(Caller(remote=remote))
         reader = bench.ask(return_logprob=True, top_logprobs_num=self.TOP_NUM, stream=stream)
         first = asyncio.ensure_future(anext(reader))
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         CALLER.reset(caller)
         if stream:
             bench.engine.say(Row(request.rid, "a", [5], logprobs=self.logprobs(1)))
@@ -53,7 +53,7 @@ class TestUnread:
     @pytest.mark.promise(16)
     async def test_a_reader_that_is_stuck_is_cut_off(self, bench: Bench) -> None:
         reader, rid = await self.stuck(bench, 8, remote=True)
-        assert bench.engine.aborts() == [rid]
+        assert bench.engine.aborted == [rid]
         assert not bench.manager.rid_to_state
         assert bench.manager.counters.aborted == 1
         with pytest.raises(Aborted, match="was not read"):
@@ -64,7 +64,7 @@ class TestUnread:
         """What waited for it meanwhile comes all at once."""
         self.pace_s = STUCK_S / 100
         reader, _ = await self.stuck(bench, 8, remote=True)
-        assert not bench.engine.aborts()
+        assert not bench.engine.aborted
         assert len((await anext(reader)).token_ids) == 8 * self.TOKENS
         await reader.aclose()
 
@@ -72,7 +72,7 @@ class TestUnread:
     async def test_who_is_not_bounded(self, bench: Bench, remote: bool, stream: bool) -> None:
         """Who reads in this process keeps its own memory; a whole answer is read at its end."""
         reader, _ = await self.stuck(bench, 8, remote=remote, stream=stream)
-        assert not bench.engine.aborts()
+        assert not bench.engine.aborted
         if stream:
             await reader.aclose()
         else:
@@ -116,7 +116,7 @@ class TestPouring:
         stream = bench.ask(stream=True, **fields)
         assert isinstance(stream, Generation)
         task = asyncio.create_task(stream.pour(bucket))
-        return task, [request.rid for request in await bench.engine.requests(fields.get("count", 1))]
+        return task, [request.rid for request in await bench.engine.come(fields.get("count", 1))]
 
     async def test_each_message_makes_a_chunk(self, bench: Bench) -> None:
         bucket = Bucket()
@@ -149,7 +149,7 @@ class TestPouring:
         bucket, stream = Bucket(), bench.ask(stream=True)
         assert isinstance(stream, Generation)
         first = asyncio.create_task(anext(stream))
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         bench.engine.say(Row(request.rid, "a", [1]))
         assert (await first).text == "a"
         bench.engine.say(Row(request.rid, "b", [1]), Row(request.rid, "c", [1], Length(3)))
@@ -167,7 +167,7 @@ class TestPouring:
             await task
         assert bench.quiet()
         await settled()
-        assert bench.engine.aborts() == [rid]
+        assert bench.engine.aborted == [rid]
 
     async def test_an_outlet_that_fails_ends_its_own_call_only(self, bench: Bench) -> None:
         bad, good = Bucket(), Bucket()
@@ -247,7 +247,7 @@ class TestManyAnswers:
 
         ticks = 0
         task = asyncio.create_task(stream.pour(bucket) if pour else read())
-        requests = await bench.engine.requests(4)
+        requests = await bench.engine.come(4)
         bench.engine.say(*(Row(request.rid, request.rid, [1], Length(1)) for request in requests))
         while not task.done():
             await asyncio.sleep(0)

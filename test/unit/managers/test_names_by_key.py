@@ -48,7 +48,7 @@ async def test_an_abort_of_another_keys_name_looks_like_one_of_nobodys(bench: Be
     mine = await started(bench, A, rid="r")
     with asked_by(B):
         assert bench.manager.abort_request("r") == bench.manager.abort_request("nobody") == 0
-    assert not bench.engine.aborts()
+    assert not bench.engine.aborted
     await end(bench, mine)
 
 
@@ -58,7 +58,7 @@ async def test_a_key_aborts_all_that_is_its_own(bench: Bench) -> None:
     others = await started(bench, B, rid="r", count=2, sampling_params=SamplingParams(n=2))
     with asked_by(B):
         assert bench.manager.abort_request(abort_all=True) == 2
-    assert bench.engine.aborts() == [request.rid for request in others[1]]
+    assert bench.engine.aborted == [request.rid for request in others[1]]
     await end(bench, mine, others)
 
 
@@ -94,6 +94,6 @@ async def test_other_fronts_hold_to_it(make: Any) -> None:
     assert told == [PeerAbortReq(rid="r", scope=B.api_key)]
     benches[0].manager._handle(told[0])
     await settled()
-    assert not benches[0].engine.aborts()
+    assert not benches[0].engine.aborted
     await end(benches[0], mine)
     await end(benches[1], others)

@@ -26,7 +26,7 @@ class TestAnswers:
     async def test_a_stream(self, bench: Bench) -> None:
         stream = bench.ask(stream=True, rid="r")
         first = asyncio.create_task(anext(stream))
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         assert request.stream
         bench.engine.say(Row(request.rid, "a", [5], prompt_tokens=3, cached_tokens=2, retractions=1))
         chunk = await first
@@ -39,12 +39,12 @@ class TestAnswers:
         assert (last.text, last.token_ids.dtype, last.finish_reason) == ("b", np.int32, Stop(6))
         assert [chunk async for chunk in stream] == []
         assert bench.quiet()
-        assert bench.engine.aborts() == []
+        assert bench.engine.aborted == []
 
     async def test_what_piles_up_is_one_chunk(self, bench: Bench) -> None:
         stream = bench.ask(stream=True)
         first = asyncio.create_task(anext(stream))
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         for number in range(5):
             bench.engine.say(Row(request.rid, str(number), [number, number], completion_tokens=2 * number + 2))
         bench.engine.say(Row(request.rid, "", [], Length(10), completion_tokens=10))
@@ -84,7 +84,7 @@ class TestAnswers:
 
     async def test_rows_of_one_message_find_their_readers(self, bench: Bench) -> None:
         tasks = [asyncio.create_task(bench.collect(rid=str(i), stream=True)) for i in range(3)]
-        requests = await bench.engine.requests(3)
+        requests = await bench.engine.come(3)
         bench.engine.say(*(Row(request.rid, request.rid, [1, 2]) for request in requests), Row("stranger", "x", [9]))
         bench.engine.say(*(Row(request.rid, "!", [3], Length(3)) for request in reversed(requests)))
         for number, task in enumerate(tasks):
@@ -98,7 +98,7 @@ class TestLeaving:
 
     async def check_gone(self, bench: Bench, requests: list[TokenizedGenerateReqInput], already: int = 0) -> None:
         assert bench.quiet()
-        assert bench.engine.aborts() == [request.rid for request in requests]
+        assert bench.engine.aborted == [request.rid for request in requests]
         # What still comes for it is dropped.
         for request in requests:
             bench.engine.say(Row(request.rid, "late", [1]))
@@ -136,7 +136,7 @@ class TestLeaving:
     async def test_between_two_chunks(self, bench: Bench) -> None:
         stream = bench.ask(stream=True)
         first = asyncio.create_task(anext(stream))
-        requests = await bench.engine.requests(1)
+        requests = await bench.engine.come(1)
         bench.engine.say(Row(requests[0].rid, "a", [1]))
         await first
         await stream.aclose()
@@ -145,7 +145,7 @@ class TestLeaving:
     async def test_a_reader_that_is_just_dropped(self, bench: Bench) -> None:
         stream = bench.ask(stream=True)
         first = asyncio.create_task(anext(stream))
-        requests = await bench.engine.requests(1)
+        requests = await bench.engine.come(1)
         bench.engine.say(Row(requests[0].rid, "a", [1]))
         await first
         del stream, first
@@ -156,7 +156,7 @@ class TestLeaving:
     async def test_after_some_answers_of_a_batch(self, bench: Bench) -> None:
         stream = bench.ask(stream=True, sampling_params=SamplingParams(n=3))
         first = asyncio.create_task(anext(stream))
-        requests = await bench.engine.requests(3)
+        requests = await bench.engine.come(3)
         bench.engine.say(Row(requests[1].rid, "a", [1], Length(1)))
         assert (await first).finish_reason == Length(1)
         await stream.aclose()
@@ -165,11 +165,11 @@ class TestLeaving:
     async def test_when_the_last_chunk_has_come_there_is_nothing_to_abort(self, bench: Bench) -> None:
         stream = bench.ask(stream=True)
         first = asyncio.create_task(anext(stream))
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         bench.engine.say(Row(request.rid, "a", [1], Length(1)))
         await first
         await stream.aclose()
-        assert bench.engine.aborts() == []
+        assert bench.engine.aborted == []
         assert bench.quiet()
 
     async def test_the_name_is_free_at_once_and_old_news_do_not_reach_the_new_owner(self, bench: Bench) -> None:
@@ -187,7 +187,7 @@ class TestAbortRequest:
     async def test_what_there_is_becomes_the_answer(self, bench: Bench) -> None:
         task, [request] = await bench.started(rid="r")
         assert bench.manager.abort_request("r") == 1
-        assert bench.engine.aborts() == [request.rid]
+        assert bench.engine.aborted == [request.rid]
         bench.engine.say(Row(request.rid, "part", [1], Abort("Aborted by the client.")))
         [chunk] = await task
         assert (chunk.text, chunk.finish_reason) == ("part", Abort("Aborted by the client."))
@@ -201,7 +201,7 @@ class TestAbortRequest:
         bench.engine.say(Row(request.rid, "a", [1], Length(1)))
         await task
         assert bench.manager.abort_request("r") == 0
-        assert bench.engine.aborts() == []
+        assert bench.engine.aborted == []
 
     async def test_twice(self, bench: Bench) -> None:
         task, [request] = await bench.started(rid="r")
@@ -213,7 +213,7 @@ class TestAbortRequest:
     async def test_one_answer_of_a_call_or_the_whole_call(self, bench: Bench) -> None:
         task, requests = await bench.started(3, rid="r", sampling_params=SamplingParams(n=3))
         assert bench.manager.abort_request("r_1") == 1
-        assert bench.engine.aborts() == [requests[1].rid]
+        assert bench.engine.aborted == [requests[1].rid]
         bench.engine.say(Row(requests[1].rid, "", [], Abort("x")))
         await settled()
         assert bench.manager.abort_request("r") == 2
@@ -223,10 +223,10 @@ class TestAbortRequest:
 
     async def test_all(self, bench: Bench) -> None:
         tasks = [asyncio.create_task(bench.collect(rid=str(i))) for i in range(3)]
-        requests = await bench.engine.requests(3)
+        requests = await bench.engine.come(3)
         assert bench.manager.abort_request(abort_all=True) == 3
         # Requests are sent in the order in which their threads are done, told to stop in that in which they came.
-        assert sorted(bench.engine.aborts()) == sorted(request.rid for request in requests)
+        assert sorted(bench.engine.aborted) == sorted(request.rid for request in requests)
         bench.engine.say(*(Row(request.rid, "", [], Abort("x")) for request in requests))
         await asyncio.gather(*tasks)
 
@@ -234,14 +234,14 @@ class TestAbortRequest:
         """What is told to stop before it was sent is not sent any more; the rest is."""
         fields = {"text": None, "input_ids": [[5] * 900 for _ in range(60)], "clip_max_new_tokens": True, "rid": "r"}
         task = asyncio.create_task(bench.collect(**fields))
-        requests = await bench.engine.requests(1)
+        requests = await bench.engine.come(1)
         assert len(requests) < 60
         assert bench.manager.abort_request("r_0") == bench.manager.abort_request("r_59") == 1
-        requests += await bench.engine.requests(59 - len(requests))
+        requests += await bench.engine.come(59 - len(requests))
         await settled()
         names = [rid_of(request.rid) for request in requests]
         assert names == [f"r_{i}" for i in range(59)]
-        assert bench.engine.aborts() == [requests[0].rid]
+        assert bench.engine.aborted == [requests[0].rid]
         bench.engine.say(*(Row(request.rid, "a", [1], Length(1)) for request in requests))
         assert len(await task) == 60
         assert bench.quiet()
@@ -260,7 +260,7 @@ class TestAbortRequest:
         assert bench.manager.abort_request("r_0") == 1
         assert bench.manager.abort_request("r_0") == 0
         go.set()
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         assert request.rid.startswith("r_1@")
         bench.engine.say(Row(request.rid, "a", [1], Length(1)))
         chunks = await task
@@ -286,7 +286,7 @@ class TestErrors:
         told = bench.engine.listen()
         sent = [message.rid for message in told if isinstance(message, TokenizedGenerateReqInput)]
         assert 0 < len(sent) < 100
-        assert bench.engine.aborts() == sent
+        assert bench.engine.aborted == sent
         counters = bench.manager.counters
         assert (counters.accepted, counters.aborted, counters.refused) == (len(sent), len(sent), 100 - len(sent))
 
@@ -300,7 +300,7 @@ class TestErrors:
         assert bench.quiet()
         sent += [message.rid for message in bench.engine.listen() if isinstance(message, TokenizedGenerateReqInput)]
         assert 0 < len(sent) < 100
-        assert bench.engine.aborts() == sent
+        assert bench.engine.aborted == sent
 
     async def test_a_name_in_use(self, bench: Bench) -> None:
         task, [request] = await bench.started(rid="r")
@@ -317,7 +317,7 @@ class TestErrors:
         with pytest.raises(Aborted, match="no memory") as caught:
             await task
         assert (caught.value.status, caught.value.kind) == (500, "InternalServerError")
-        assert bench.engine.aborts() == [requests[1].rid]
+        assert bench.engine.aborted == [requests[1].rid]
         assert bench.quiet()
 
     @pytest.mark.promise(17)
@@ -358,7 +358,7 @@ class TestDeath:
         waiting, _ = await bench.started()
         stream = bench.ask(stream=True)
         first = asyncio.create_task(anext(stream))
-        [request] = await bench.engine.requests(1)
+        [request] = await bench.engine.come(1)
         bench.engine.say(Row(request.rid, "a", [1]))
         await first
         asking = asyncio.create_task(bench.manager.flush_cache())
@@ -369,7 +369,7 @@ class TestDeath:
             with pytest.raises(WorkerDied, match="scheduler_TP0 was killed"):
                 await doomed
         assert bench.quiet()
-        assert bench.engine.aborts() == []
+        assert bench.engine.aborted == []
         with pytest.raises(WorkerDied, match="scheduler_TP0"):
             await bench.collect()
         with pytest.raises(WorkerDied, match="scheduler_TP0"):
@@ -391,13 +391,13 @@ async def test_replies_and_heartbeats_find_their_way(bench: Bench) -> None:
     assert isinstance(question, FlushCacheReqInput)
     assert bench.manager.signs.last_heartbeat == 0
     beat = HeartBeat(rank=0, forward_steps=7, num_running_reqs=1, num_waiting_reqs=2)
-    bench.engine.to_tokenizer.send(beat)
-    bench.engine.to_tokenizer.send(FlushCacheReqOutput(id=question.id, success=True))
+    bench.engine.put(beat)
+    bench.engine.put(FlushCacheReqOutput(id=question.id, success=True))
     assert (await asking).success
     assert bench.manager.signs.heartbeat == beat
     assert bench.manager.signs.last_heartbeat > 0
     assert bench.manager.signs.quietest() == ("detokenizer", 0)
-    bench.engine.to_tokenizer.send(DetokenizerBeat())
+    bench.engine.put(DetokenizerBeat())
     await settled()
     assert bench.manager.signs.quietest() == ("scheduler", bench.manager.signs.last_heartbeat)
 

@@ -21,9 +21,9 @@ from fixtures.drafters import DrafterName
 from fixtures.driven_scheduler import Answer, letters
 from fixtures.fake_grammar import FORCING, allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
-from fixtures.hidden_scheduler import HiddenScheduler
-from fixtures.late_scheduler import VOCAB, Setup
+from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import CALM, Shakes
+from fixtures.step_outputs import hidden_states
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES
 from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.control import ContinueGenerationReq, FlushCacheReqInput, PauseGenerationReq
@@ -204,7 +204,7 @@ def draw_wide(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -
     return asked
 
 
-def send(scheduler: HiddenScheduler, rid: str, asked: Asked, rng: random.Random) -> None:
+def send(scheduler: LateScheduler, rid: str, asked: Asked, rng: random.Random) -> None:
     vectors = np.arange(len(asked.prompt), dtype=np.float32).tobytes()
     scheduler.ask(
         rid,
@@ -222,7 +222,7 @@ def send(scheduler: HiddenScheduler, rid: str, asked: Asked, rng: random.Random)
     )
 
 
-def disturb(scheduler: HiddenScheduler, number: int, rng: random.Random) -> None:
+def disturb(scheduler: LateScheduler, number: int, rng: random.Random) -> None:
     if rng.random() < 0.1:
         scheduler.abort(f"r{rng.randrange(number + 1)}")
     if rng.random() < 0.05:
@@ -257,12 +257,13 @@ def test_with_drafts_too(way: dict[str, Any]) -> None:
 
 def storm(
     rng: random.Random, setup: Setup, draw: Callable[[random.Random, Sequence[list[int]], int], Asked]
-) -> HiddenScheduler:
+) -> LateScheduler:
     """Requests and disturbances; at the end each answer is compared with what its request gets alone.
 
     Returns the scheduler, in which nothing is left of any request.
     """
-    scheduler = HiddenScheduler(setup)
+    scheduler = LateScheduler(setup)
+    scheduler.worker.more_outputs = hidden_states
     beginnings = [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(8, 60))] for _ in range(3)]
     asked = {}
     for number in range(REQUESTS):
@@ -273,7 +274,7 @@ def storm(
         disturb(scheduler, number, rng)
     scheduler.run(max_turns=60_000)
     for rid, request in asked.items():
-        check(request, scheduler.answers[rid], scheduler.states[rid])
+        check(request, scheduler.answers[rid], scheduler.answers[rid].hidden)
     return scheduler
 
 

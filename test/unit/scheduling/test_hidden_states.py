@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fixtures.hidden_scheduler import HiddenScheduler
-from fixtures.late_scheduler import VOCAB, Setup
+from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import Shakes
+from fixtures.step_outputs import hidden_states
 from mysglang.srt.forward.worker_batch import Floats
 from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ SETUPS = [
 ] + [Setup(order="mixed", chunk=32)]
 
 
-def ask(scheduler: HiddenScheduler, rid: str, prompt: list[int], max_new: int, wish: HiddenStatesWish | None) -> None:
+def ask(scheduler: LateScheduler, rid: str, prompt: list[int], max_new: int, wish: HiddenStatesWish | None) -> None:
     params = SamplingParams(max_new_tokens=max_new, ignore_eos=True, sampling_seed=1)
     scheduler.ask(rid, prompt, params, stream=len(prompt) % 2 == 0, hidden_states=wish)
 
@@ -29,7 +29,8 @@ def ask(scheduler: HiddenScheduler, rid: str, prompt: list[int], max_new: int, w
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_each_position_is_told_once(setup: Setup) -> None:
     """The prompt's from the first on or only the last, and one for each token after it, the last one's excepted."""
-    scheduler = HiddenScheduler(setup)
+    scheduler = LateScheduler(setup)
+    scheduler.worker.more_outputs = hidden_states
     shared = np.random.default_rng(0).integers(1, VOCAB, 60).tolist()
     expected = {}
     for i in range(16):
@@ -41,13 +42,14 @@ def test_each_position_is_told_once(setup: Setup) -> None:
         expected[f"r{i}"] = [float(position) for position in range(first, end)]
         scheduler.turn(i % 3)
     scheduler.run()
-    assert scheduler.states == expected
+    assert {rid: answer.hidden for rid, answer in scheduler.answers.items()} == expected
     if setup.shakes.retract_every:
         assert scheduler.retractions > 0
 
 
 def test_what_is_wanted_of_the_prompt_does_not_come_from_the_cache() -> None:
-    scheduler = HiddenScheduler(Setup())
+    scheduler = LateScheduler(Setup())
+    scheduler.worker.more_outputs = hidden_states
     for rid, wish in (("before", None), ("all", "all"), ("last", "last")):
         ask(scheduler, rid, [5] * 30, 3, wish)  # type: ignore[arg-type]
         scheduler.run()

@@ -470,7 +470,7 @@ async def test_batches_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await until(lambda: desk.served.engine.requests)
         short = await desk.begin(line("a", "Longer than theirs"))
         await until(lambda: len(lines_that_asked) >= 3)
-        desk.served.engine.say(desk.served.engine.requests[0], answer, 1)
+        desk.served.engine.say_step(desk.served.engine.requests[0], answer, 1)
         assert counts(await desk.end_of(short)) == (1, 1, 0)
         assert counts(await desk.end_of(long)) == (20, 20, 0)
     assert lengths.index(max(lengths)) == 2

@@ -117,7 +117,7 @@ async def test_it_goes_on_when_nobody_listens() -> None:
         await settled()
         assert not served.engine.aborted
         for number, step in enumerate(hello(request), start=1):
-            served.engine.say(request, step, number)
+            served.engine.say_step(request, step, number)
         assert told(await listening)[-1]["response"]["output"][0]["content"][0]["text"] == "Hello world"
 
 
