@@ -25,7 +25,6 @@ from fixtures.dialects import (
     USER,
     Dialect,
     message_of,
-    prompt_of,
     says,
 )
 from fixtures.scripted_engine import Length, Step, Stop, serve
@@ -344,8 +343,7 @@ PROMPTS: list[tuple[Dialect, dict[str, Any], str]] = [
 async def test_what_is_sent_reaches_the_template(dialect: Dialect) -> None:
     async with serve(says("Yes."), OPTIONS, template=TEMPLATE) as served:
         for _, fields, expected in [row for row in PROMPTS if row[0] is dialect]:
-            await dialect.ask(served, **fields)
-            assert await prompt_of(served) == expected, fields
+            assert await dialect.prompt(served, **fields) == expected, fields
 
 
 SCHEMA_OF_A = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -405,8 +403,7 @@ PARAMS: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
 async def test_fields_of_sampling_arrive(dialect: Dialect) -> None:
     async with serve(says("Yes."), OPTIONS, template=TEMPLATE) as served:
         for _, fields, expected in [row for row in PARAMS if row[0] is dialect]:
-            await dialect.ask(served, **fields)
-            params = served.engine.requests[-1].sampling_params
+            params = await dialect.params(served, **fields)
             found = {name: getattr(params, name) for name in expected}
             if found.get("stop"):
                 found["stop"] = [found["stop"]] if isinstance(found["stop"], str) else list(found["stop"])

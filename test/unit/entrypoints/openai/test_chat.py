@@ -8,22 +8,17 @@ from typing import Any
 import orjson
 import pytest
 
+from fixtures.dialects import CHAT, USER
 from fixtures.scripted_engine import CONTEXT_LEN, Length, Served, Step, Stop, events, logprob_row, serve, small
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai.sampling import USUAL, SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
-PATH = "/v1/chat/completions"
-USER = [{"role": "user", "content": "Hi"}]
+PATH, asked = CHAT.path, CHAT.asked
 CHATML_HI = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-
-
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"messages": USER, **fields}
 
 
 def without_time(body: bytes) -> bytes:
@@ -34,21 +29,6 @@ async def frames(served: Served, **fields: Any) -> list[bytes]:
     response = await served.post(PATH, asked(stream=True, rid="r", **fields))
     assert response.status_code == 200, response.text
     return events(without_time(response.content))
-
-
-async def prompt_of(served: Served, body: dict[str, Any]) -> str:
-    """The text that the engine was asked to go on with."""
-    response = await served.post(PATH, body)
-    assert response.status_code == 200, response.text
-    ids = unpack_ids(served.engine.requests[-1].input_ids).tolist()
-    assert served.front.tokenizer is not None
-    return served.front.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-async def params_of(served: Served, **fields: Any) -> SamplingParams:
-    response = await served.post(PATH, asked(**fields))
-    assert response.status_code == 200, response.text
-    return served.engine.requests[-1].sampling_params
 
 
 async def test_a_whole_answer() -> None:
@@ -240,21 +220,21 @@ async def test_logprobs_of_whole_and_half_characters() -> None:
 )
 async def test_messages_become_a_prompt(messages: Sequence[object], prompt: str) -> None:
     async with serve() as served:
-        assert await prompt_of(served, {"messages": messages}) == prompt
+        assert await CHAT.prompt(served, messages=messages) == prompt
 
 
 async def test_going_on_with_the_last_message() -> None:
     messages = [*USER, {"role": "assistant", "content": "The capital"}]
     async with serve() as served:
-        prompt = await prompt_of(served, {"messages": messages, "continue_final_message": True})
+        prompt = await CHAT.prompt(served, messages=messages, continue_final_message=True)
         assert prompt == CHATML_HI + "The capital"
-        prompt = await prompt_of(served, {"messages": USER, "add_generation_prompt": False})
+        prompt = await CHAT.prompt(served, add_generation_prompt=False)
         assert prompt == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 async def test_every_sampling_field_arrives() -> None:
     async with serve() as served:
-        params = await params_of(
+        params = await CHAT.params(
             served,
             max_completion_tokens=9,
             min_tokens=2,
@@ -297,27 +277,27 @@ async def test_every_sampling_field_arrives() -> None:
 
 async def test_length_is_the_rest_of_the_context() -> None:
     async with serve() as served:
-        params = await params_of(served)
+        params = await CHAT.params(served)
         assert params.max_new_tokens == CONTEXT_LEN - len(small("byte_level").encode(CHATML_HI))
-        assert (await params_of(served, max_tokens=5)).max_new_tokens == 5
-        assert (await params_of(served, max_tokens=5, max_completion_tokens=5)).max_new_tokens == 5
+        assert (await CHAT.params(served, max_tokens=5)).max_new_tokens == 5
+        assert (await CHAT.params(served, max_tokens=5, max_completion_tokens=5)).max_new_tokens == 5
 
 
 async def test_null_is_the_default_of_every_field() -> None:
     fields = "temperature top_p max_tokens n stop logit_bias stream stream_options tools tool_choice response_format"
     async with serve() as served:
-        params = await params_of(served, **dict.fromkeys(fields.split()), seed=1)
-        assert params == await params_of(served, seed=1)
+        params = await CHAT.params(served, **dict.fromkeys(fields.split()), seed=1)
+        assert params == await CHAT.params(served, seed=1)
 
 
 async def test_the_models_own_defaults() -> None:
     config = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05, "top_p": None, "do_sample": True}
     options = AppOptions(serving=ServingOptions(defaults=SamplingDefaults.choose("model", config)))
     async with serve(options=options) as served:
-        params = await params_of(served)
+        params = await CHAT.params(served)
         assert (params.temperature, params.top_k, params.repetition_penalty) == (0.6, 20, 1.05)
         assert params.top_p == 1.0
-        assert (await params_of(served, temperature=0.0)).temperature == 0.0
+        assert (await CHAT.params(served, temperature=0.0)).temperature == 0.0
 
 
 @pytest.mark.parametrize(
@@ -357,7 +337,7 @@ async def test_cache_namespaces_arrive(key: str) -> None:
 async def test_tools_are_kept_from_a_model_that_may_not_use_them() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     async with serve() as served:
-        assert await prompt_of(served, asked(tools=tools, tool_choice="none")) == CHATML_HI
+        assert await CHAT.prompt(served, tools=tools, tool_choice="none") == CHATML_HI
 
 
 async def test_a_server_without_a_tokenizer_cannot_chat() -> None:
@@ -392,4 +372,4 @@ async def test_a_template_that_works_long_for_a_short_text_leaves_the_event_loop
 
 async def test_a_template_that_works_a_little_longer_is_rendered_all_the_same() -> None:
     async with serve(template="{% for i in range(20000) %}{% endfor %}{{ messages[0].content }}") as served:
-        assert await prompt_of(served, asked()) == "Hi"
+        assert await CHAT.prompt(served) == "Hi"

@@ -10,15 +10,14 @@ import orjson
 import pytest
 
 from fixtures.call_formats import TOOLS, WRITERS, Call
-from fixtures.dialects import CHAT, says
+from fixtures.dialects import CHAT, USER, prompt_of, says
 from fixtures.scripted_engine import Script, Served, Step, Stop, events, serve
 from fixtures.stream_folds import chat_joined
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
-PATH = "/v1/chat/completions"
-USER = [{"role": "user", "content": "Hi"}]
+PATH, asked = CHAT.path, CHAT.asked
 QWEN = """\
 {% for tool in tools or [] %}{{ tool.type }} {{ tool.function.name }};{% endfor %}
 {% for message in messages %}[{{ message.role }}]{{ message.content }}{% for call in message.tool_calls %}<tool_call>\
@@ -29,24 +28,14 @@ CALLS = [Call("get_weather", {"city": "Köln", "days": 2}), Call("stop", {})]
 SMALL = [{"type": "function", "function": {"name": "f"}}]
 
 
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"messages": USER, **fields}
-
-
 async def whole(served: Served, **fields: Any) -> dict[str, Any]:
-    response = await served.post(PATH, asked(**fields))
-    assert response.status_code == 200, response.text
-    choice: dict[str, Any] = response.json()["choices"][0]
+    choice: dict[str, Any] = (await CHAT.ask(served, **fields))["choices"][0]
     return choice
 
 
 async def streamed(served: Served, **fields: Any) -> list[dict[str, Any]]:
     """The choices of all frames, in order."""
-    response = await served.post(PATH, asked(stream=True, **fields))
-    assert response.status_code == 200, response.text
-    *frames, done = events(response.content)
-    assert done == b"[DONE]"
-    return [orjson.loads(frame)["choices"][0] for frame in frames]
+    return [frame["choices"][0] for frame in await CHAT.stream(served, **fields)]
 
 
 def joined(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -127,7 +116,7 @@ async def test_no_tools_no_calls() -> None:
         assert (await whole(served))["message"]["content"] == text
         answer = await whole(served, tools=SMALL, tool_choice="none")
         assert (answer["message"]["content"], answer["message"]["tool_calls"]) == (text, None)
-        assert prompt_of(served).count("function") == 0
+        assert (await prompt_of(served)).count("function") == 0
 
 
 async def test_choices_have_calls_of_their_own() -> None:
@@ -189,9 +178,9 @@ async def test_a_prompt_that_begins_the_thinking() -> None:
     async with serve(says("Hm.</think>Yes."), with_parsers(thoughts="qwen3"), template=QWEN) as served:
         thinking = await whole(served, chat_template_kwargs={"enable_thinking": True})
         by_effort = await whole(served, reasoning_effort="high")
-        assert prompt_of(served).endswith("<think>\n")
+        assert (await prompt_of(served)).endswith("<think>\n")
         without = await whole(served, reasoning_effort="none")
-        assert "<think>" not in prompt_of(served)
+        assert "<think>" not in await prompt_of(served)
     assert thinking["message"]["reasoning_content"] == by_effort["message"]["reasoning_content"] == "Hm."
     assert without["message"]["content"] == "Hm.</think>Yes."
 
@@ -203,7 +192,7 @@ async def test_a_prompt_that_begins_the_thinking() -> None:
 async def test_another_way_to_say_how_hard_to_think(reasoning: dict[str, Any], thinks: bool) -> None:
     async with serve(says("Hm.</think>Yes."), with_parsers(thoughts="qwen3"), template=QWEN) as served:
         await whole(served, reasoning=reasoning)
-        assert prompt_of(served).endswith("<think>\n") is thinks
+        assert (await prompt_of(served)).endswith("<think>\n") is thinks
         differs = await served.post(PATH, asked(reasoning=reasoning, reasoning_effort="low"))
     assert (differs.status_code, differs.json()["error"]["param"]) == (400, "reasoning")
 
@@ -239,12 +228,6 @@ async def test_logprobs_go_with_the_first_part_of_a_step() -> None:
     assert "tool_calls" in frames[2]["delta"]
 
 
-def prompt_of(served: Served) -> str:
-    ids = unpack_ids(served.engine.requests[-1].input_ids).tolist()
-    assert served.front.tokenizer is not None
-    return served.front.tokenizer.decode(ids, skip_special_tokens=False)
-
-
 def params_of(served: Served) -> SamplingParams:
     return served.engine.requests[-1].sampling_params
 
@@ -258,7 +241,7 @@ async def test_what_reaches_the_template() -> None:
     ]
     async with serve(says("Ok"), template=QWEN) as served:
         await whole(served, messages=messages, tools=SMALL)
-        prompt = prompt_of(served)
+        prompt = await prompt_of(served)
     assert "function f;" in prompt
     assert "[assistant]<tool_call>f 5[tool]3" in prompt
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from fixtures.dialects import COMPLETIONS
 from fixtures.scripted_engine import CONTEXT_LEN, Length, Step, Stop, events, logprob_row, serve, small
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
@@ -14,11 +15,7 @@ from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.parser import completion_template
 from mysglang.srt.parser.completion_template import CompletionTemplate
 
-PATH = "/v1/completions"
-
-
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"prompt": "Hi", **fields}
+PATH, asked = COMPLETIONS.path, COMPLETIONS.asked
 
 
 async def test_a_whole_answer() -> None:

@@ -4,17 +4,16 @@ from typing import Any
 
 import pytest
 
-from fixtures.scripted_engine import Served, serve
+from fixtures.dialects import CHAT
+from fixtures.scripted_engine import serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.ignored_fields import FieldLog
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.codec import unpack_ids
-from mysglang.srt.sampling.sampling_params import SamplingParams
 
-PATH = "/v1/chat/completions"
+PATH, asked = CHAT.path, CHAT.asked
 
 FIELDS = {
     "OpenAI": """messages model audio frequency_penalty function_call functions logit_bias logprobs
@@ -74,25 +73,6 @@ ROUTES: dict[str, tuple[type[StrictModel], dict[str, Any]]] = {
     "chat": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hi"}]}),
     "text": (CompletionRequest, {"prompt": "Hi"}),
 }
-
-
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "Hi"}], **fields}
-
-
-async def prompt_of(served: Served, body: dict[str, Any]) -> str:
-    """The text that the engine was asked to go on with."""
-    response = await served.post(PATH, body)
-    assert response.status_code == 200, response.text
-    assert served.front.tokenizer is not None
-    ids = unpack_ids(served.engine.requests[-1].input_ids).tolist()
-    return served.front.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-async def params_of(served: Served, **fields: Any) -> SamplingParams:
-    response = await served.post(PATH, asked(**fields))
-    assert response.status_code == 200, response.text
-    return served.engine.requests[-1].sampling_params
 
 
 @pytest.mark.promise(31)
@@ -167,8 +147,8 @@ async def test_a_model_by_another_name_can_be_refused() -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_max_tokens_beyond_the_context_are_cut_to_what_fits(field: str) -> None:
     async with serve() as served:
-        whole = await params_of(served)
-        cut = await params_of(served, **{field: 100_000})
+        whole = await CHAT.params(served)
+        cut = await CHAT.params(served, **{field: 100_000})
     assert cut.max_new_tokens == whole.max_new_tokens
 
 
@@ -195,7 +175,7 @@ async def test_max_tokens_beyond_the_context_are_cut_to_what_fits(field: str) ->
 )
 async def test_grammars_by_the_names_of_other_servers(fields: dict[str, Any], grammar: dict[str, str]) -> None:
     async with serve() as served:
-        params = await params_of(served, **fields)
+        params = await CHAT.params(served, **fields)
     kinds = ("json_schema", "regex", "ebnf", "structural_tag")
     assert {kind: getattr(params, kind) for kind in kinds if getattr(params, kind)} == grammar
 
@@ -211,7 +191,7 @@ async def test_grammars_by_the_names_of_other_servers(fields: dict[str, Any], gr
 )
 async def test_fields_by_the_names_of_other_servers(fields: dict[str, Any], name: str, value: object) -> None:
     async with serve() as served:
-        assert getattr(await params_of(served, **fields), name) == value
+        assert getattr(await CHAT.params(served, **fields), name) == value
 
 
 @pytest.mark.parametrize(
@@ -236,4 +216,4 @@ async def test_thinking_is_a_switch_of_the_template(field: str, value: Any) -> N
         value = value["type"] == "enabled"
     on = value is True or value == {"type": "enabled"}
     async with serve(template=template) as served:
-        assert await prompt_of(served, asked(**{field: value})) == ("on" if on else "off")
+        assert await CHAT.prompt(served, **{field: value}) == ("on" if on else "off")

@@ -7,7 +7,6 @@ from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.routes import health
 from mysglang.srt.errors import WorkerDied
 
-
 # Limits are so long that the time which the machine takes for a test is nothing beside them.
 
 
