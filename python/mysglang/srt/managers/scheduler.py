@@ -46,12 +46,13 @@ from mysglang.srt.utils.outside import Outside
 IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
 EXPECTING_WAIT_MS = 2
-"""The same while its role expects what no message will tell."""
+"""The same while something may happen that no message reports, such as a copy that ends."""
 GATHER_MS = 2
 """How long a step waits for the next of a batch that is on its way, each time, if the device may be idle meanwhile."""
 MOST_GATHER_MS = 10
-"""If it is busy."""
+"""The same at most, if the device is busy meanwhile."""
 GATHER_TIMES = 16
+"""A step waits at most so many times."""
 HEARTBEAT_S = 1.0
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 Handlers = dict[type, Callable[..., None]]
@@ -123,12 +124,15 @@ class OverlapLoop:
         scheduler.recv_requests()
         idle = True
         for lane in self._lanes:
+            # The next step goes to the device first, so that the device has work while the host applies results. It is
+            # planned without the newest tokens: these stay on the device as the inputs of the step.
             batch = scheduler.get_next_batch_to_run(lane)
             launched = scheduler.run_batch(batch) if batch is not None else None
             before, lane.pending = lane.pending, launched
             if before is not None:
                 idle = False
                 scheduler.process_batch_result(before, lane)
+            # Masks depend on the tokens that were just applied, so they come last.
             if launched is not None:
                 idle = False
                 scheduler.choose_tokens(launched)
@@ -184,7 +188,7 @@ class Scheduler:
         }
         self._outside: tuple[Outside, ...] = (parts.lower, parts.role)
         self.paused = False
-        """Whether no step is launched, whoever waits."""
+        """True while generation is paused: no step is launched, even if requests wait."""
         self.refuses = ""
         """Why no step is launched and requests that come are refused; empty if they are not."""
         self.step_observers: list[Callable[[], None]] = []
@@ -192,7 +196,7 @@ class Scheduler:
         self.turn_observers: list[Callable[[], None]] = []
         """Called on each turn of the loop."""
         self.beat_observers: list[Callable[[], None]] = []
-        """Called with each sign of life."""
+        """Called with each heartbeat."""
         self.standstill = Standstill()
         self._beat_at = 0.0
         self._idle = False
@@ -217,7 +221,8 @@ class Scheduler:
         self._handlers.update(handlers)
 
     def recv_requests(self) -> None:
-        """Take every message that is there, and end who has had enough time."""
+        """Handle every message that is there, and end requests whose time is over."""
+        # What only this rank can see (time, finished copies) becomes messages: all ranks then act on it alike.
         own: list[Message] = [*self._parts.timeouts.expired(self.reqs)]
         for number, part in enumerate(self._outside):
             if news := part.look():
@@ -251,7 +256,7 @@ class Scheduler:
             self._handlers[type(message)](message)
 
     def learn(self, message: Told) -> None:
-        """A part hears of what happened outside."""
+        """Pass news from outside on to the part that they are for."""
         self._outside[message.part].learn(message.news)
 
     def handle_generate_request(self, message: TokenizedGenerateReqInput) -> None:
@@ -269,7 +274,7 @@ class Scheduler:
             self._parts.role.admit(req)
 
     def abort_request(self, message: AbortReq) -> None:
-        """End a request, wherever it is, and answer it with what it has; the unknown is no error."""
+        """End a request, wherever it is, and answer it with what it has. An unknown name is no error."""
         for held in self.standstill.give(None if message.abort_all else message.rid):
             self.reqs[held.rid] = self._parts.make_req(held)
         rids = list(self.reqs) if message.abort_all else [message.rid]
@@ -325,7 +330,7 @@ class Scheduler:
             launched.result.sample(self._parts.masks.of(launched.batch, launched.asked.drafts))
 
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
-        """Wait for the tokens of the oldest step of `lane`, apply them, tell the detokenizer."""
+        """Wait for the tokens of the oldest step of `lane`, apply them, and send what is new."""
         parts = self._parts
         lane.short = lane.late = False
         output = launched.result.complete()
@@ -340,7 +345,7 @@ class Scheduler:
             observe()
 
     def on_idle(self) -> None:
-        """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""
+        """There is nothing to run. The first time, look for leaks; then sleep until a message comes."""
         lower = self._parts.lower
         lower.launch()
         self.lanes.rest()
@@ -353,24 +358,24 @@ class Scheduler:
             self._parts.intake.wait(EXPECTING_WAIT_MS if expecting else IDLE_WAIT_MS)
 
     def self_check_during_idle(self) -> None:
-        """If really nobody is here, nothing may be held."""
+        """If no request is open, no memory may be held."""
         if not self.reqs and self.lanes.size == 0:
             self._parts.ratio.reset()
             self._parts.invariants.check()
 
     def _answer(self, ended: list[Req], lane: Lane | None = None) -> None:
-        """Tell the detokenizer of requests that ended, and of what is new in those that run in `lane`."""
+        """Send the requests that ended, and what is new in those that run in `lane`, to the detokenizer."""
         for req in ended:
             del self.reqs[req.rid]
         self._parts.streamer.send(NO_SLOTS if lane is None else lane.slots, ended)
 
     def pulse(self) -> None:
-        """Give a sign of life if the last one is not fresh. Also for whoever keeps the loop from turning."""
+        """Send a heartbeat if the last one is a second old. Long work that keeps the loop from turning calls it."""
         if time.monotonic() - self._beat_at >= HEARTBEAT_S:
             self.beat()
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat, with figures of this scheduler."""
         self._beat_at = time.monotonic()
         for observe in self.beat_observers:
             observe()

@@ -12,7 +12,15 @@ from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
 from mysglang.srt.mem_cache.kv_events import NoListener, PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, PrefixMatch, TreeNode, namespace_of
+from mysglang.srt.mem_cache.tree_node import (
+    NO_PAGES,
+    REMOVED,
+    PrefixMatch,
+    TreeNode,
+    namespace_of,
+    path_serials,
+    shared_end,
+)
 from mysglang.srt.mem_cache.tree_view import TreeView, tree_view
 
 
@@ -82,7 +90,7 @@ class RadixCache(PrefixCache):
         return self.tree.path_pages(node)
 
     def shared_pages(self, node: TreeNode) -> int:
-        return self.tree.shared_pages(node)
+        return shared_end(node)
 
     def match_pages(self, match: PrefixMatch) -> Ints:
         if match.num_pages == 0:
@@ -93,7 +101,7 @@ class RadixCache(PrefixCache):
         return self.tree.pages_below(node, ids)
 
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
-        return () if match.num_pages == 0 else self.tree.path(self._node_of(match))
+        return () if match.num_pages == 0 else path_serials(self._node_of(match))
 
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
         leaf = self.tree.append(node, ids, pages)

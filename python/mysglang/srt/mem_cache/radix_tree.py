@@ -69,6 +69,8 @@ class RadixTree:
             node.last_access = now
             common = self._common(node.key, ids[position:size])
             position += common
+            # A match may end inside a node. The node is split when a row is opened there (`split_at`), not here: most
+            # matches are only looked at, and each split would leave two shorter runs for all that follow.
             if common < len(node.key):
                 break
         return node, position // self.page_size
@@ -132,20 +134,6 @@ class RadixTree:
             step = step.parent
         return ids
 
-    def path(self, node: TreeNode) -> tuple[int, ...]:
-        """Serials of the nodes from the root to `node`."""
-        serials = [node.serial]
-        while node.parent is not None:
-            node = node.parent
-            serials.append(node.serial)
-        return tuple(reversed(serials))
-
-    def shared_pages(self, node: TreeNode) -> int:
-        """Pages of the path to `node`, from the root on, that more than one lock is on."""
-        while node.parent is not None and node.lock_ref <= 1:
-            node = node.parent
-        return node.end
-
     # Growing
 
     def namespace(self, extra_key: str) -> TreeNode:
@@ -193,6 +181,7 @@ class RadixTree:
             child.last_access = now
             common = self._common(child.key, ids[position:size])
             position += common
+            # The two runs part inside this node, and a leaf can only hang below a whole one.
             if common < len(child.key) and position < size:
                 child = self._split(child, common // self.page_size)
             child.used(urgency)
@@ -221,6 +210,8 @@ class RadixTree:
         self.evictable_pages -= len(leaf.value)
         self._num_taken += leaf.queued
         self._remove(leaf)
+        # Removing an entry from the middle of a heap takes linear time. So it stays, marked by its node, and the heap
+        # is rebuilt when half of it is such entries: constant time for each, on average.
         if 2 * self._num_taken > len(self._queue):
             self._queue = [entry for entry in self._queue if entry[2].end != REMOVED]
             heapq.heapify(self._queue)
@@ -298,6 +289,7 @@ class RadixTree:
         assert parent is not None
         if top.condemned:
             return NO_PAGES
+        # Detached, so that no match finds it any more. Its nodes stay while rows stand on them, and are evicted later.
         del parent.children[self._page_key(top.key, 0)]
         self._detached[top.serial] = top
         stack = [top]
@@ -323,6 +315,8 @@ class RadixTree:
         self.evictable_pages -= wanted
         taken: list[Ints] = []
         while wanted > 0:
+            # Uses and locks change keys without touching the queue, which would cost at every match. So the first entry
+            # may be outdated: it is dropped, or put back under its present key, which is never smaller.
             key, serial, node = self._queue[0]
             if node.end == REMOVED:
                 self._num_taken -= 1
@@ -456,6 +450,7 @@ class RadixTree:
 
         Returns the pages of all nodes. For tests and debugging: it visits the whole tree.
         """
+        # A lock on a node locks its path: count for each node the rows that stand on it or below.
         rows_below: dict[int, int] = {}
         for handle in standing:
             step: TreeNode | None = handle

@@ -17,10 +17,10 @@ This file knows no tree and no device.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -70,12 +70,8 @@ class RowState:
     """Copied out by its steps, until it has a finite result."""
 
 
-class Known(Protocol):
-    """The pages of a row's tokens by which others find these."""
-
-    def __call__(self, tokens: int) -> int:
-        """The page that ends with so many tokens: the prefix cache's where it has one, else the row's own."""
-        ...
+Known: TypeAlias = Callable[[int], int]
+"""Tokens of a row -> the page that ends with them: the prefix cache's where it has one, else the row's own."""
 
 
 class States(Protocol):

@@ -99,6 +99,22 @@ def tail_key(ids: Ints, page_size: int) -> Ints:
     return key
 
 
+def path_serials(node: TreeNode) -> tuple[int, ...]:
+    """Serials of the nodes from the root to `node`."""
+    serials = [node.serial]
+    while node.parent is not None:
+        node = node.parent
+        serials.append(node.serial)
+    return tuple(reversed(serials))
+
+
+def shared_end(node: TreeNode) -> int:
+    """Pages of the path to `node`, from the root on, that more than one lock is on."""
+    while node.parent is not None and node.lock_ref <= 1:
+        node = node.parent
+    return node.end
+
+
 def namespace_of(node: TreeNode) -> str:
     """The name of the namespace in which a node stands, or stood."""
     while node.parent is not None:
