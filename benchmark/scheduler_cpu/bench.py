@@ -113,7 +113,7 @@ def scheduler(folder: Path, rows: int, steps: int, *, stream: bool, shared: bool
     options = SchedulerOptions(
         limits=PrefillLimits(max_prefill_tokens=1 << 20, chunked_prefill_size=None),
         eos_token_ids=(2,),
-        cascade=CascadeCosts.of_model(32, 8, 2),
+        cascade=CascadeCosts.of_model(partial_size=32 * 128, token_bytes=2 * 8 * 128 * 2),
     )
     assembled = assemble(worker, kv, channels, options, no_strings)
     sender = Push(f"ipc://{folder}/requests", scheduler_codec())
