@@ -1,4 +1,4 @@
-"""A step begins with as much of a batch as fills it: which requests are waited for, and which never."""
+"""What a turn waits for: the rest of a batch that fills a step, and how long the device is busy meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.managers.scheduler import GATHER_MS, GATHER_TIMES, MOST_GATHER_MS
 from mysglang.srt.messages.codec import ToScheduler
 from mysglang.srt.messages.requests import AbortReq
-from mysglang.srt.scheduling.intake import common_prefix
+from mysglang.srt.scheduling.intake import MARGIN, Pace, common_prefix
 
 CHUNK = 32
 SETUP = Setup(chunk=CHUNK, num_tokens=8192, num_slots=64)
@@ -272,3 +272,72 @@ def test_of_a_batch_that_is_there_nobody_looks_at_the_prompts(monkeypatch: pytes
     scheduler.run()
     gathering = scheduler.assembled.scheduler._parts.gathering
     assert (gathering.arrivals, gathering._unread, gathering._last) == ([], [], None)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def measured(clock: Clock) -> Pace:
+    """Of a device that takes a second for a full step of a hundred tokens, and is done."""
+    pace = Pace(100, clock)
+    pace.launched(100)
+    clock.now += 1
+    pace.finished(100, clock.now - 1)
+    return pace
+
+
+def test_nothing_is_known_at_first(clock: Clock) -> None:
+    pace = Pace(100, clock)
+    assert pace.spare() == 0
+    pace.launched(100)
+    assert pace.spare() == 0
+
+
+def test_a_step_takes_as_long_as_the_last_one_by_its_tokens(clock: Clock) -> None:
+    pace = measured(clock)
+    assert pace.spare() == 0
+    pace.launched(50)
+    assert pace.spare() == pytest.approx(0.5 * (1 - MARGIN))
+    clock.now += 0.25
+    assert pace.spare() == pytest.approx(0.25 * (1 - MARGIN))
+    clock.now += 10
+    assert pace.spare() == 0
+
+
+def test_steps_follow_each_other(clock: Clock) -> None:
+    pace = measured(clock)
+    pace.launched(100)
+    clock.now += 0.5
+    pace.launched(100)
+    assert pace.spare() == pytest.approx(1.5 * (1 - MARGIN))
+
+
+def test_a_step_that_was_launched_behind_another_took_what_came_after_that(clock: Clock) -> None:
+    pace = measured(clock)
+    begun = clock.now
+    for _ in range(2):
+        pace.launched(100)
+    clock.now += 2
+    pace.finished(100, begun)
+    clock.now += 2
+    pace.finished(100, begun)
+    pace.launched(100)
+    assert pace.spare() == pytest.approx(2 * (1 - MARGIN))
+
+
+def test_a_small_step_says_nothing_about_large_ones(clock: Clock) -> None:
+    pace = measured(clock)
+    pace.launched(1)
+    clock.now += 0.5
+    pace.finished(1, clock.now - 0.5)
+    pace.launched(100)
+    assert pace.spare() == pytest.approx(1 - MARGIN)
