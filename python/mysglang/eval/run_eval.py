@@ -26,11 +26,9 @@ from mysglang.bench.flags import ToolParser, natural, positive
 from mysglang.bench.http_client import ConnectionFailed, HttpClient
 from mysglang.bench.refused import Failed, Refused, run_tool
 from mysglang.eval import lang_asking
-from mysglang.eval.arithmetic_tasks import Gsm8k, Mgsm
-from mysglang.eval.choice_tasks import Mmlu
-from mysglang.eval.code_tasks import HumanEval
 from mysglang.eval.examples import Example, Task, TaskOptions, Verdict
 from mysglang.eval.sandbox import cuts_network
+from mysglang.eval.tasks import Gsm8k, HumanEval, Mgsm, Mmlu
 from mysglang.srt.environ import API_KEY, BASE_URL
 
 PROG = "python -m mysglang.eval.run_eval"

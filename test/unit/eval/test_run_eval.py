@@ -17,11 +17,9 @@ import pytest
 
 from mysglang.bench.refused import Failed, Refused
 from mysglang.cli.main import run
-from mysglang.eval.arithmetic_tasks import Gsm8k, Mgsm
-from mysglang.eval.choice_tasks import Mmlu, chosen_letter
-from mysglang.eval.code_tasks import HumanEval, code_in
 from mysglang.eval.examples import Task, TaskOptions, last_number
 from mysglang.eval.sandbox import cuts_network, runs_well
+from mysglang.eval.tasks import Gsm8k, HumanEval, Mgsm, Mmlu, chosen_letter, code_in
 
 GSM8K = [{"question": f"What is {n} + {n}?", "answer": f"It is {n} twice.\n#### {2 * n:,}"} for n in (1, 2, 3, 700, 5)]
 MMLU = "Question,A,B,C,D,Answer,Subject\nFirst?,1,2,3,4,B,maths\nSecond?,w,x,y,z,D,letters\n"
@@ -72,6 +70,16 @@ def test_the_last_number(text: str, number: float | None) -> None:
 )
 def test_the_letter_of_an_answer(text: str, letter: str | None) -> None:
     assert chosen_letter(text) == letter
+
+
+def test_each_evaluation_asks_in_its_own_words(tmp_path: Path) -> None:
+    tasks: list[tuple[Task, str, str, str]] = [
+        (Mgsm(), "mgsm_en.tsv", "What is 1 + 1?\t2\n", "Solve this step by step."),
+        (Mmlu(), "mmlu.csv", MMLU, "Which choice is right?"),
+        (HumanEval(), "humaneval.jsonl", json.dumps(ADD), "Complete this Python function."),
+    ]
+    for task, name, text, words in tasks:
+        assert words in task.examples(options(written(tmp_path, name, text)))[0].prompt
 
 
 def test_gsm8k_puts_solved_questions_before_each(tmp_path: Path) -> None:

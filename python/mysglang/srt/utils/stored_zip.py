@@ -1,6 +1,7 @@
 """The list of files in a zip archive, as torch.save writes it: nothing compressed, nothing encrypted, no comment.
 
-Only such archives are read, so a place in the archive is a run of bytes of the file. The layout is that of PKWARE's
+Only such archives are read, so a place in the archive is a run of bytes of the file. Python's `zipfile` gives a file's
+bytes as a stream and not their place, from which tensors are mapped into memory. The layout is that of PKWARE's
 APPNOTE.TXT, sections 4.3.7 (local header), 4.3.12 to 4.3.16 (central directory and its end, also in 64 bits).
 """
 
