@@ -61,8 +61,7 @@ async def answers(url: str) -> list[dict[str, Any]]:
             told += [entry[0] for entry in meta.get("input_token_logprobs", ())[1:]]
             return {"text": answer["text"], "ids": answer["output_ids"], "reason": meta["finish_reason"], "told": told}
 
-        # Each wish behind two of the texts.
-        asked = [(TEXTS[n % 4], params, False) for i, params in enumerate(PARAMS) for n in (i, i + 1)]
+        asked = [(TEXTS[number % len(TEXTS)], params, False) for number, params in enumerate(PARAMS)]
         asked += [(text, PARAMS[0], True) for text in TEXTS]
         return list(await asyncio.gather(*(ask(*each) for each in asked)))
 

@@ -21,6 +21,7 @@ import pytest
 from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.processes import wait_until_gone
 from fixtures.server_process import ServerProcess
+from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.entrypoints.front_launch import front_title
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -36,6 +37,9 @@ OPTIONS = (
 )
 KEY = {"Authorization": "Bearer client"}
 ADMIN = {"Authorization": "Bearer admin"}
+DYING = (*OPTIONS, "--max-total-tokens", "8192")
+"""Of servers that end within a test; their schedulers are toys, which load no torch."""
+
 LONG = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 TRIES = 200
 
@@ -76,6 +80,10 @@ class Connection:
 
 def _accepted(pid: int, port: int) -> bool:
     return any(known.raddr and known.raddr.port == port for known in psutil.Process(pid).net_connections("tcp"))
+
+
+def toy(*options: str) -> ServerProcess:
+    return ServerProcess(*DYING, *options, program=PROGRAM, **Faults(step_ms=5).env)
 
 
 def one_at_each(server: ServerProcess) -> tuple[Connection, Connection]:
@@ -354,7 +362,7 @@ def test_the_main_process_is_told_to_change_while_the_other_starts() -> None:
 
 
 def test_draining_waits_for_both() -> None:
-    with ServerProcess(*OPTIONS, "--drain-timeout", "60") as server:
+    with toy("--drain-timeout", "60") as server:
         streams = [Stream(connection, max_tokens=200) for connection in one_at_each(server)]
         server.send(signal.SIGTERM)
         assert [stream.end()["choices"][0]["finish_reason"] for stream in streams] == ["length", "length"]
@@ -363,7 +371,7 @@ def test_draining_waits_for_both() -> None:
 
 
 def test_what_does_not_end_in_time_is_cut_off_at_both() -> None:
-    with ServerProcess(*OPTIONS, "--drain-timeout", "0.3") as server:
+    with toy("--drain-timeout", "0.3") as server:
         streams = [Stream(connection) for connection in one_at_each(server)]
         server.send(signal.SIGTERM)
         assert [stream.end()["error"]["code"] for stream in streams] == ["shutting_down", "shutting_down"]
@@ -372,7 +380,7 @@ def test_what_does_not_end_in_time_is_cut_off_at_both() -> None:
 
 @pytest.mark.parametrize("title", ["mysglang::tokenizer_worker_1", "mysglang::detokenizer_1"])
 def test_one_that_dies_ends_the_server(title: str) -> None:
-    with ServerProcess(*OPTIONS) as server:
+    with toy() as server:
         here, there = (Stream(connection) for connection in one_at_each(server))
         children = list(server.children().values())
         server.child(title).kill()
@@ -385,7 +393,7 @@ def test_one_that_dies_ends_the_server(title: str) -> None:
 
 
 def test_with_the_main_process_all_are_gone() -> None:
-    with ServerProcess(*OPTIONS) as server:
+    with toy() as server:
         assert server.url
         children = list(server.children().values())
         server.popen.kill()

@@ -6,14 +6,6 @@ from fixtures.triton_on_cpu import run_interpreted
 
 pytest.importorskip("triton")
 
-OPS = """
-from fixtures.op_cases import OPS, check_op
-for name, (op, _) in OPS.items():
-    op.implementations["cpu"] = op.implementations["cuda"]
-    check_op(name, "cpu", torch.float32, 1e-5)
-print("all agree")
-"""
-
 SAMPLING = """
 from fixtures.sampling_cases import assert_true, random_draws
 from mysglang.srt.kernels.cuda import sampling
@@ -28,7 +20,6 @@ logits = torch.randn(6, 1000).mul_(4).round_()
 logits[1, 700] = float("nan")
 logits[2, 999] = float("inf")
 assert torch.equal(sampling.greedy_tokens(logits), greedy_tokens.reference(logits))
-print("all agree")
 """
 
 PAGES = """
@@ -47,10 +38,18 @@ list_pages(table, slots, seq_lens, 2, indptr, indices, last, extend_lens=torch.t
 assert indptr.tolist() == [0, 1, 701, 702, 706], indptr
 assert not indices[1:698].any()
 assert torch.equal(indices[698:706], torch.cat((table[0, 697:], table[1, :1], table[0, :4])))
-print("all agree")
 """
 
+OPS = """
+from fixtures.op_cases import OPS, check_op
+for name, (op, _) in OPS.items():
+    op.implementations["cpu"] = op.implementations["cuda"]
+    check_op(name, "cpu", torch.float32, 1e-5)
+print("all agree")
+"""
+"""Last, since the references of others go through ops."""
 
-@pytest.mark.parametrize("program", [OPS, SAMPLING, PAGES], ids=["ops", "sampling", "pages"])
-def test_under_the_interpreter(program: str) -> None:
-    assert run_interpreted(program).strip() == "all agree"
+
+def test_under_the_interpreter() -> None:
+    """All in one process: loading torch and Triton takes longer than a program does."""
+    assert run_interpreted(SAMPLING + PAGES + OPS).strip() == "all agree"

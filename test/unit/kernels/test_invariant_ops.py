@@ -264,6 +264,7 @@ print("all agree")
 """
 
 
+@pytest.mark.parametrize("invariant_ops", [1], indirect=True)  # the threads of this process are not the program's
 def test_triton_under_the_interpreter() -> None:
     pytest.importorskip("triton")
     assert run_interpreted(TRITON).strip() == "all agree"
