@@ -15,7 +15,7 @@ from chaos.besieged import besieged_server
 from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
 from fixtures.growth import Growth
 
-SECONDS, ROUNDS, MOST_ROUNDS = 3.0, 3, 10
+SECONDS, ROUNDS, MOST_ROUNDS = 2.0, 3, 20
 """A storm lasts until all that it is for has happened, at least three rounds: what grows is seen between rounds."""
 GROWTH = 16 << 20
 """Bytes that a process may take more after the last round than after the one before."""
@@ -35,7 +35,6 @@ def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
             assert len(storm.tallies) < MOST_ROUNDS, (storm.outcomes, storm.retractions, storm.growth.table())
             storm.round(SECONDS)
             storm.judge()
-    assert len(storm.growth.looks) >= ROUNDS and storm.growth.flat()
 
 
 def raged(storm: Storm) -> bool:
@@ -46,10 +45,12 @@ def raged(storm: Storm) -> bool:
 
 
 def settled(storm: Storm) -> bool:
-    """Whether no process took much more memory in the last round. In the first ones libraries are loaded, and caches
-    are filled; what leaks grows in every round.
+    """Whether the last round left no process with much more memory, nor with more files, threads or shared memory. In
+    the first rounds libraries are loaded, and caches are filled, which takes a slow machine more of them; what leaks
+    grows in every round.
     """
-    return all(grown < GROWTH for grown in Growth(looks=storm.growth.looks[-2:]).grown().values())
+    last = Growth(looks=storm.growth.looks[-2:])
+    return last.flat() and all(grown < GROWTH for grown in last.grown().values())
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_attacks_of_every_kind_hurt_no_stranger() -> None:
 @pytest.mark.promise(30)
 @pytest.mark.parametrize("victim", DEATHS)
 def test_a_death_in_a_storm_is_no_success(victim: str) -> None:
-    tally, code = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=3, seed=2))
+    tally, code = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=1.5, seed=2))
     assert not tally.wrong, tally.wrong[:5]
     assert code != 0
     assert Counter(tally.outcomes)["error 503"] > 0

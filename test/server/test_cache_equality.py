@@ -15,10 +15,10 @@ from fixtures.toy_server import PROGRAM, Faults
 # In float32 the order of a sum changes a logit by some 1e-6 of it, too little to change which is the largest.
 PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}")
 EXACT = (*PRECISE, "--enable-deterministic-inference")
-PROMPTS = make_prompts(25, 160)
-RETRACTED = 120
+PROMPTS = make_prompts(25, 100)
+RETRACTED = 80
 WAYS: dict[str, tuple[int, *tuple[str, ...]]] = {
-    "cache": (80, *PRECISE),
+    "cache": (60, *PRECISE),
     "cache and chunks": (len(PROMPTS), *PRECISE, "--chunked-prefill-size", f"{CHUNK}"),
 }
 """Prompts, and options."""
