@@ -1,5 +1,5 @@
-"""Families with layers of their own kind on a real server: the answers are those of transformers, alone, together and
-in a storm. What is particular to a family is how its rows share work, and what its layers keep.
+"""Families with layers of their own kind on a real server: the answers are those of transformers, also in a
+storm. What is particular to a family is how its rows share work, and what its layers keep.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from fixtures.greedy_answers import (
     Answer,
     abort_storm,
     answer_all,
-    answers_of,
     assert_alike,
     greedy,
     make_prompts,
@@ -45,7 +44,7 @@ class Family:
     stored: torch.dtype | None = None
     """Numbers of eight bits in KV pages: then transformers attends over what these keep, too."""
     page_size: int = PAGE
-    """Of the server that answers before the storm; logits are compared with both sizes for every family elsewhere."""
+    """Of the server; logits are compared with both sizes for every family elsewhere."""
     within: float = 1e-3
     """Of log-probabilities. A sum in another order may round a stored number to its other neighbour."""
 
@@ -104,31 +103,18 @@ class RoundedCache(DynamicCache):
         return kept(key_states, self._stored), kept(value_states, self._stored)
 
 
-@pytest.mark.parametrize("served", ["deepseek_v3", "qwen3_next", "mistral in e5m2, drafts"], indirect=True)
-def test_answers_of_transformers(served: Served) -> None:
-    """In chunks beside decoding, with what others have computed, and with results that are read a step later.
-
-    One family for each kind of memory: latent rows, states, and eight-bit pages with windows. The storms have all.
-    """
-    family, model, expected = served
-    options = ("--page-size", f"{family.page_size}", "--chunked-prefill-size", f"{CHUNK}", "--enable-mixed-chunk")
-    answers = answers_of(PROMPTS, *model, *options)
-    assert_alike(answers, expected, within=family.within)
-    assert sum(answer.cached > 0 for answer in answers) > len(PROMPTS) // 2
-
-
 def storm(
-    options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool, requests: int = 200
+    family: Family, options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool
 ) -> tuple[list[Answer], dict[str, Any]]:
-    """The answers of so many requests, of which half are taken back after a moment and asked again, with little memory;
+    """The answers of 200 requests, of which half are taken back after a moment and asked again, with little memory;
     others are retracted all the while, and what was freed, in any pool of the served model, holds NaN. Then the
     internal state of the server, of which no request is left.
     """
-    memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
+    memory = ("--page-size", f"{family.page_size}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
     alone = list(zip(PROMPTS, expected, strict=True))
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
     with ServerProcess(*options, *memory, program=PROGRAM, **faults.env) as server:
-        answers = asyncio.run(abort_storm(server.url, alone, requests=requests, seed=7, logprobs=logprobs))
+        answers = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7, logprobs=logprobs))
         longest = max(PROMPTS, key=len)
         _, again = asyncio.run(answer_all(server.url, [longest] * 2, at_once=1))
         [state] = httpx.get(f"{server.url}/server_info").json()["internal_states"]
@@ -140,8 +126,11 @@ def storm(
 
 @pytest.mark.promise(14)
 def test_a_storm(served: Served) -> None:
+    """Prompts come in chunks, in half of the families beside decoding; many begin with what others have computed."""
     family, model, expected = served
-    answers, _ = storm(model, expected, logprobs=True, requests=120)
+    beside = ("--enable-mixed-chunk",) if list(FAMILIES.values()).index(family) % 2 == 0 else ()
+    answers, _ = storm(family, (*model, *beside), expected, logprobs=True)
+    assert sum(answer.cached > 0 for answer in answers) > len(answers) // 2
     repeated = [expected[number % len(expected)] for number in range(len(answers))]
     assert_alike(answers, repeated, within=family.within)
 
@@ -151,9 +140,9 @@ def test_a_storm(served: Served) -> None:
 @pytest.mark.parametrize("served", ["deepseek_v3"], indirect=True)
 def test_a_storm_with_n_grams(served: Served) -> None:
     """Drafts over latent rows."""
-    _, model, expected = served
+    family, model, expected = served
     # A request that is told log-probabilities has no drafts.
-    answers, _ = storm((*model, "--speculative-algorithm", "NGRAM"), expected, logprobs=False)
+    answers, _ = storm(family, (*model, "--speculative-algorithm", "NGRAM"), expected, logprobs=False)
     assert [answer.ids for answer in answers] == [expected[n % len(expected)].ids for n in range(len(answers))]
 
 
@@ -170,10 +159,10 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(("served", "itself"), [("gemma2", True), ("qwen3_moe", False)], indirect=["served"])
 def test_a_storm_with_a_draft_model(served: Served, other_model: str, itself: bool) -> None:
     """The draft model is the served one, and always right, or another, and almost never right."""
-    _, model, expected = served
+    family, model, expected = served
     draft = model[1] if itself else other_model
     options = (*model, "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", draft)
     # A request that is told log-probabilities has no drafts.
-    answers, state = storm(options, expected, logprobs=False)
+    answers, state = storm(family, options, expected, logprobs=False)
     assert [answer.ids for answer in answers] == [expected[n % len(expected)].ids for n in range(len(answers))]
     assert state["avg_spec_accept_length"] > 2 if itself else state["avg_spec_accept_length"] < 1.5

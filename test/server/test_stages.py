@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,17 @@ import httpx
 import pytest
 import torch
 
-from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, assert_alike, greedy, make_prompts
+from fixtures.greedy_answers import (
+    CHUNK,
+    PAGE,
+    VOCAB,
+    Answer,
+    abort_storm,
+    answer_all,
+    assert_alike,
+    greedy,
+    make_prompts,
+)
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
 from fixtures.processes import wait_until_gone
@@ -97,6 +108,25 @@ class TestPair:
         wait_until_gone(children)
         told_of = [line for line in pair.stderr.splitlines() if " was ended by " in line]
         assert told_of and all(f"{FIRST} was ended by SIGKILL" in line for line in told_of)
+
+
+@pytest.mark.promise(4)
+@torch.no_grad()
+def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
+    """The answers of transformers, with drafts; then the main process is killed, and nothing outlives it."""
+    model = make_checkpoint("qwen3", tmp_path, vocab_size=VOCAB, max_position_embeddings=1024)
+    prompts = make_prompts(7, 12)
+    options = ("--model-path", str(tmp_path), "--skip-tokenizer-init", "--speculative-algorithm", "NGRAM")
+    with ServerProcess(*options, *TWO, "--tp-size", "2", "--chunked-prefill-size", f"{CHUNK}") as server:
+        found = asyncio.run(answer_all(server.url, prompts))
+        assert_ranks_quiet(server.url, ranks=4)
+        children = list(server.children().values())
+        assert len(children) == 5
+        server.send(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        wait_until_gone(children)
+        assert server.sockets() == []
+    assert_alike(found, [greedy(model, prompt) for prompt in prompts])
 
 
 @pytest.mark.promise(14)
