@@ -1,6 +1,7 @@
 """A test that is cut off leaves no process behind: its server, what that started, and its browser end with it."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,22 @@ def test_a_limit_that_is_over_leaves_nothing(name: str, tmp_path: Path) -> None:
     if "1 skipped" in done.stdout:
         pytest.skip("there is no browser")
     assert done.returncode == 1 and "Timeout" in done.stdout, done.stdout + done.stderr
+    assert_nothing_is_left(tmp_path)
+
+
+def test_tests_that_are_killed_leave_nothing(tmp_path: Path) -> None:
+    """No code of theirs runs any more: the kernel ends the server, and the browser notices by itself."""
+    text = """
+def test():
+    with ServerProcess(program=("-c", WAITS)), chromium() as browser:
+        browser.new_page()
+        tell()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = run_pytest(tmp_path, BEGINNING + text)
+    if "1 skipped" in done.stdout:
+        pytest.skip("there is no browser")
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     assert_nothing_is_left(tmp_path)
 
 
