@@ -1,4 +1,4 @@
-"""What holds for every test: one torch thread, the same drawn examples in every run, and our own warnings are errors.
+"""Settings of every test: one torch thread, the same drawn examples in every run, and our own warnings are errors.
 
 Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and builders in `fixtures/`.
 """

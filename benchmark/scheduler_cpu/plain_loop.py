@@ -1,8 +1,8 @@
 """The reference for a decode step: requests as objects, and loops over them, as a scheduler is written at first.
 
 It does the least that a step must do for requests that all decode: look for messages, make the columns that a worker
-is handed, write down each token, judge who has ended, note who is due to be sent. No memory is planned, nothing is
-evicted, nobody else is admitted, and no answer is sent: a lower bound of what such a scheduler takes.
+is handed, write down each token, find the ended requests, and those that must be sent. No memory is planned, nothing is
+evicted, no request is admitted, and no answer is sent: a lower bound of what such a scheduler takes.
 """
 
 from __future__ import annotations

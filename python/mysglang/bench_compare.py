@@ -109,7 +109,7 @@ def _servers(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, argp
 
 
 def medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of each figure over the rounds; failures are added up."""
+    """The median of each figure over the rounds; failures are added up."""
     medians = {figure.key: statistics.median(each[figure.key] for each in results) for figure in FIGURES}
     return {**medians, "failed": sum(each["failed"] for each in results)}
 

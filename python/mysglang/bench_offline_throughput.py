@@ -34,7 +34,7 @@ SGLANG_ONLY = f"{PROFILING} apply-chat-template do-not-exit gsp-fast-prepare gsp
 def main(argv: Sequence[str], prog: str = PROG) -> int:
     options, rest = make_parser(prog).parse_before_server(argv, SGLANG_ONLY)
     try:
-        # The queue must take them all: nobody else is waiting.
+        # The queue must take them all, because there is no other client.
         queue = ["--max-queued-requests", str(1 << 30), "--log-level", "error"]
         engine = Engine(server_args=ServerArgs.from_cli([*queue, *rest]))
     except (ConfigError, WorkerDied) as error:

@@ -102,7 +102,7 @@ def _details(done: Run) -> dict[str, Any]:
 
 
 def _remark(done: Run) -> None:
-    """What a reader of the table must know."""
+    """Notes that a reader of the table needs."""
     if done.metrics.failed:
         first = next(record.error for record in done.load.records if not record.ok)
         print(f"{done.metrics.failed} requests failed, the first with: {first}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """`python -m mysglang.bench_startup [OPTIONS] [-- COMMAND]`: the time from a command to the first token of its server.
 
 The command is any that starts a server of OpenAI's API; `{port}` in it stands for a free port. Each run starts the
-command anew, waits until the server lists its models, asks for one short answer, and ends it.
+command again, waits until the server lists its models, asks for one short answer, and ends it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def _version(package: str) -> str:
 
 
 def _kernels(device_type: str) -> str:
-    """Whether the kernels can be used here. Imports torch, which an environment under repair may not have."""
+    """True if the kernels can be used here, else the reason. Imports torch, which an environment under repair may not
+    have.
+    """
     try:
         from mysglang.srt.kernels.ahead import kernel_state
     except ImportError as error:

@@ -1,4 +1,6 @@
-"""What the user said earlier in the conversation: name, age, city, pet, favourites … And what was never said."""
+"""Facts that the user said earlier in the conversation: name, age, city, pet, favourites … and facts that were never
+said.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -116,7 +118,7 @@ def make_telling(rng: Random) -> Item:
 
 
 def make_unknown(rng: Random) -> Item:
-    """A question about the user who has said nothing yet."""
+    """A question about a fact that the user has not said yet."""
     _, _, questions, _, unknown, _ = _FACETS[rng.choice(tuple(_FACETS))]
     question = rng.choice(questions)
     return Item(

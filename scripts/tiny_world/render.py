@@ -50,7 +50,7 @@ def pieces(item: Item) -> list[Piece]:
 
 
 def prompt_text(item: Item) -> str:
-    """What the model is given before it writes the scored answer."""
+    """The model's input before it writes the scored answer."""
     return "".join(piece.text for piece in pieces(item)[:-1])
 
 

@@ -73,7 +73,7 @@ def make_open(rng: Random) -> Item:
 
 
 def tell(mood: str, hero: str, name: str = "") -> str:
-    """The story; where nobody gave a name, the hero's kind decides it, as it decides the place and the thing."""
+    """The story; if no name is given, the hero's kind decides it, as it decides the place and the thing."""
     number = _HEROES.index(hero)
     place = f"the {words.PLACES[number % 8]}"
     thing = words.OBJECTS[number % 7]

@@ -64,7 +64,7 @@ def make_unneeded(rng: Random) -> Item:
 
 
 def offered(rng: Random) -> tuple[Json, ...]:
-    """Some tools that nobody will need."""
+    """Some tools that are not needed."""
     return tuple(_describe(rng, kind)[1] for kind in rng.sample(TOOLS[3:9], rng.randint(1, 2)))
 
 
@@ -105,7 +105,7 @@ def _function(name: str, description: str, properties: dict[str, Any], required:
 
 
 def _made_up(rng: Random) -> Item:
-    """A tool that nobody has seen: the user names it and its arguments outright."""
+    """An invented tool: the user names it and its arguments outright."""
     count = rng.randint(1, 3)
     verb = made_up_word(rng)
     name = rng.choice(

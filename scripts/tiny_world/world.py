@@ -151,7 +151,7 @@ def conversation(rng: Random) -> Item:
 
 
 def _earlier(rng: Random) -> tuple[Turn, ...]:
-    """What was said before in the same conversation: usually nothing, sometimes a long talk."""
+    """Earlier turns of the same conversation: usually none, sometimes a long talk."""
     roll = rng.random()
     number = 0 if roll < 0.62 else rng.randint(1, 2) if roll < 0.88 else rng.randint(3, 12)
     before: tuple[Turn, ...] = ()

@@ -17,7 +17,7 @@ ATTACKER, STRANGER, SWARM = "the-attacker", "the-stranger", "the-swarm"
 KEYS = (ATTACKER, STRANGER, SWARM)
 NOT_FINITE = "not a finite number"
 CONNECTIONS = 24
-"""Of one attack at once; the client library takes long to look through more."""
+"""Connections of one attack at the same time; the client library is slow with more."""
 SLOW_BYTES = 256 << 10
 """Bodies beyond this size may come too slowly, since one process sends those of all attacks."""
 READ_S = 90.0
@@ -25,7 +25,9 @@ READ_S = 90.0
 
 
 def spoiled(status: int, text: str) -> bool:
-    """Whether this answer tells of a step of the toy that was made to fail, or of an operator who aborted everybody."""
+    """True if this answer follows from a step of the toy that was made to fail, or from an operator who aborted all
+    requests.
+    """
     return (status == 500 and NOT_FINITE in text) or (status == 499 and "was aborted" in text)
 
 
@@ -35,10 +37,10 @@ class Target:
 
     url: str
     pid: int
-    """Of its main process."""
+    """Process id of its main process."""
     draw: random.Random
     answers: Counter[str] = field(default_factory=Counter)
-    """By attack and status; 0 where the server closed the connection."""
+    """Number of answers by attack and status; 0 where the server closed the connection."""
     wrong: list[str] = field(default_factory=list)
 
     @property

@@ -170,7 +170,7 @@ async def variables_for_the_template(target: Target, attack: Attack) -> None:
 
 @attack(200, 400, 429)
 async def unknown_fields(target: Target, attack: Attack) -> None:
-    """Names that nobody knows, another one each time."""
+    """Fields with unknown names, different ones each time."""
     fields = {f"field_{target.draw.randrange(1 << 60)}": number for number in range(target.draw.choice([1, 3, 300]))}
     body = {"messages": HELLO, "max_tokens": 1, **fields}
     await target.send(attack, "/v1/chat/completions", json.dumps(body).encode())

@@ -23,12 +23,12 @@ FILE_BYTES = 1 << 20
 FILES_GB = 0.02
 """The room for files of a server that is attacked."""
 LEAST_FILES = 10
-"""That many are half of that room."""
+"""Number of files that is half of that room."""
 UNFINISHED_S = 30.0
 """Seconds by which the server has surely ended an upload that its client left unfinished. Until then it takes a part of
 its key's room."""
 LEAST_BATCHES = 30
-"""Of the hundred that may be open: half of them, but for those that were over before the others had begun."""
+"""Half of the hundred batches that may be open, minus those that ended before the others had begun."""
 CHAT_LINE = {
     "custom_id": "1",
     "method": "POST",

@@ -1,5 +1,5 @@
-"""A toy server for several API keys under siege: everything that a storm does, attacks beside it, a stranger whom they
-must not hurt, pauses of all processes that are longer than the watchdog waits, and a log that nobody reads for minutes.
+"""A toy server for several API keys under siege: storms and attacks at the same time, and a stranger whom they must not
+hurt. All processes are paused for longer than the watchdog waits, and the log is not read for minutes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Besieged:
         self.attacks: Counter[str] = Counter()
         """Answers by attack and status."""
         self.calm, self.besieged = Waits(), Waits()
-        """Of the stranger, in calm rounds and under siege."""
+        """Waits of the stranger, in calm rounds and under siege."""
         self.dropped = 0
         """Lines of the log that were dropped, as the log itself says."""
         self.pauses = 0
@@ -128,7 +128,7 @@ class Besieged:
         assert not wrong, f"{len(wrong)} wrong:\n{top(wrong, 12)}"
 
     def _titles(self) -> list[str]:
-        """Of all processes of the server."""
+        """Titles of all processes of the server."""
         return [process["title"] for process in debug_state(self._server.url, ADMIN)["processes"]]
 
     def late(self) -> list[str]:
@@ -141,7 +141,7 @@ class Besieged:
         ]
 
     def _both(self, share: float) -> dict[str, tuple[float, float]]:
-        """By kind, the waits that this share of the answers did not exceed, in calm and under siege."""
+        """Kind -> the waits that this share of the answers did not exceed, in calm and under siege."""
         calm, besieged = self.calm.most(share), self.besieged.most(share)
         return {kind: (calm[kind], besieged[kind]) for kind in calm.keys() & besieged.keys()}
 

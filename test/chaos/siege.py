@@ -2,7 +2,7 @@
 
 python -m chaos.siege URL PID SEED SECONDS     attack the server at URL, whose main process is PID; prints a Tally
 
-In a process of its own, so that the work of making bodies delays nobody who measures.
+In a process of its own, so that the work of making bodies does not delay measurements.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LANES: dict[str, tuple[Attack, ...]] = {
 """Each lane strikes one blow after the other. Attacks on the same room share a lane, which knows what it left there."""
 ATTACKS = {attack.name: attack for lane in LANES.values() for attack in lane}
 MEMORY_BYTES = 4 << 30
-"""Of the attacking process."""
+"""Memory of the attacking process."""
 
 
 class SiegeTally(msgspec.Struct, frozen=True):
-    """What a siege was answered, by attack and status, and what was wrong."""
+    """Answers to a siege, by attack and status, and its complaints."""
 
     answers: dict[str, int]
     wrong: list[str]

@@ -22,8 +22,8 @@ ROUND_S, CALM_S, SIEGE_S = 20.0, 10.0, 30.0
 DEATH_EVERY, PAUSE_EVERY, READ_EVERY = 5, 6, 12
 """Rounds between two servers that are killed, two pauses of the whole server, and two looks at its log."""
 SLOPE_BOUND, KEPT_BYTES = 1e6, 16 << 20
-"""Bytes for each 10 000 requests by which the memory of a process may grow; and bytes by which its least memory may
-rise at all, since the allocator keeps a part of what attacks with bodies of 30 MB took.
+"""Bytes for each 10 000 requests by which the memory of a process may grow, and bytes by which its minimum may rise in
+total. The allocator keeps a part of the memory for attacks with bodies of 30 MB.
 """
 
 
@@ -99,7 +99,7 @@ class Soak:
 
 
 def report(besieged: Besieged, deaths: Counter[str], minutes: float) -> None:
-    """What happened, as tables."""
+    """Print the results as tables."""
     storm = besieged.storm
     if not storm.growth.looks:
         return

@@ -35,13 +35,13 @@ WAYS = {
     "sync": (*TIGHT, "--disable-overlap-schedule", "--page-size", "4", "--schedule-policy", "lpm", *TIER),
 }
 DEATHS = {SCHEDULER: "overlap", DETOKENIZER: "overlap", FRONT: "fronts"}
-"""Who is killed, and in which server."""
+"""The process that is killed, and in which server."""
 
 FAULTS = Faults(step_ms=1, break_every=60, shakes=Shakes(retract_every=5, fail_alloc_every=7, fail_host_every=9))
 
 
 Beside = Callable[[float], Awaitable[None]]
-"""What else happens for so many seconds."""
+"""Other events during that many seconds."""
 
 
 async def nobody(seconds: float) -> None:
@@ -75,12 +75,12 @@ class Storm:
         self.others = 0
         """Requests of clients that are not of the swarm."""
         self.retractions = 0
-        """Of the server since it started."""
+        """Number of retractions since the server started."""
         self._seed = seed
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Of all rounds."""
+        """Outcomes of all rounds."""
         return sum((tally.outcomes for tally in self.tallies), Counter[str]())
 
     @property

@@ -29,7 +29,7 @@ PAUSE_S = 0.05
 
 
 class Pauses:
-    """When all processes of the server were stopped, which is nobody's waiting."""
+    """Times when all processes of the server were stopped, which do not count as waits."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -56,7 +56,7 @@ class Waits:
     by_kind: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def most(self, share: float) -> dict[str, float]:
-        """By kind, the wait that this share of the answers did not exceed."""
+        """Kind -> the wait that this share of the answers did not exceed."""
         return {kind: percentile(waits, share) for kind, waits in sorted(self.by_kind.items()) if waits}
 
 
@@ -72,7 +72,7 @@ class Stranger:
         self._kept: dict[str, str] = {}
         """Ids of what it keeps: a session, a file, a response."""
         self._told: dict[str, Any] = {}
-        """What it was answered at first, and must be ever after."""
+        """Its first answers, which must never change."""
         self._kinds: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
             "ids": self._ids,
             "chat": self._chat,
@@ -135,7 +135,7 @@ class Stranger:
         assert told["choices"][0]["message"] == self._told["chat"], told
 
     async def _grammar(self, client: httpx.AsyncClient) -> None:
-        """One that nobody compiled yet."""
+        """A grammar that was not compiled yet."""
         pattern = f"[a-c]+{self._draw.randrange(1 << 30)}"
         params = {"max_new_tokens": 40, "regex": pattern}
         told = await self._post(client, "/generate", {"input_ids": TURN, "sampling_params": params})

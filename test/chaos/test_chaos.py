@@ -1,6 +1,6 @@
-"""Everything at once, on a real server around the toy device: load, clients that leave in every state, aborts, forced
-retraction, failing allocation, results that are not finite, flushes, pauses, slow readers; and a process that dies in
-the midst of it. Each answer is compared with the one that the request gets alone; then nothing may be left anywhere.
+"""Everything at once, on a real server around the toy device: load, clients that leave in every state, aborts,
+retraction, failing allocation, broken results, flushes, pauses, slow readers, and a process that dies. Each answer is
+compared with the one that the request gets alone; then nothing may be left anywhere.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
 
 
 def raged(storm: Storm) -> bool:
-    """Whether each of these happened; before, the storm was none."""
+    """True if each of these happened; otherwise the storm was too weak."""
     rare = ("aborted", "left (reset)", "left (half-close)", "error 429", "error 500")
     seen = storm.outcomes
     return seen["completed"] > 50 and all(seen[outcome] for outcome in rare) and storm.retractions > 50
 
 
 def settled(storm: Storm) -> bool:
-    """Whether the last round left no process with much more memory, nor with more files, threads or shared memory. In
-    the first rounds libraries are loaded, and caches are filled, which takes a slow machine more of them; what leaks
-    grows in every round.
+    """True if the last round left no process with much more memory, nor with more files, threads or shared memory. In
+    the first rounds, libraries are loaded and caches are filled, which takes a slow machine more of them; a leak grows
+    in every round.
     """
     last = Growth(looks=storm.growth.looks[-2:])
     return last.flat() and all(grown < GROWTH for grown in last.grown().values())

@@ -173,7 +173,7 @@ def _applies(mutant: Mutant, root: Path) -> bool:
 
 
 def chosen(mutants: Iterable[Mutant], asked: Sequence[str]) -> list[Mutant]:
-    """Those with one of the asked names or numbers of promises; all of them if nothing is asked."""
+    """Mutants with one of the asked names or numbers of promises; all of them if nothing is asked."""
     return [mutant for mutant in mutants if not asked or {mutant.name, str(mutant.promise)} & set(asked)]
 
 

@@ -32,9 +32,9 @@ class Mutant:
     file: str
     """The file with the mistake, relative to the repository."""
     text: str
-    """What is replaced. It occurs exactly once in the file."""
+    """The text that is replaced. It occurs exactly once in the file."""
     instead: str
-    """What stands there instead; empty if the text is removed."""
+    """The replacement; empty if the text is removed."""
     test: str
     """The node id, relative to test/, of the test that must fail."""
     promise: int = 0

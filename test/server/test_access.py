@@ -1,4 +1,4 @@
-"""A server that other machines can reach and that asks for no key: it says so, and lets nobody harm the others."""
+"""A server that other machines can reach and that asks for no key: it warns, and no client can harm the others."""
 
 import httpx
 import pytest

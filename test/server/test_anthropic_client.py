@@ -39,7 +39,7 @@ def ask(client: anthropic.Anthropic, messages: list[Any], **options: Any) -> Any
 
 
 def ask_in_pieces(client: anthropic.Anthropic, messages: list[Any], **options: Any) -> Any:
-    """The same, added up by the client's own hands."""
+    """The same answer, added up by the client's own code."""
     options = {"extra_body": GREEDY, "max_tokens": 300} | options
     with client.messages.stream(model=MODEL, messages=messages, **options) as stream:
         return stream.get_final_message()

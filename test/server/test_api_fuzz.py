@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def faults(fuzzer: ApiFuzzer, *, locked: bool, statuses: Counter[str]) -> list[str]:
-    """What was wrong with any answer of any operation; `statuses` are added to."""
+    """Faults in any answer of any operation; `statuses` are added to."""
     told = []
     for operation in fuzzer.operations(locked=locked):
         asked = fuzzer.ask(operation)

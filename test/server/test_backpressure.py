@@ -1,5 +1,6 @@
-"""What becomes of requests for which there is no room, or no time; on a server around the toy device, whose steps take
-as long as the test says."""
+"""Requests for which there is no room or no time, on a server around the toy device, whose steps take as long as the
+test says.
+"""
 
 import asyncio
 import signal

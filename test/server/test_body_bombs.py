@@ -1,4 +1,5 @@
-"""Lists of 30 MB in every field of every route: each is refused at once, with little memory, and nobody else waits.
+"""Lists of 30 MB in every field of every route: each is refused at once, with little memory, and no other request
+waits.
 
 Routes and fields come from the OpenAPI document of the running server, so that a new field is tested by itself.
 """
@@ -74,7 +75,7 @@ class Peak:
 
 @contextmanager
 def stranger(url: str) -> Iterator[list[float]]:
-    """Somebody who asks all the time, and how long each answer took."""
+    """A client that asks all the time, and the duration of each answer."""
     waits: list[float] = []
     over = threading.Event()
 

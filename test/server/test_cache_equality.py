@@ -1,5 +1,6 @@
-"""What is found in the prefix cache changes no answer: a real model, prompts that end around the borders of pages and
-chunks, with and without the cache, and with memory so short that requests retract one another."""
+"""The prefix cache changes no answer: a real model, prompts that end around the borders of pages and chunks, with and
+without the cache, and with memory so short that requests retract one another.
+"""
 
 import asyncio
 

@@ -69,7 +69,7 @@ class TestCrossEncoder:
     @pytest.fixture(scope="class")
     @classmethod
     def expected(cls, saved: Saved) -> list[float]:
-        """What transformers says of each pair."""
+        """transformers' score of each pair."""
         pairs = [write_tokenizer(saved.folder).encode(QUERY, document) for document in DOCUMENTS]
         return [float(saved.reference(pair.ids, pair.type_ids)) for pair in pairs]
 

@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 class Known:
-    """What calls refer to: made anew for each, by a client of its own."""
+    """Objects that calls refer to: made for each call by a client of its own."""
 
     def __init__(self, url: str) -> None:
         self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -243,7 +243,7 @@ def asked(table: Iterable[str]) -> set[str]:
 
 
 def test_no_method_is_forgotten() -> None:
-    """Of resources of which we have some, each method is asked above, or said not to be ours."""
+    """For each resource that we serve, every method is called above, or listed as not ours."""
     ours = asked([*OPENAI, *ELSEWHERE]) | NOT_OURS["openai"]
     resources = {name.partition(".")[0] for name in ours}
     there = {name for name in methods_of(openai.OpenAI(api_key="none")) if name.partition(".")[0] in resources}

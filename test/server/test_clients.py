@@ -1,5 +1,5 @@
-"""What every client library can do with a real server and the embedded model: an answer and its stream, a conversation
-with a thought and a tool, many at once, and a client that leaves. What only one library has is in a file of its own.
+"""Calls of every client library to a real server with the embedded model: an answer and its stream, a conversation with
+a thought and a tool, many at once, and a client that leaves.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ MOST_TOKENS = 300
 
 @dataclass
 class Answer:
-    """What a library makes of an answer."""
+    """An answer as a library returns it."""
 
     text: str
     thought: str
@@ -41,13 +41,13 @@ class Answer:
     """Why it ended, in the words of the library."""
     tokens: int
     raw: Any = field(compare=False)
-    """What the library gave."""
+    """The library's own object."""
     pieces: int = field(compare=False, default=1)
 
 
 @dataclass
 class Wish:
-    """What is asked for beside an answer."""
+    """Options of a request for an answer."""
 
     tools: bool = False
     think: bool = False

@@ -95,7 +95,7 @@ WAYS = {"overlap": TIGHT, "sync": (*TIGHT, "--disable-overlap-schedule", "--page
 
 @pytest.fixture(scope="module")
 def alone(tiny_server: ServerProcess) -> dict[Case, str]:
-    """The answer to each case with nobody else around."""
+    """The answer to each case without other requests."""
     cases = make_cases(SEED)
     stay = [Case(case.body | {"stream": False}, None) for case in cases]
     answers = asyncio.run(ask_all(tiny_server.url, stay, at_once=1))

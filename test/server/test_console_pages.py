@@ -32,7 +32,7 @@ LIMIT_S = 500.0
 KEY = "key-of-these-tests"
 
 _PORT = re.compile(r"\b3000[12]\b")
-"""Of the servers on the page."""
+"""Port of the servers on the page."""
 
 
 @pytest.fixture(scope="module")

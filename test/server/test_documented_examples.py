@@ -107,7 +107,7 @@ def test_examples(name: str, server: ServerProcess) -> None:
 
 
 def run(code: str, name: str, server: ServerProcess) -> str:
-    """What the program prints. It runs in this process, since starting Python takes longer than most of them."""
+    """Output of the program. It runs in this process, because starting Python takes longer than most of them."""
     code = code.replace(DOCUMENTED, server.url.removeprefix("http://"))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(code, name, "exec"), {"__name__": "__main__"})

@@ -64,7 +64,7 @@ def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, expec
     assert [one.index for one in answer.data] == list(range(len(TEXTS)))
     close([one.embedding for one in answer.data], expected)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
-    # The client asks for base64 where nobody says otherwise.
+    # The client asks for base64 by default.
     close([one.embedding for one in client.embeddings.create(model=NAME, input=TEXTS).data], expected)
     close(client.embeddings.create(model=NAME, input=TEXTS[0]).data[0].embedding, expected[0])
 

@@ -44,12 +44,12 @@ class Family:
     stored: torch.dtype | None = None
     """Numbers of eight bits in KV pages: then transformers attends over what these keep, too."""
     page_size: int = PAGE
-    """Of the server; logits are compared with both sizes for every family elsewhere."""
+    """Page size of the server; other tests compare logits with both sizes for every family."""
     within: float = 1e-3
-    """Of log-probabilities. A sum in another order may round a stored number to its other neighbour."""
+    """Tolerance of log-probabilities. A sum in another order may round a stored number to its other neighbour."""
 
     def cache(self) -> dict[str, Any]:
-        """What transformers is given beside the tokens of a step."""
+        """Arguments of transformers in addition to the tokens of a step."""
         return {} if self.stored is None else {"past_key_values": RoundedCache(self.stored)}
 
 

@@ -38,7 +38,7 @@ OPTIONS = (
 KEY = {"Authorization": "Bearer client"}
 ADMIN = {"Authorization": "Bearer admin"}
 DYING = (*OPTIONS, "--max-total-tokens", "8192")
-"""Of servers that end within a test; their schedulers are toys, which load no torch."""
+"""Servers that end within a test. Their schedulers are toys, which load no torch."""
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 TRIES = 200

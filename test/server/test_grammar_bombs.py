@@ -1,4 +1,4 @@
-"""Promise 34: grammars that would take for ever are refused in time, and nobody beside them waits for that."""
+"""Promise 34: grammars that would take for ever are refused in time, and no other request waits for that."""
 
 import asyncio
 import itertools
@@ -32,7 +32,7 @@ SOON = "[0-9]{40}"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Whose steps take 10 ms, in which the host does next to nothing. Two keys may ask it."""
+    """A server whose steps take 10 ms, in which the host does next to nothing. It has two keys."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("one\nother\n")
     options = ("--log-level", "critical", "--grammar-compile-timeout", f"{LIMIT_S}", "--max-total-tokens", "16384")
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def patient_server() -> Iterator[ServerProcess]:
-    """Whose limit for compiling no machine reaches with a grammar that is no bomb."""
+    """A server whose limit for compiling no machine reaches with a normal grammar."""
     options = ("--log-level", "critical", "--grammar-compile-timeout", f"{PATIENCE_S}")
     with ServerProcess(*options, program=PROGRAM, **Faults().env) as started:
         yield started
@@ -125,7 +125,7 @@ async def test_promise_34_others_wait_hardly_longer_for_their_tokens(server: Ser
 @pytest.mark.promise(43)
 @pytest.mark.promise(44)
 async def test_promise_44_bombs_of_one_key_do_not_hold_up_grammars_of_another(server: ServerProcess) -> None:
-    """Thirty of them would take a minute. And promise 43: when their clients leave, nobody goes on compiling them."""
+    """Thirty of them would take a minute. And promise 43: when their clients leave, they are not compiled any more."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits) as client:
 

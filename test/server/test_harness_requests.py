@@ -1,4 +1,6 @@
-"""What lm-evaluation-harness asks of `/v1/completions` to rank answers: log-probabilities of tokens that it sends."""
+"""The requests of lm-evaluation-harness to `/v1/completions` for ranking answers: log-probabilities of tokens that it
+sends.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ async def answer_all(url: str, at_once: int = 6) -> list[list[int]]:
 
 
 def state_of(url: str) -> dict[str, Any]:
-    """What the scheduler tells of itself."""
+    """The scheduler's report of its state."""
     [state] = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()["internal_states"]
     return dict(state)
 
@@ -102,7 +102,7 @@ STORED = (*TIERS, "--hicache-ratio", "3", "--hicache-storage-backend", "file")
 @pytest.mark.slow
 @pytest.mark.promise(25)
 def test_a_later_server_reads_what_an_earlier_one_stored(tmp_path: Path, without_tiers: list[list[int]]) -> None:
-    """Also when files were damaged, and when the directory goes away meanwhile."""
+    """The test also damages files, and removes the directory in between."""
     extra = {"path": str(tmp_path / "kv"), "block_tokens": PAGE, "prefetch_threshold": PAGE}
     options = (*STORED, "--hicache-storage-backend-extra-config", json.dumps(extra))
 

@@ -1,5 +1,6 @@
-"""Bodies that are wrong in every way, sent to a whole server: each is answered by a 2xx or a 4xx, requests beside them
-get the bits that they get alone, and the processes take no more memory in the end."""
+"""Bodies that are wrong in every way, sent to a whole server: each is answered by a 2xx or a 4xx. Requests beside them
+get the bits that they get alone, and the processes take no more memory in the end.
+"""
 
 import asyncio
 import json
@@ -53,7 +54,7 @@ RAW = (
 
 
 def mutated(draw: random.Random, value: Any) -> Any:
-    """The same with one thing in it that is wrong: replaced, taken away, doubled, or one more."""
+    """The value with one fault: replaced, taken away, doubled, or one more."""
     if isinstance(value, dict) and value and draw.random() < 0.8:
         fields = dict(value)
         name = draw.choice(sorted(fields))

@@ -99,7 +99,9 @@ ROOMY = ("--json-model-override-args", '{"max_position_embeddings": 1000000}', "
 def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(
     roomy_server: ServerProcess, path: str, field: str, status: int
 ) -> None:
-    """No probe waits for half of the work. Of several tries the best counts: the machine does other things, too."""
+    """No probe waits for half of the work. The best of several tries counts, because the machine also does other
+    things.
+    """
     body = {field: "The quick brown fox jumps. " * 40_000}
 
     def slowest_probe() -> float:
@@ -170,7 +172,7 @@ class TestLeaving:
             body = {"text": "Once", "sampling_params": ENDLESS, "rid": "other", "stream": True}
             streamed = asyncio.create_task(client.post("/generate", json=body))
             await asyncio.to_thread(wait_until, lambda: held(tiny_server.url)["running requests"] == 2)
-            # Stopped meanwhile: on a busy machine both might otherwise come to their ends before we do.
+            # Stopped in this time: on a busy machine both might otherwise end before the test continues.
             with suspended(tiny_server.child(SCHEDULER)):
                 taken = await client.post("/generate", json={"text": "a", "rid": "mine"})
                 assert (taken.status_code, taken.json()["error"]["param"]) == (400, "rid")

@@ -79,7 +79,7 @@ def test_nothing_is_shared(server: ServerProcess, table: np.ndarray) -> None:
 
 
 def test_penalties_know_no_token_of_it(server: ServerProcess, table: np.ndarray) -> None:
-    """What a prompt of vectors says is unknown, so a strong penalty forbids only what was generated."""
+    """The tokens of a prompt of vectors are unknown, so a strong penalty forbids only generated ones."""
     params = {**PARAMS, "repetition_penalty": 1.9}
     answer = post(server, input_embeds=table[[0] * 9].tolist(), sampling_params=params)
     assert answer.status_code == 200 and len(answer.json()["output_ids"]) == 20

@@ -265,6 +265,6 @@ def test_an_evaluation_by_a_program(
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
         figures.append(({**found, "latency_s": 0, "output_tokens_per_s": 0}, answers.read_text()))
     assert figures[0] == figures[1] and figures[0][0]["examples"] == 3
-    # Nobody to ask is one line, as with the other ways.
+    # A missing server is reported in one line, as with the other ways.
     with pytest.raises(Failed, match="does not answer"):
         run([*command[:-1], "http://127.0.0.1:1", "--api", "lang"])

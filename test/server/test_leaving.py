@@ -37,7 +37,7 @@ def address(url: str) -> tuple[str, int]:
 
 
 def assert_no_step_more(url: str) -> None:
-    """Nobody is there, so nothing is computed."""
+    """There is no client, so no step may run."""
     before = forward_steps(url)
     # Each question is answered in a turn of the scheduler, which would launch a step if it had one.
     assert [forward_steps(url) for _ in range(6)] == [before] * 6
@@ -60,19 +60,19 @@ def waiting(url: str, _before: int) -> None:
 
 
 def seconds(count: float) -> Reached:
-    """For what the server tells nobody of."""
+    """A fixed time, for states that the server does not report."""
     return lambda _url, _before: time.sleep(count)
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a request is when its client leaves."""
+    """State of a request when its client leaves."""
 
     body: dict[str, Any]
     reached: Reached
     body_part: float = 1.0
     accepted: bool = True
-    """Whether the scheduler has heard of it by then."""
+    """True if the scheduler has the request by then."""
 
 
 PROMPT = list(range(100, 130))
@@ -113,7 +113,7 @@ async def test_whatever_it_is_doing(server: ServerProcess, name: str, stream: bo
 @pytest.mark.promise(13)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_while_it_waits_for_a_place(server: ServerProcess, stream: bool) -> None:
-    """Those that have the places notice nothing."""
+    """Requests that have the places are not affected."""
     url, tokens = server.url, 100
     before = forward_steps(url)
 
@@ -137,7 +137,7 @@ async def test_while_it_waits_for_a_place(server: ServerProcess, stream: bool) -
 
 @pytest.mark.promise(12)
 async def test_a_reset_ends_it_within_a_few_steps(server: ServerProcess) -> None:
-    """Of 50 ms each: the one that runs, the one that is planned, and what the way takes on a busy machine."""
+    """Steps take 50 ms each: the one that runs, the one that is planned, and the delay on a busy machine."""
     url = server.url
     await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
     body = {"input_ids": PROMPT, "sampling_params": LONG, "stream": True}

@@ -1,4 +1,4 @@
-"""What health says, and what it costs, while the scheduler is frozen, very busy, or bombarded with probes."""
+"""The answers of health routes, and their cost, while the scheduler is frozen, very busy, or bombarded with probes."""
 
 import asyncio
 import signal
@@ -53,7 +53,7 @@ async def test_a_frozen_scheduler_is_told_of_and_given_up() -> None:
 @pytest.mark.slow
 @pytest.mark.promise(8)
 async def test_a_very_long_prefill_is_no_death() -> None:
-    """Six chunks of a second each, and nothing comes out meanwhile; the watchdog would wait for three."""
+    """Six chunks of a second each, without output in that time; the watchdog would wait for three."""
     faults = Faults(prompt_ms=1000)
     prompt = [100 + place for place in range(6 * 16)]
     # The warm-up is a prompt too.

@@ -69,7 +69,7 @@ class Stream:
 
     @property
     def error(self) -> dict[str, object] | None:
-        """Of the last frame, if that is an error."""
+        """The error in the last frame, if it has one."""
         found: dict[str, object] | None = json.loads(self.frames[-1]).get("error") if self.complete is False else None
         return found
 
@@ -99,7 +99,7 @@ async def until_open(url: str, count: int) -> None:
 
 
 async def first_refusal(url: str) -> httpx.Response:
-    """What /health says as soon as that is not that all is well."""
+    """The first answer of /health that is not 200."""
     async with httpx.AsyncClient() as client:
         return await answered(lambda: client.get(f"{url}/health"), lambda answer: answer.status_code != 200)
 
@@ -156,7 +156,7 @@ class TestStop:
         url = server.url
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
         streams = await open_streams(url, 4, body)
-        # Stopped meanwhile: on a busy machine all might otherwise come to their ends before we ask.
+        # Stopped in this time: on a busy machine all might otherwise end before the test asks.
         with suspended(server.child(SCHEDULER)):
             server.send(signal.SIGTERM)
             refused = await first_refusal(url)
@@ -169,7 +169,7 @@ class TestStop:
 
     @pytest.mark.promise(10)
     async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(self, server: ServerProcess) -> None:
-        """As systemd does, and a terminal's Ctrl-C."""
+        """systemd signals every process, and so does a terminal's Ctrl-C."""
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
         streams = await open_streams(server.url, 2, body)
         for process in [*server.children().values(), psutil.Process(server.popen.pid)]:
@@ -316,7 +316,9 @@ class TestDeath:
     @pytest.mark.slow
     @pytest.mark.promise(47)
     async def test_promise_47_a_pause_is_no_death(self) -> None:
-        """Of the whole server for three times the watchdog's time, or of its main process, which watches, for two."""
+        """The whole server is paused for three times the watchdog's time, or its main process, which watches, for
+        two.
+        """
         limit = 2
         with ServerProcess(*QUIET, "--watchdog-timeout", f"{limit}", "--max-total-tokens", "8192") as server:
             url = server.url

@@ -178,7 +178,7 @@ def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
         children = titled(psutil.Process().children())
         assert set(SCHEDULERS) <= set(children)
         answer = engine.generate(asked["text"], GREEDY)
-    # Of a zombie psutil says that it runs.
+    # psutil reports a zombie as running.
     assert not any(children[title].is_running() for title in (*SCHEDULERS, "mysglang::detokenizer"))
     assert httpx.post(f"{tiny_server.url}/generate", json=asked).json()["output_ids"] == answer["output_ids"]
 

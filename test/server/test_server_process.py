@@ -21,7 +21,7 @@ threading.Event().wait()
 
 
 def test_tests_that_are_cut_off_leave_no_server() -> None:
-    """By a limit of time, by hand or by the system: no code of theirs runs any more."""
+    """Tests are ended by a time limit, by hand or by the system, and none of their code runs any more."""
     environment = os.environ | {"PYTHONPATH": python_path("python", "test")}
     with running([sys.executable, "-c", CUT_OFF], stdout=subprocess.PIPE, text=True, env=environment) as tests:
         assert tests.stdout is not None

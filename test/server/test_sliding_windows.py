@@ -64,7 +64,7 @@ def state_of(url: str) -> dict[str, Any]:
 
 
 ONE_MODEL = pytest.mark.parametrize("model", ["qwen2"], indirect=True)
-"""What holds where some layers see all keys and others a window: the harder case, with two pools."""
+"""Checks for a model where some layers see all keys and others a window: the harder case, with two pools."""
 
 
 @pytest.mark.promise(25)
@@ -90,7 +90,7 @@ def test_to_the_last_bit_where_sums_have_one_order(model: tuple[str, ...]) -> No
 @pytest.mark.promise(22)
 @pytest.mark.promise(24)
 def test_however_often_requests_are_retracted(model: tuple[str, ...], expected: list[Answer]) -> None:
-    """What was freed, in any pool, holds NaN."""
+    """Freed pages of every pool hold NaN."""
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
     with ServerProcess(*model, *TIGHT, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS))
@@ -111,7 +111,7 @@ def test_however_many_are_taken_back(model: tuple[str, ...], expected: list[Answ
 
 
 def test_a_long_answer_does_not_fill_the_pool(model: tuple[str, ...]) -> None:
-    """Of 900 tokens a row keeps the last few in layers with a window, so a pool of a tenth is enough for it."""
+    """A row of 900 tokens keeps the last few in layers with a window, so a pool of a tenth is enough for it."""
     options = ("--max-total-tokens", "1000", "--swa-full-tokens-ratio", "0.1", "--chunked-prefill-size", "32")
     with ServerProcess(
         *model, *options, "--enable-metrics", "--decode-log-interval", "20", "--log-level", "info"
@@ -150,7 +150,7 @@ def test_vectors_as_with_one_pool(model: tuple[str, ...]) -> None:
 
 @ONE_MODEL
 def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: list[Answer]) -> None:
-    """After a pause that retracts who runs, and with the pools of windows empty as the others."""
+    """After a pause that retracts running requests, and with the pools of windows empty like the others."""
     key = {"authorization": "Bearer secret"}
     some = PROMPTS[:20]
     with ServerProcess(*model, *TIGHT, "--admin-api-key", "secret") as server:

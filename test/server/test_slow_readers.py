@@ -1,4 +1,4 @@
-"""Promise 16: a client that does not read holds little memory, disturbs nobody, and is cut off."""
+"""Promise 16: a client that does not read holds little memory, disturbs no other, and is cut off."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def ask_and_never_read(url: str, body: object, certificate: str | None = None) -> socket.socket:
-    """An open connection whose answer nobody takes; over TLS if there is a certificate to trust."""
+    """An open connection whose answer is not read; over TLS if there is a certificate to trust."""
     address = httpx.URL(url)
     client = socket.socket()
     # The least that the system grants.
@@ -91,7 +91,7 @@ def test_promise_16_a_whole_answer_is_no_different(server: ServerProcess) -> Non
 
 @pytest.mark.promise(16)
 def test_promise_16_over_tls(tmp_path: Path) -> None:
-    """Where another layer holds what waits for the client."""
+    """The TLS layer holds the data that waits for the client."""
     certificate, key = make_certificate(tmp_path)
     options = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--log-level", "warning")
     with ServerProcess(*options, "--write-timeout", f"{WRITE_TIMEOUT_S}") as server:

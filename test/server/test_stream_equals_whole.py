@@ -68,7 +68,7 @@ def compare(
     read: Callable[[str], list[folds.Answer]] = folds.events,
     more: Body | None = None,
 ) -> list[folds.Told]:
-    """What both said. `more`: fields for the stream alone."""
+    """Contents of both answers. `more`: fields for the stream alone."""
     answered = client.post(path, json={**body, "stream": False})
     assert answered.status_code == 200, answered.text
     streamed = client.post(path, json={**body, "stream": True, **(more or {})})

@@ -107,7 +107,7 @@ def test_parsed_by_the_client(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_thinking_comes_first_where_it_was_asked_for(client: openai.OpenAI, stream: bool) -> None:
-    """The grammar begins after it; the thoughts are told apart, and the answer is valid."""
+    """The grammar begins after the thinking; the thoughts are separated, and the answer is valid."""
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 9999}}}
     answer: Any = client.chat.completions.create(
         model=MODEL,
@@ -231,7 +231,7 @@ def compilers(server: ServerProcess) -> list[psutil.Process]:
 
 @pytest.mark.promise(2)
 def test_the_compiler_may_be_killed(server: ServerProcess, client: openai.OpenAI) -> None:
-    """What was compiled stays good, and what is new gets another process."""
+    """Compiled grammars stay valid, and a new one gets another process."""
     known = person(client, 1).choices[0].message.content
     (killed,) = compilers(server)
     killed.kill()

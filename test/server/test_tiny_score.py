@@ -10,7 +10,7 @@ from mysglang.eval.exam import TINY, answer_text, exam_items
 
 PER_TASK = 4
 FEW = 2
-"""Of each task, where answers are compared and not counted."""
+"""Questions of each task, where answers are compared and not counted."""
 FLOAT32 = ("--dtype", "float32")
 
 WAYS = {

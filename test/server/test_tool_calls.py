@@ -42,7 +42,7 @@ def ask(client: openai.OpenAI, messages: list[Any] = PARIS, **options: Any) -> A
 
 
 def ask_in_pieces(client: openai.OpenAI, messages: list[Any] = PARIS, **options: Any) -> Any:
-    """The same, added up by the client's own hands."""
+    """The same answer, added up by the client's own code."""
     options = {"temperature": 0, "tools": [WEATHER]} | options
     with client.chat.completions.stream(model=MODEL, messages=messages, **options) as stream:
         for _ in stream:
@@ -152,7 +152,7 @@ def test_thoughts_and_then_a_call(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_call_that_must_be(client: openai.OpenAI, choice: Any, stream: bool) -> None:
-    """To a question that nobody needs the tool for, and hot."""
+    """The question does not need the tool, and the temperature is high."""
     hello = [{"role": "user", "content": "Tell me a short story."}]
     options: Any = {"tool_choice": choice, "temperature": 1.2, "seed": 3, "max_tokens": 300}
     ask_it = ask_in_pieces if stream else ask

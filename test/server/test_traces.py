@@ -34,7 +34,7 @@ QUIET = ("--log-level", "error")
 
 
 class Collector:
-    """What came."""
+    """The spans that arrived."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -127,7 +127,7 @@ def test_a_request_and_its_stages_reach_the_collector(listen: Callable[[Collecto
             assert said["gen_ai.usage.output_tokens"].int_value == usage["completion_tokens"]
             assert said["gen_ai.request.max_tokens"].int_value == 5
             assert said["gen_ai.request.seed"].int_value == 3
-            # What nobody traced before begins a trace: the warm-up, and this one.
+            # Requests without a traced caller begin traces: the warm-up, and this one.
             httpx.post(
                 f"{server.url}/generate",
                 json={"text": "a", "sampling_params": {"max_new_tokens": 2}},
@@ -145,7 +145,7 @@ def ask_for_traces(url: str, first: int, end: int) -> None:
 
 
 def test_every_front_traces_its_requests_and_keeps_no_spans_at_the_end() -> None:
-    """Those of the last second wait for others, which do not come any more."""
+    """Spans of the last second wait for others, which do not come any more."""
     collector = Collector()
     with over_http(collector) as endpoint:
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "3")

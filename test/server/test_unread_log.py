@@ -1,4 +1,4 @@
-"""A server whose log is a full pipe that nobody reads: it starts, answers, writes its stacks and ends as any other."""
+"""A server whose log is a full pipe without a reader: it starts, answers, writes its stacks and ends as any other."""
 
 import re
 import signal

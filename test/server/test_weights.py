@@ -36,7 +36,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def http(client: httpx.Client) -> httpx.Client:
-    """Of a server with the embedded model's weights."""
+    """Client of a server with the embedded model's weights."""
     post(client, "/update_weights_from_disk", {"model_path": str(TINY), "weight_version": "v0"})
     return client
 
@@ -125,7 +125,9 @@ def test_bad_weights_leave_the_server_as_it_was(http: httpx.Client, changed: Pat
 
 
 def test_while_requests_run(http: httpx.Client, changed: Path) -> None:
-    """A stream ends as it began, whoever comes meanwhile waits, and nobody hears of it but by the version."""
+    """A stream ends with the weights with which it began, requests that arrive during the change wait, and clients
+    notice only the version.
+    """
     long = {**ASK, "sampling_params": {"temperature": 0, "max_new_tokens": 150, "ignore_eos": True}, "rid": "long"}
     expected = http.post("/generate", json={**long, "rid": "solo"}).json()["output_ids"]
     answers: list[dict[str, Any]] = []

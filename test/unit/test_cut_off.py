@@ -70,7 +70,7 @@ def test():
 
 
 def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """What pytest says of a file with this text, by the settings of this repository."""
+    """pytest's output for a file with this text, by the settings of this repository."""
     (folder / "test_hanging.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(REPOSITORY / "pyproject.toml")]
     return subprocess.run(

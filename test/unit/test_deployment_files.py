@@ -47,7 +47,7 @@ def entrypoint(dockerfile: Path) -> list[str]:
 
 
 def flags_of(command: list[str]) -> dict[str, Any]:
-    """What the server makes of a command that starts it; raises for a flag that it does not have."""
+    """The server's options in a command that starts it; raises for a flag that it does not have."""
     return parse(command[command.index("mysglang.launch_server") + 1 :])
 
 

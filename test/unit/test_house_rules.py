@@ -26,7 +26,7 @@ CLOCKS = {
     *("sleep", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns", "asyncio.sleep"),
 }
 LIMITS = {"asyncio.timeout": 0, "asyncio.wait_for": 1}
-"""Where each has its limit among its arguments. A limit that a name stands for, such as PATIENCE_S, is no figure."""
+"""Index of each call's limit among its arguments. A limit that a name stands for, such as PATIENCE_S, is no figure."""
 MAY_READ_CLOCKS = {
     "test/fixtures/patience.py": "how all others wait",
     "test/fixtures/terminal.py": "waits for what a terminal shows, as long as patience.py does",

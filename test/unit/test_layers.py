@@ -103,7 +103,7 @@ LIGHT = (
 )
 HEAVY = {"torch", "triton", "flashinfer", "transformers", "opentelemetry", KERNELS.package}
 
-# Who may name the package of CUDA sources. It names nothing of ours and could be another project's.
+# Modules that may name the package of CUDA sources. It names nothing of ours and could be another project's.
 MAY_IMPORT_KERNELS = "kernels layers model_executor platforms"
 
 

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 STALE = "docs/models.md is not up to date: python scripts/write_models_page.py"
 EVERY = 9
-"""Of the models that no code of ours computes, one in so many is asked for again: each takes a while."""
+"""One in this many of the models without code of ours is examined again, because each takes a while."""
 
 
 def test_the_page_is_what_the_registry_says() -> None:

@@ -1,4 +1,7 @@
-"""The words that users read are plain: README, docs and the help of every flag (`fixtures/plain_words.py`)."""
+"""The words that users and readers of the code meet are plain: docs, help texts, docstrings and comments.
+
+`fixtures/plain_words.py` has the words and openings.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from fixtures.markdown import WIDTH, fill
-from fixtures.plain_words import MAX_WORDS, complaints, prose_of_markdown
+from fixtures.plain_words import (
+    MAX_WORDS,
+    complaints,
+    complaints_of_messages,
+    complaints_of_source,
+    prose_of_markdown,
+)
 from mysglang.srt.args.field import Option
 from mysglang.srt.args.groups import group_options
 
@@ -27,6 +36,27 @@ def test_a_page_is_plain(page: Path) -> None:
     assert not list(complaints(prose_of_markdown(page.read_text(encoding="utf-8"))))
 
 
+@pytest.mark.parametrize("folder", ["python", "sgl-kernel", "test", "scripts", "benchmark", "examples"])
+def test_docstrings_and_comments_are_plain(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{complaint}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for complaint in complaints_of_source(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", ["python/mysglang", "sgl-kernel/python", "scripts"])
+def test_messages_are_plain(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{complaint}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "tiny_world" not in path.parts  # sentences of people, from which the embedded model learned
+        for complaint in complaints_of_messages(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -44,6 +74,32 @@ def test_hard_words_are_found(text: str) -> None:
 
 def test_plain_words_pass() -> None:
     assert not list(complaints("Of course a request waits. It is evicted first: the cache is full. " * 5))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""What is kept."""',
+        '"""Those of a key."""',
+        'x = 1\n"""The same for rows."""',
+        'def f():\n    """Counts rows.\n\n    Who comes first is served.\n    """',
+        "x = 1  # nobody waits",
+        "# one line of a comment\n# and whoever reads it",
+    ],
+)
+def test_hard_words_of_a_source_are_found(source: str) -> None:
+    assert list(complaints_of_source(source))
+
+
+def test_hard_words_of_a_message_are_found() -> None:
+    source = 'raise ValueError(f"no slot of {name}, and nobody frees one")\nprint("nobody")'
+    assert len(list(complaints_of_messages(source))) == 1
+
+
+def test_drawings_shapes_and_parameters_of_a_docstring_are_no_long_sentences() -> None:
+    words = " ".join(["word"] * (MAX_WORDS - 5))
+    text = f"A step.\n\n    {words} {words}\n\nrows: [{words}] ids. columns: [{words}] {words}. limit: {words}."
+    assert not list(complaints_of_source(f'"""{text}"""'))
 
 
 def test_code_tables_and_links_of_a_page_are_no_long_sentences() -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler may know, read from its source: planners look at no clock, and nothing here reaches the device.
+"""Limits of a scheduler's knowledge, read from its source: planners read no clock, and nothing here reaches the device.
 
 All ranks must plan the same steps from the same messages. Whatever depends on time, on another thread or process, or on
 how far the device is, is looked at in the places named here, which make a message of it, measure, or only wait.
@@ -24,7 +24,7 @@ from mysglang.srt.sampling import feature
 
 SOURCES = Path(__file__).parents[2] / "python/mysglang/srt"
 
-# Of the scheduler's process and thread. What another process or thread runs is none of its business.
+# Code in the scheduler's process and thread. Work of other processes or threads is exempt.
 PARTS = ("scheduling/*.py", "mem_cache/*.py", "mem_cache/storage/*.py", "constrained/*.py", "managers/scheduler*.py")
 PARTS_BESIDE = ("managers/kv_event_publisher.py",)
 ELSEWHERE = {
@@ -169,7 +169,7 @@ def test_a_look_is_found(source: str) -> None:
 
 
 def reaches(tree: ast.AST) -> Iterator[str]:
-    """What is asked of a worker beside its operations, or has the name of something of the device."""
+    """Uses of a worker other than its operations, and names of parts of the device."""
     operations = members(Worker)
     for _, node in nodes(tree):
         match node:
@@ -181,7 +181,7 @@ def reaches(tree: ast.AST) -> Iterator[str]:
 
 
 def members(protocol: type) -> set[str]:
-    """What it asks for."""
+    """Members that it requires."""
     return {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
 
 
@@ -228,7 +228,7 @@ def writes(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def test_state_advances_at_visible_places() -> None:
-    """Where steps are planned, where they are launched, where their results are applied, and nowhere between."""
+    """State advances where steps are planned, launched, and where their results are applied, and nowhere between."""
     found: dict[str, set[str]] = {}
     for path in files("scheduling/*.py", "managers/scheduler*.py"):
         for inside, what in writes(ast.parse(path.read_text())):

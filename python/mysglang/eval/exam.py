@@ -30,7 +30,7 @@ TASKS = (
     "tool_answer", "no_tool", "memory", "stories", "handbook", "few_shot", "persona", "unknown", "completion",
     "thinking",
 )  # fmt: skip
-"""What the questions are about, in the order of the file and of the report."""
+"""Subjects of the questions, in the order of the file and of the report."""
 
 LONGEST_ANSWER = 448
 """Tokens in which every right answer ends, with room to spare."""
@@ -132,7 +132,7 @@ def prompt_text(template: ChatTemplate, item: Item) -> str:
 
 
 def answer_text(turn: Turn, thinking: bool) -> str:
-    """What the model writes for an assistant turn, without the end token."""
+    """The model's text for an assistant turn, without the end token."""
     calls = "\n".join(
         f'<tool_call>\n{{"name": {compact_json(c.name)}, "arguments": {compact_json(c.arguments)}}}\n</tool_call>'
         for c in turn.calls

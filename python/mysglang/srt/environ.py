@@ -25,7 +25,7 @@ class EnvVar(Generic[T]):
     """Text -> value; raises ValueError."""
     why: str
     secret: bool = False
-    """Whether the value must not appear in a bug report."""
+    """True if the value must not appear in a bug report."""
 
     def get(self) -> T:
         """The value, or the default if it is unset or empty. Raises ConfigError for text that does not parse."""

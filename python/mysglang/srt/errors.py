@@ -48,7 +48,9 @@ class ServerEnded(MysglangError):
     """Nothing is served any more. The text says why."""
 
     def again(self) -> Self:
-        """The same for one more reader: an exception that several tasks raise gathers the tracebacks of all of them."""
+        """A new instance for one more reader: an exception that several tasks raise gathers the tracebacks of all of
+        them.
+        """
         return type(self)(*self.args)
 
 
@@ -73,7 +75,7 @@ class RequestError(MysglangError):
         self.param = param
 
     def reworded(self, message: str, param: str | None) -> Self:
-        """The same error in the words of whoever tells it."""
+        """The same error in the words of the code that reports it."""
         return type(self)(message, param=param)
 
 
@@ -94,7 +96,7 @@ class NotFound(RequestError):
 
 
 class Conflict(RequestError):
-    """What is asked would be right at another time: something that is under way, or was done, is against it."""
+    """The request would be right at another time: an operation that is under way, or was done, conflicts with it."""
 
 
 class Overloaded(RequestError):
@@ -102,7 +104,7 @@ class Overloaded(RequestError):
 
 
 class NoRoom(RequestError):
-    """A disk of the server has no room for what the request brings; somebody must see to that."""
+    """A disk of the server has no room for the request's data; the operator must make room."""
 
 
 class Aborted(RequestError):

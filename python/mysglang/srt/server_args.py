@@ -28,7 +28,9 @@ class ServerArgs(ArgGroups):
 
     @classmethod
     def from_kwargs(cls, hardware: Hardware | None = None, /, **options: Any) -> ServerArgs:
-        """Out of flat options under SGLang's names, as `Engine(...)` takes them. Raises ConfigError likewise."""
+        """ServerArgs from flat options under SGLang's names, as `Engine(...)` takes them. Raises ConfigError for
+        invalid ones.
+        """
         given = from_flat(cls, options)
         hardware = hardware or detect_hardware()
         if not any(given.bad_values()):
@@ -44,13 +46,13 @@ class PortArgs:
     scheduler_input_ipc_name: str
     detokenizer_ipc_names: tuple[str, ...]
     tokenizer_ipc_names: tuple[str, ...]
-    """Of the fronts; the first is the main process's."""
+    """Addresses of the fronts; the first is the main process's."""
     board: str
     """File of the numbers that fronts share."""
     turn_ipc_names: tuple[str, ...] = ()
-    """Of the schedulers that follow the first one, in the order of their ranks."""
+    """Addresses of the schedulers that follow the first one, in the order of their ranks."""
     meeting_file: str = ""
-    """Where ranks find one another; empty if there is one rank."""
+    """File through which ranks find one another; empty if there is one rank."""
 
 
 def prepare_server_args(argv: Sequence[str]) -> ServerArgs:

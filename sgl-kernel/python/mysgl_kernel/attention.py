@@ -63,11 +63,10 @@ def planned_decode(
     q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim], dense. table:
     [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0.
 
-    The plan, int32: indptr [blocks + 1], items of each block; items [P, 12], aligned to 16 bytes, `Item` in the source;
-    members [M, 2], aligned to 8 as joins are,
-    batch row and first partial result of each row of a group; joins [R, 2], first partial result of each row and how
-    many. Room for those, float32, of which nothing is read that was not written: partial [parts, num_heads, head_dim],
-    partial_lse [parts, num_heads].
+    The plan is int32. indptr: [blocks + 1] items of each block. items: [P, 12], aligned to 16 bytes, `Item` in the
+    source. members: [M, 2], aligned to 8 like joins, batch row and first partial result of each row of a group. joins:
+    [R, 2] first partial result of each row, and their number. partial: [parts, num_heads, head_dim] and partial_lse:
+    [parts, num_heads] are float32 memory for these results; they are read only where they were written.
 
     `early`: the keys of all rows but each one's newest were there before this step. With programmatic dependent launch
     they are read before the kernel ahead is done; plan and page table are in any case, so no launch that takes part in

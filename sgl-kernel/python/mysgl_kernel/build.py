@@ -61,8 +61,8 @@ def build_all(
 def start_building(model: Mapping[str, object] = NO_TRAITS) -> None:
     """Compile into the cache, in the background, the missing libraries that this device can run for such a model.
 
-    Whoever needs one of them meanwhile compiles it, or waits for it, as always: nobody waits behind the others. One
-    that does not compile is reported by whoever needs it.
+    A process that needs one of them in that time compiles it, or waits for it, as always; it does not wait for the
+    others. A library that does not compile is reported when it is needed.
     """
     arch, compiler = present_arch(), find_nvcc()
     if arch is None or compiler is None:

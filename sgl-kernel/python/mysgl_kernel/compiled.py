@@ -2,7 +2,7 @@
 
 Looked for in this order: the package's `lib` folder (built ahead of time), the cache, the compiler. A file is named by
 source, architecture, fingerprint of all its text and flags, and fingerprint of the compiler, so a stale one is never
-taken; processes that want the same file at once wait on a lock while one of them compiles. A file in the cache that is
+taken. Processes that want the same file at once wait on a lock while one of them compiles. A file in the cache that is
 damaged counts as missing. Knows no kernel and no kind of device.
 """
 

@@ -1,7 +1,7 @@
 """Matrix products with bfloat16 weights, of up to 256 rows, and gated ones of more rows: `csrc/gemm/linear.cuh`, which
 describes the algorithm.
 
-Who calls chooses how a product is cut, by `plan` or otherwise.
+The caller chooses how a product is cut, by `plan` or otherwise.
 """
 
 from __future__ import annotations

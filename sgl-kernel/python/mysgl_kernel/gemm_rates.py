@@ -1,6 +1,6 @@
 """GemmRates: the limits of a matrix product on one kind of GPU, and the speed of cuBLAS there. Figures, no arithmetic.
 
-A device whose figures nobody has measured is planned with those of an H200: its plans are valid there and compute the
+A device without measured figures is planned with those of an H200: its plans are valid there and compute the
 same sums, but need not be the quickest.
 """
 

@@ -100,7 +100,7 @@ def test_sums_that_are_never_split_have_a_cut_of_their_own(rows: int, weight: tu
 
 
 def test_never_to_split_costs_little_where_weights_are_wide() -> None:
-    """By the model of `microseconds`, this costs at most a tenth over all products of a layer with 4096 values."""
+    """The model of `microseconds` gives a cost of at most a tenth over all products of a layer with 4096 values."""
     for rows in (1, 8, 64, 128):
         shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
         plans = [(whole_plan(H200, rows, *shape), best_plan(H200, rows, *shape, False), shape) for shape in shapes]

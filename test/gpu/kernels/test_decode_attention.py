@@ -121,7 +121,7 @@ def test_one_long_row_among_short_ones() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_broken_key_breaks_who_reads_it(seed: int) -> None:
-    """Who reads a NaN must show it, in one piece or in many, and nobody else."""
+    """A row that reads a NaN must show it, in one piece or in many, and no other row may."""
     case = Case(200 + seed, 128, torch.bfloat16)
     whole = case.run(case.shared)
     locations = [

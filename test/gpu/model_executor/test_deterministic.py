@@ -60,7 +60,9 @@ def test_promise_26_as_alone(tmp_path: Path, family: str, dtype: str, graphs: bo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (9000, 1024), (50, 40), (2048, 1000)])
 def test_products(invariant: None, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Of any rows, at any place, near those in float64. So many that each of the ways to multiply has its turn."""
+    """Products of any rows, at any place, are near those in float64. There are enough rows for each method of
+    multiplying.
+    """
     outputs, inputs = shape
     x = torch.randn(3000, inputs, device="cuda").to(dtype)
     weight = torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).to(dtype)
@@ -94,7 +96,7 @@ def test_products_of_many_rows(invariant: None, shape: tuple[int, int], biased: 
 
 
 def test_the_library_and_small_tiles_agree_here(invariant: None) -> None:
-    """As `test_all_ways_to_multiply_agree_here`: without them this device is slower."""
+    """See `test_all_ways_to_multiply_agree_here`: without them this device is slower."""
     x, weight = torch.randn(4096, 4096, device="cuda").bfloat16(), torch.randn(6144, 4096, device="cuda").bfloat16()
     assert all(invariant_gemm._agrees(x, weight, None, rows) for rows in invariant_gemm.LIBRARY_ROWS)
     tile, *others = invariant_attention.DECODE_TILES

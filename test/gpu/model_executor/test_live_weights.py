@@ -98,7 +98,7 @@ def test_memory_goes_and_comes(checkpoints: tuple[Path, Path], only_on_device: b
         freed = worker.occupation.release(tags, tick) / GIB
         wanted = sum(held[name] for name, tag in (("weights", "weights"), ("kvcache", "kv_cache")) if tag in tags)
         assert freed > 0.95 * wanted, (tags, freed, held)
-        # Somebody else takes the room meanwhile, so that nothing comes back to where it was.
+        # Another tensor takes the memory in between, so that nothing returns to its old address.
         other = torch.full((int(0.5 * wanted * GIB) // 4,), 7.0, device="cuda")
         worker.occupation.resume(tags, tick)
         assert worker.weights.checksums(tick) == sums

@@ -52,7 +52,7 @@ def test_there_and_back(
         for tensor, content in zip(tensors, contents, strict=True):
             tensor.copy_(content)
         mover.copy(PageCopies(write=PagePairs(source, host), urgent=True))
-        # In the first round kernels may have been compiled meanwhile.
+        # Kernels may have been compiled during the first round.
         assert number == 0 or mover.done() < mover._calls, "the device was not late"
         for tensor in tensors:
             tensor.fill_(float("nan"))

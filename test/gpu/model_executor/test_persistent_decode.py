@@ -55,7 +55,7 @@ def step(driver: Driver, ids: list[int]) -> tuple[list[int], Tensor]:
 
 
 def captured_for(worker: Executor, rows: int) -> CapturedStep:
-    """What a plain decode step of so many rows replays."""
+    """The captured step that a plain decode step of that many rows replays."""
     graphs = next(graphs for graphs in worker.steps._programs if rows <= getattr(graphs, "_sizes", (0,))[-1])
     assert isinstance(graphs, DecodeGraphRunner)
     return graphs._captured_for(rows)

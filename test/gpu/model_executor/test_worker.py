@@ -41,7 +41,7 @@ BACKENDS += ["flashinfer"] * (importlib.util.find_spec("flashinfer") is not None
 GRAPHS = [name for name in BACKENDS if name != "torch_native"]
 
 ONE_POOL = {"disable_hybrid_swa_memory": True}
-"""What a step must say of windows' pages is the scheduler's affair."""
+"""Space of a single pool; the scheduler fills in the windows' pages."""
 
 NEAR = 0.1
 """Distance of distributions that differ by the rounding of bfloat16 alone; without a prompt's first token it is 0.3."""
@@ -293,7 +293,7 @@ def with_hidden(batch: ModelWorkerBatch) -> ModelWorkerBatch:
 
 @pytest.mark.parametrize("disable_cuda_graph", [False, True])
 def test_hidden_states_are_those_of_the_cpu(folder: str, disable_cuda_graph: bool) -> None:
-    """Those of replayed steps too, which are copied before the next replay."""
+    """The hidden states of replayed steps are copied before the next replay."""
     options = {"enable_return_hidden_states": True, "disable_cuda_graph": disable_cuda_graph}
     found = hidden_of(make_worker(folder, **options), 4)
     expected = hidden_of(make_worker(folder, device="cpu"), 4)

@@ -34,7 +34,7 @@ PROMPTS = make_prompts(29, 200)
 
 @pytest.fixture(scope="module")
 def alone() -> list[Answer]:
-    """By the embedded model, one after another, nothing captured."""
+    """Answers of the embedded model, one after another, without captured steps."""
     return answers_of(PROMPTS, *ON_DEVICE, "--disable-radix-cache", "--disable-cuda-graph", at_once=1)
 
 

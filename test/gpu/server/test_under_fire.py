@@ -24,7 +24,7 @@ NUMERICS: dict[str, tuple[str, ...]] = {
     "usual": (*ON_DEVICE, "--dtype", "float32"),
     "deterministic": (*ON_DEVICE, "--dtype", "bfloat16", "--enable-deterministic-inference"),
 }
-# Of flags that come twice the last counts.
+# If a flag comes twice, the last one counts.
 TIERS = (
     "--max-total-tokens",
     "640",

@@ -1,4 +1,4 @@
-"""What may be said about the hierarchical cache, and what is refused by name."""
+"""Options of the hierarchical cache, and those that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where traces go: what is taken for an endpoint, and what is refused by name."""
+"""The target of traces: valid endpoints, and those that are refused by name."""
 
 from __future__ import annotations
 

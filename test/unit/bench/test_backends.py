@@ -1,4 +1,4 @@
-"""What each API is sent, and what its frames are read as."""
+"""The request to each API, and the reading of its frames."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Comparing two checkouts: who runs when, what counts as noise, and when something is slower."""
+"""Comparing two checkouts: the order of the runs, what counts as noise, and when one is slower."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_reader_that_leaves_makes_no_traceback() -> None:
 
 
 def complete(line: str, tmp_path: Path) -> set[str]:
-    """What a shell is offered for `line`."""
+    """Completions that a shell offers for `line`."""
     offered = tmp_path / "offered"
     environment = {
         "_ARGCOMPLETE": "1",

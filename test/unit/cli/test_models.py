@@ -179,7 +179,7 @@ NEXT: dict[str, Any] = {
 
 
 def test_states_share_the_memory_with_the_kv_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Of 28 layers 7 attend over keys; the others keep a state of Qwen3-Next's sizes."""
+    """7 of 28 layers attend over keys; the others keep a state of Qwen3-Next's sizes."""
     path = model(tmp_path / "next", NEXT)
     state = 21 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)
     sizes = ModelSizes.of(ModelConfig.from_path(path))

@@ -1,4 +1,4 @@
-"""What is read from the config.json of a DeepSeek model, as the published files spell it, and what is refused."""
+"""The config.json of a DeepSeek model as published files spell it: the resulting plan, and refused values."""
 
 import json
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_v3(tmp_path: Path) -> None:
 
 
 def test_the_other_spelling_of_rope(tmp_path: Path) -> None:
-    """That of transformers 5."""
+    """Spelling of transformers 5."""
     given = {key: value for key, value in LITE.items() if key not in ("rope_scaling", "rope_theta")}
     given["rope_parameters"] = {**YARN, "rope_type": "yarn", "rope_theta": 10000}
     assert read(tmp_path, given).plan == read(tmp_path, LITE).plan
@@ -132,7 +132,7 @@ def test_code_that_published_files_name_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_layers_of_glm(tmp_path: Path) -> None:
-    """Whose hidden state is no multiple of its heads."""
+    """A model whose hidden state is no multiple of its heads."""
     glm = V3 | {"architectures": ["Glm4MoeLiteForCausalLM"], "num_hidden_layers": 4, "first_k_dense_replace": 2}
     glm |= {"hidden_size": 2048, "num_attention_heads": 20, "num_key_value_heads": 20}
     assert sparse_layers(read(tmp_path, glm).plan.layers) == [2, 3]

@@ -1,4 +1,4 @@
-"""What families of decoders read from a config.json that no other does, and what they refuse by name."""
+"""Keys of config.json that only single families of decoders read, and values that they refuse by name."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is read from the config.json of hybrids, as published files spell it, and what is refused."""
+"""The config.json of hybrids as published files spell it: the resulting plan, and refused values."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is read from a config.json, in both spellings, and how each fault in it is named."""
+"""Reading a config.json in both spellings, and the message for each fault in it."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None
 
 
 def attention(config: ModelConfig) -> AttentionPlan:
-    """Of the first layer."""
+    """Attention of the first layer."""
     return config.plan.layers[0].attention
 
 
@@ -123,7 +123,7 @@ class TestFacts:
         assert "8 experts (num_experts_per_tok), and a layer has 7" in problem(tmp_path, MOE | {"num_experts": 7})
 
     def test_a_text_model_that_names_few_keys(self, tmp_path: Path) -> None:
-        """As Gemma 3 4B's file: beside a tower for pictures, without heads and vocabulary, in the old spelling."""
+        """The file of Gemma 3 4B: beside a vision tower, without heads and vocabulary, in the old spelling."""
         text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
         scaling = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
         whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**text, **scaling}}
@@ -158,7 +158,7 @@ class TestFacts:
         assert read(tmp_path, LLAMA | stored, dtype=wanted).dtype == dtype
 
     def test_keys_may_be_nested(self, tmp_path: Path) -> None:
-        """As in the config.json of models for text and images: each key of the text stands there, or beside it."""
+        """The config.json of models for text and images: each key of the text is nested, or at the top level."""
         outer = {"architectures": LLAMA["architectures"], "eos_token_id": 7}
         nested = {**LLAMA, "architectures": ["Another"], "rope_parameters": LLAMA3 | {"rope_theta": 5e5}}
         found = read(tmp_path, {**outer, "text_config": nested}, overrides={"hidden_size": 128})
@@ -221,7 +221,7 @@ class TestRope:
 
 class TestGemma2:
     def test_reads_what_released_files_say(self, tmp_path: Path) -> None:
-        """Those of before transformers 5 name no `layer_types`, and hold both spellings of the activation."""
+        """Files from before transformers 5 name no `layer_types`, and hold both spellings of the activation."""
         said = {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 144}
         config = read(tmp_path, GEMMA2 | said | {"num_hidden_layers": 3, "sliding_window": 512})
         assert config.plan.windows == (512, None, 512) and config.plan.tied_embeddings

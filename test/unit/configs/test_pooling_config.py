@@ -104,7 +104,7 @@ def test_other_modules_are_refused(tmp_path: Path) -> None:
 
 
 def test_lengths(tmp_path: Path) -> None:
-    """What the model was trained with, unless more is asked for; never more than it has positions."""
+    """The length that the model was trained with, unless more is asked for; never more than it has positions."""
     assert read(tmp_path, "BertModel").context_len == 64
     assert read(tmp_path, "XLMRobertaModel", pad_token_id=1).context_len == 62
     write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 24})

@@ -1,4 +1,4 @@
-"""What ranks cannot share is named before anything is started."""
+"""Layers that ranks cannot share are named before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config.json of a model that is not served is answered."""
+"""The error message for a config.json of a model that is not served."""
 
 import pytest
 

@@ -17,7 +17,7 @@ xgrammar = pytest.importorskip("xgrammar")
 THOUGHT_END = (7, 8)
 A, B = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "ab")
 FIRST = [token for token, piece in enumerate(VOCABULARY.pieces) if piece in (b"a", b"aa", b"ab")]
-"""What the grammar `a[ab]` allows at the start."""
+"""Tokens that the grammar `a[ab]` allows at the start."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_promise_35_a_library_that_fails_ends_one_answer(
     backend: GrammarBackend, grammar: CompiledGrammar, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Panic(BaseException):
-        """As a library in Rust raises."""
+        """The exception of a library in Rust."""
 
     answers = [AnswerGrammar(grammar.matcher()) for _ in range(count)]
     fill = backend.fill

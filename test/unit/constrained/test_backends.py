@@ -159,7 +159,7 @@ def test_a_regular_expression(backend: GrammarBackend, pattern: str) -> None:
 
 
 def test_ebnf(rich_backend: GrammarBackend) -> None:
-    """What no regular expression can say: balanced brackets."""
+    """A language beyond regular expressions: balanced brackets."""
     grammar = compiled(rich_backend, "ebnf", 'root ::= "(" root ")" | "x"')
     for seed in range(5):
         found = re.fullmatch(r"(\(*)x(\)*)", walk(rich_backend, grammar.matcher(), random.Random(seed)))

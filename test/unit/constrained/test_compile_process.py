@@ -1,4 +1,4 @@
-"""What a child of the grammar compiler may use; what it makes of grammars is tested through `GrammarCompiler`."""
+"""Limits of a child of the grammar compiler; its work on grammars is tested through `GrammarCompiler`."""
 
 import subprocess
 import sys

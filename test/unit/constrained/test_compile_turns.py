@@ -1,4 +1,6 @@
-"""Whose grammar is compiled next: tenants take turns, each grammar once, and nothing that nobody wants."""
+"""The order of compilation: tenants take turns, each grammar is compiled once, and unwanted grammars are not
+compiled.
+"""
 
 from __future__ import annotations
 

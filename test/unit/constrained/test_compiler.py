@@ -1,4 +1,4 @@
-"""The process that compiles: limits, bombs, its death; none of it is felt by whoever asks for other grammars."""
+"""The process that compiles: limits, bombs, its death. Requests for other grammars are not affected."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_time_is_limited() -> None:
 
 
 def test_a_killed_process_is_replaced() -> None:
-    """What it was given is asked for again; what was loaded stays good."""
+    """Its unfinished work is requested again; loaded grammars stay valid."""
     pytest.importorskip("llguidance")
     with running("llguidance") as compiler:
         assert compiler.pid is None

@@ -81,8 +81,8 @@ def test_taking_back_forgets_what_was_forced(backend: GrammarBackend) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_looking_ahead_changes_nothing(backend: GrammarBackend, seed: int) -> None:
-    """As drafts do: up to four forced tokens are taken, masks made between them, and all are taken back. A run that was
-    cut anew in its middle might become other tokens.
+    """The calls of drafts: up to four forced tokens are taken, masks made between them, and all are taken back. A run
+    that was cut again in its middle might become other tokens.
     """
     rng = random.Random(seed)
     plain, ahead, runs = answer(backend), answer(backend), 0

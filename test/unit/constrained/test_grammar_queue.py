@@ -1,4 +1,4 @@
-"""Requests wait for their grammars, each grammar is compiled once, and what is wrong or gone holds up nobody."""
+"""Requests wait for their grammars, each grammar is compiled once, and wrong or withdrawn ones delay no request."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class SlowMatcher:
 
 
 class Backend:
-    """Of SlowMatchers; the part that masks need."""
+    """A backend of SlowMatchers; only the part that masks need."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""A group on its way: it comes together, it does not, or nobody wants it any more."""
+"""A group that is being formed: it forms, it does not, or it is given up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Members:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Where somebody listens."""
+    """A port on which a process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

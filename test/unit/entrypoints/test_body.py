@@ -390,7 +390,7 @@ class Values(list[object]):
     ],
 )
 def test_what_a_validator_refused_is_gone_without_a_collection(model: type[BaseModel], field: str) -> None:
-    """What our validators raise holds the frames around them, and so the body."""
+    """An exception of our validators refers to the frames around it, and so to the body."""
     gc.collect()
     gc.disable()
     try:

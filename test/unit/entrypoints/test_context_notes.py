@@ -1,4 +1,4 @@
-"""Who asks is known to all that works on a request, and to nothing else."""
+"""All code that works on a request knows its caller, and no other code does."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is written in one turn leaves in one piece, in order, and not to who is gone."""
+"""Data that is written in one turn leaves in one piece, in order, and is not sent to a closed connection."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Echo(asyncio.Protocol):
 
 @asynccontextmanager
 async def reception(most: int) -> AsyncIterator[tuple[ServerState, int]]:
-    """What has come in, and the port."""
+    """The connections that were accepted, and the port."""
     state = ServerState()
     make = Reception(Echo, most)
     server = await asyncio.get_running_loop().create_server(lambda: make(server_state=state), "127.0.0.1", 0)

@@ -1,5 +1,5 @@
-"""What every dialect does: a stream says what the whole answer says, half a call and a failure are told as they are,
-the conversation and the fields reach the engine, and nothing that a client sends makes us fail.
+"""Behaviour of every dialect: a stream equals the whole answer, incomplete calls and failures are reported, the
+conversation and the fields reach the engine, and no request makes the server fail.
 """
 
 import copy
@@ -319,7 +319,7 @@ PROMPTS: list[tuple[Dialect, dict[str, Any], str]] = [
     # The last word of the assistant goes on.
     (MESSAGES, {"messages": [*USER, {"role": "assistant", "content": "Well,"}]}, "[user]Hi/[assistant]Well,"),
     (OLLAMA_CHAT, {"messages": [{"role": "assistant", "content": "Well,"}]}, "[assistant]Well,"),
-    # Whether the model thinks.
+    # Switch for thinking.
     (MESSAGES, {}, PLAIN),
     (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 20}}, THINKS),
     (MESSAGES, {"thinking": {"type": "adaptive"}}, THINKS),

@@ -1,4 +1,6 @@
-"""The application as a whole: who leaves is aborted, the docs know the bodies, and no body brings it down."""
+"""The application as a whole: a departed client's request is aborted, the docs know the bodies, and no body brings it
+down.
+"""
 
 import asyncio
 import random

@@ -103,7 +103,7 @@ class Door:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def send(self, *parts: bytes) -> bytes:
-        """What is answered to `parts`, sent one after another, until the server closes or nothing is missing."""
+        """Answer to `parts`, sent one after another, until the server closes or nothing is missing."""
         reader, writer = await self.open()
         try:
             for part in parts:
@@ -126,7 +126,7 @@ class Door:
                 await asyncio.sleep(0)
 
     def has_heard(self, number: int, size: int) -> bool:
-        """Whether the connection of this number, from 1 on, is made, and has heard so many bytes."""
+        """True if the connection of this number, from 1 on, exists, and has received that many bytes."""
         if len(self.connections) < number:
             return False
         connection = self.connections[number - 1]()
@@ -214,7 +214,7 @@ async def test_promise_41_an_unfinished_head_holds_no_more_than_its_limit(door: 
     ],
 )
 async def test_promise_41_what_is_read_at_once_holds_up_nobody(sent: bytes) -> None:
-    """As much as comes at once at most, in time of this thread."""
+    """The largest amount that arrives at once, measured in CPU time of this thread."""
     wired = Wired(App())
     begun = time.thread_time()
     wired.protocol.data_received(sent)

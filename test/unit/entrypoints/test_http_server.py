@@ -1,4 +1,4 @@
-"""What a server says when it is ready, and how it takes signals."""
+"""A server's message when it is ready, and its handling of signals."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_hangup_asks_too(hangup: None) -> None:
 
 
 async def test_a_hangup_that_is_ignored_stays_so(hangup: None) -> None:
-    """As by nohup."""
+    """nohup ignores it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     StopSignals()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -101,7 +101,7 @@ async def test_an_interrupt_counts_in_a_job_in_the_background() -> None:
 
 
 def test_nothing_heavy_is_loaded_before_the_children_are_started() -> None:
-    """They load torch meanwhile: whatever comes before them is added to a start."""
+    """The children load torch in this time: everything before them is added to the start."""
     program = "import sys, mysglang.launch_server; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     loaded = set(run.stdout.split())

@@ -18,7 +18,7 @@ LONG = [b"x" * (3 * PIECE_BYTES + 5), b"", b"y", *[b"z" * 1000] * 700, b"w" * PI
 
 
 async def sent(parts: list[bytes]) -> tuple[list[Message], int]:
-    """What a response sends, and how many turns others had meanwhile."""
+    """Messages of a response, and the number of turns that other tasks had in between."""
     messages: list[Message] = []
     turns = 0
 

@@ -34,7 +34,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "/vertex_generate": {"instances": [{"text": "Hi"}]},
     "/open_session": {"timeout": 1.0},
 }
-"""Of some routes; a body for any other begins with nothing."""
+"""Valid bodies of some routes; a body for any other begins empty."""
 
 WRONG: list[Any] = [
     None, True, False, 0, -1, 1 << 31, 1 << 63, 1 << 70, 1e308, -1e-300, 0.5, 5_000_000, "", "x", "\x00", "\ufffd", [],
@@ -45,7 +45,7 @@ WRONG: list[Any] = [
 
 
 def mutated(draw: random.Random, value: Any, fields: list[str]) -> Any:
-    """The same with one thing in it that is wrong: replaced, taken away, doubled, or one more."""
+    """The value with one fault: replaced, taken away, doubled, or one more."""
     if isinstance(value, dict) and draw.random() < 0.9:
         changed = dict(value)
         name = draw.choice(sorted(changed) or fields)

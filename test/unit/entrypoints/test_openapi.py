@@ -111,7 +111,7 @@ async def test_a_list_of_one_may_be_its_entry() -> None:
     one_or_several = [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}, {"type": "null"}]
 
     def kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the field may be, whatever the bound on a list's length."""
+        """Types of the field, whatever the bound on a list's length."""
         return [{name: value for name, value in one.items() if name != "maxItems"} for one in field["anyOf"]]
 
     for body in ("SamplingParams", "ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):

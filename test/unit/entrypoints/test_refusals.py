@@ -1,4 +1,4 @@
-"""What each dialect refuses: the error names field and limit and has the shape of the dialect, and nothing runs."""
+"""Refusals of each dialect: the error names field and limit and has the form of the dialect, and nothing runs."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ from mysglang.srt.entrypoints.relay import Owner, RelayedPaths, serve_connection
 
 
 async def tell(scope: Scope, receive: Receive, send: Send) -> None:
-    """What the owner sees of a request."""
+    """A request as the owner sees it."""
     request = Request(scope, receive)
     seen = {"path": route_path(scope), "query": str(request.url.query), "body": (await request.body()).decode()}
     await JSONResponse(seen)(scope, receive, send)
@@ -34,7 +34,7 @@ async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 async def owner() -> AsyncIterator[tuple[Owner, list[str]]]:
-    """Whose application tells what it sees, below the root path that the list names."""
+    """An owner whose application reports its requests, below the root path in the list."""
     root = [""]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 

@@ -63,7 +63,7 @@ async def test_the_engine_is_told_how_much_of_a_prompt_the_session_has_computed(
         await ask(served, {"id": "s", "rid": "b", "offset": -1}, [5], "c")
         await ask(served, {"id": "s", "rid": "a", "drop_previous_output": True}, [5], "d")
         await served.post("/generate", {"input_ids": [3]})
-    # Of an answer's last token nothing is computed.
+    # The last token of an answer is not computed.
     assert [request.tail_end for request in served.engine.requests] == [0, 5, 10, 5, None]
     assert unpack_ids(served.engine.requests[2].input_ids).tolist() == [3, 4, *ANSWER, 5, *ANSWER[:-1], 5]
 
@@ -157,7 +157,7 @@ async def test_a_streaming_session_takes_one_request_at_a_time() -> None:
         await anext(first)
         with pytest.raises(InvalidRequest, match="one at a time"):
             await anext(sessions.generate_request(obj))
-        # Whoever leaves takes the turn back.
+        # A departed client gives its turn back.
         await first.aclose()
         chunks = [chunk async for chunk in sessions.generate_request(obj)]
         assert chunks[-1].finish_reason is not None

@@ -1,4 +1,6 @@
-"""Streams on the wire: the status waits for the first frame, errors are last frames, and who leaves is noticed."""
+"""Streams on the wire: the status waits for the first frame, errors are last frames, and a departed client is
+noticed.
+"""
 
 import asyncio
 import logging
@@ -24,7 +26,7 @@ class Wire:
         self.sent: list[Message] = []
         self.left = asyncio.Event()
         self.stuck = False
-        """Whether the client has stopped reading."""
+        """True if the client has stopped reading."""
         self.scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
     async def receive(self) -> Message:

@@ -1,4 +1,4 @@
-"""What goes past the generator on a connection's wire is what the generator would have sent."""
+"""Frames that go past the generator on a connection's wire are those that the generator would have sent."""
 
 import asyncio
 import re

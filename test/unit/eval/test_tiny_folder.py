@@ -54,7 +54,7 @@ def _call(arguments: dict[str, str] | str) -> dict[str, Any]:
 
 
 def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
-    """What was prompt and answer is the beginning of the next prompt, so that a prefix cache keeps all of it."""
+    """Prompt and answer are the beginning of the next prompt, so that a prefix cache keeps all of it."""
     template = chat_template()
     first = Item("t", "k", (Turn("user", "Hi"), Turn("assistant", "Hello!")))
     call = Turn("assistant", "", (ToolCall("clock", {}),))

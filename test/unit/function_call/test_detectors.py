@@ -77,7 +77,7 @@ cuts = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 
 def in_pieces(parser: str, text: str, sizes: list[int]) -> tuple[list[ToolEvent], bool]:
-    """What is told of `text` in pieces of `sizes`, again and again; and whether all calls were complete."""
+    """Events for `text` in pieces of `sizes`, again and again, and True if all calls were complete."""
     detector = DETECTORS[parser](OFFERED)
     events: list[ToolEvent] = []
     at = turn = 0
@@ -127,7 +127,7 @@ def test_what_was_written_is_found(case: str, calls: list[Call], before: str, si
 @EXAMPLES
 @given(calls=calls, data=st.data(), sizes=cuts)
 def test_an_answer_that_was_cut_off(case: str, calls: list[Call], data: st.DataObject, sizes: list[int]) -> None:
-    """What there is of it is told the same in any pieces, and is the beginning of what the whole would have been."""
+    """The events of the part are the same in any pieces, and are the beginning of those of the whole."""
     parser, write = WRITERS[case]
     text = "I look." + write(calls)
     cut = text[: data.draw(st.integers(0, len(text)))]

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the CPU: near the truth in float32, whatever the routing, and no expert is read in vain."""
+"""Mixtures of experts on the CPU: near the truth in float32, whatever the routing, and only needed experts are read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize(("rows", "active"), [(1, EXPERTS), (1, 3), (2, 5), (40, EXPERTS), (600, 4)])
 def test_near_the_truth(rows: int, active: int, dtype: torch.dtype) -> None:
-    """As the device has the weights and as they are; the row after the first slab of 512 too."""
+    """Weights in the device's form and in the loaded one; the row after the first slab of 512 too."""
     case = make_case(rows, dtype, active=active)
     for weights in (case.packed, case.weights):
         found = fused_experts(case.x, *weights, case.ids, case.gates, "silu")
@@ -106,7 +106,7 @@ def test_packing_keeps_the_values() -> None:
 
 @pytest.mark.skipif(not packed_experts.available(), reason="no kernel for this processor")
 def test_a_recorded_step_follows_its_routing() -> None:
-    """What is replayed reads the experts that the rows have by then."""
+    """A replay reads the experts that the rows have by then."""
     case, other = make_case(5, torch.bfloat16), make_case(5, torch.bfloat16, seed=1)
     assert compiled.is_packed(case.packed[0])
     x, ids, gates = case.x.clone(), case.ids.clone(), case.gates.clone()

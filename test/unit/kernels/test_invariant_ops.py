@@ -19,7 +19,7 @@ from mysglang.srt.kernels.sampling import Filters, draw_tokens, log_probabilitie
 
 ROWS = 70
 WIDTHS = [33, 96, 3072]
-"""That fill no vectors, few, and so many that threads would share the rows."""
+"""Widths that fill no vector, few vectors, and so many that threads would share the rows."""
 
 pytestmark = pytest.mark.promise(26)
 

@@ -161,7 +161,7 @@ class TestRopeAndStore:
 
     @staticmethod
     def beside(whole: Tensor, *parts: Tensor) -> Tensor:
-        """What lies in the projection outside the parts."""
+        """The columns of the projection outside the parts."""
         marks = torch.zeros(whole.shape, dtype=torch.bool)
         for part in parts:
             if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():

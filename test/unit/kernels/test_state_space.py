@@ -29,7 +29,7 @@ def tokens(count: int, *, forget: float = 1.0) -> tuple[Tensor, ...]:
 
 
 def rows(given: tuple[Tensor, ...], part: slice) -> tuple[Tensor, ...]:
-    """The same of some tokens."""
+    """The tensors of some tokens."""
     return (*(each[part] for each in given[:4]), *given[4:])
 
 

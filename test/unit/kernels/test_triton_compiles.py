@@ -19,7 +19,7 @@ from fixtures.triton_compiled import compile_launches
 from mysglang.srt.kernels.cuda import attention, experts, kvcache, latent_attention
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
-"""Of one program, by the device's compute capability."""
+"""Shared memory of one program, by the device's compute capability."""
 
 ROUTED = {"order": "*i32", "block_experts": "*i32", "blocks_used": "*i32", "pairs": "i32"}
 PRODUCT = {
@@ -35,7 +35,7 @@ TOPK = {"logits": "*bf16", "ids": "*i32", "gates": "*fp32", "row_stride": "i32",
 
 
 def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **constants: Any) -> int:
-    """Of the kernel with these constants, the upper ones; the others are options of the launch."""
+    """Shared memory of the kernel with these constants, the upper ones; the others are options of the launch."""
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
     types = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
     made = compile_kernel(

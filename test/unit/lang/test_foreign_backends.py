@@ -1,4 +1,4 @@
-"""What backends send to services of others. The clients of Google and LiteLLM are replaced; OpenAI's is a script."""
+"""Requests of backends to services of others. The clients of Google and LiteLLM are replaced; OpenAI's is a script."""
 
 import sys
 from collections.abc import Iterator

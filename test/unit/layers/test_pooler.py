@@ -1,4 +1,4 @@
-"""Every way of pooling beside that of sentence-transformers, on rows of different lengths that lie in one batch."""
+"""Every way of pooling compared with sentence-transformers, on rows of different lengths in one batch."""
 
 import pytest
 import torch

@@ -168,7 +168,7 @@ def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, ops: SamplingOps, l
 
 
 def test_a_mask_that_allows_nothing_disturbs_no_other_row(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
-    """What such a row gets is of no account: whoever gave the mask refuses every token."""
+    """The token of such a row is ignored, because the code that gave the mask refuses every token."""
     nothing = Masked(longs(2), torch.zeros(1, 2, dtype=torch.int32), ops.mask)
     filters = {"top_k": torch.full((ROWS,), 9, dtype=torch.int32), "top_p": torch.full((ROWS,), 0.9)}
     for free in (step_of(), step_of(drawing(ops)), step_of(drawing(ops, 1.0, **filters))):

@@ -1,4 +1,4 @@
-"""What a search keeps, by hand: who goes on, whose answer counts, and when nothing better can come."""
+"""The state of a search, by hand: which beams go on, which answers count, and when nothing better can come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator sees of the prefix cache: on a whole scheduler, and by a clock that the test moves."""
+"""The operator's view of the prefix cache: on a whole scheduler, and by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mysglang.srt.messages.control import (
 
 
 def nodes_of(reply: object) -> list[dict[str, Any]]:
-    """Of those that hold tokens."""
+    """The nodes that hold tokens."""
     assert isinstance(reply, ControlReqOutput) and reply.success
     return [node for node in reply.details["nodes"] if node["tokens"]]
 

@@ -68,7 +68,7 @@ async def test_a_question_that_is_cancelled_leaves_nothing(link: InProcess[ToSch
 
 
 async def test_a_question_is_answered_when_all_ranks_have_answered(link: InProcess[ToScheduler]) -> None:
-    """By the first rank's reply, or by the first that refuses."""
+    """The answer is the first rank's reply, or the first refusal."""
     client = ControlClient(link, num_ranks=3)
     asking = [asyncio.create_task(client.flush_cache()) for _ in range(2)]
     await asyncio.sleep(0)

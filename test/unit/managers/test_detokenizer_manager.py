@@ -169,7 +169,7 @@ class TestStates:
             bench(Row(str(number), bench.ids("fox")))
         assert list(bench.manager.decode_status) == ["7", "8", "9"]
         assert "forgot the text of 6" in caplog.text
-        # Who was forgotten goes on as if new.
+        # A forgotten request goes on as if new.
         assert bench(Row("0", bench.ids(" dog"), finish=Length(2))) == [" dog"]
 
     def test_without_a_tokenizer_texts_are_empty(self) -> None:
@@ -180,7 +180,7 @@ class TestStates:
 
 
 class TestAgreesWithTheScheduler:
-    """What the scheduler finds while it feeds token by token is what is cut here, however tokens are batched."""
+    """Text is cut where the scheduler finds the stop while it feeds token by token, however tokens are batched."""
 
     @given(data=st.data())
     def test_whatever_the_tokens_and_the_batching(self, tokenizer: Tokenizer, data: st.DataObject) -> None:

@@ -1,4 +1,6 @@
-"""What the fronts of a server share: numbers that each writes down for the others, and the names of open requests."""
+"""State that the fronts of a server share: numbers that each front records for the others, and the names of open
+requests.
+"""
 
 from __future__ import annotations
 

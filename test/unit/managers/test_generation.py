@@ -23,7 +23,7 @@ class TestUnread:
     """Promise 16: what a stream grows by while its reader is stuck is bounded."""
 
     TOKENS, TOP_NUM = 300, 100
-    """Of one message, with some 240 KB of log-probabilities."""
+    """Tokens of one message, with some 240 KB of log-probabilities."""
 
     def logprobs(self, tokens: int) -> RowLogprobs:
         one, top = bytes(4 * tokens), bytes(4 * tokens * self.TOP_NUM)
@@ -61,7 +61,7 @@ class TestUnread:
         assert bench.quiet()
 
     async def test_a_front_that_was_busy_itself_cuts_nobody_off(self, bench: Bench) -> None:
-        """What waited for it meanwhile comes all at once."""
+        """All that waited for it comes at once."""
         self.pace_s = STUCK_S / 100
         reader, _ = await self.stuck(bench, 8, remote=True)
         assert not bench.engine.aborted
@@ -70,7 +70,7 @@ class TestUnread:
 
     @pytest.mark.parametrize(("remote", "stream"), [(False, True), (True, False)])
     async def test_who_is_not_bounded(self, bench: Bench, remote: bool, stream: bool) -> None:
-        """Who reads in this process keeps its own memory; a whole answer is read at its end."""
+        """A reader in this process keeps its own memory; a whole answer is read at its end."""
         reader, _ = await self.stuck(bench, 8, remote=remote, stream=stream)
         assert not bench.engine.aborted
         if stream:
@@ -223,7 +223,7 @@ class TestPouring:
 
 
 class TestManyAnswers:
-    """Who takes many answers that are there already lets others have their turn between two."""
+    """A reader of many ready answers lets other tasks run between two of them."""
 
     @pytest.mark.parametrize("pour", [False, True])
     @pytest.mark.parametrize("patient", [False, True])

@@ -111,7 +111,7 @@ async def test_a_rendered_chat_has_its_frame_already(front: Front, tokenizer: To
 async def test_bad_words_are_forbidden_at_the_beginning_and_behind_a_space(
     tmp_path: Path, pool: TextPool, kind: str
 ) -> None:
-    """As the tokenizer writes them, the same sequence once; the words themselves need not travel."""
+    """The words as the tokenizer writes them, each sequence once; the words themselves need not travel."""
     tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, kind))
     params = SamplingParams(bad_words=["fox", " fox", "lazy dog."])
     [request] = await Front(tokenizer, pool)(text="a", sampling_params=params)
@@ -166,7 +166,7 @@ async def test_bad_words_need_a_tokenizer(pool: TextPool) -> None:
 
 @pytest.mark.parametrize(("skip", "expected"), [(True, [9, 1]), (False, [9])])
 async def test_a_stop_string_that_is_a_special_token(front: Front, skip: bool, expected: list[int]) -> None:
-    """Where special tokens are not part of the text, a stop string could not be found there."""
+    """If special tokens are not part of the text, a stop string could not be found there."""
     stops = ["</s>", "the", "no token"]
     params = SamplingParams(stop=stops, stop_token_ids=[9], skip_special_tokens=skip)
     [request] = await front(text="a", sampling_params=params)
@@ -329,7 +329,7 @@ async def test_a_grammar_needs_a_tokenizer(pool: TextPool) -> None:
 
 
 class TestThinking:
-    """What the scheduler is told of thinking, which matters to grammars only."""
+    """The scheduler's information about thinking, which matters to grammars only."""
 
     START, END = "<think>", "</think>"
 
@@ -476,7 +476,9 @@ class TestPieces:
     async def test_prompts_that_share_parameters_have_them_settled_once(
         self, front: Front, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By length where the length of the answer depends on it; each with a seed of its own."""
+        """Results are shared by length where the length of the answer depends on it; each prompt has a seed of its
+        own.
+        """
         settled = 0
         real = InputTokenizer._with_stop_tokens
 

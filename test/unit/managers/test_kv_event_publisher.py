@@ -1,4 +1,6 @@
-"""What a subscriber gets over ZMQ: numbered batches from which it can mirror the cache, and again what it missed."""
+"""Messages to a subscriber over ZMQ: numbered batches from which it can mirror the cache, and replays of missed
+ones.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ class Desk:
         return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)
 
     def replay(self, first: int) -> list[tuple[int, list[Any]]]:
-        """What is given out again from this number on."""
+        """Batches that are replayed from this number on."""
         socket = self._socket(zmq.DEALER, self.config.replay_endpoint)
         socket.send_multipart([b"", first.to_bytes(8, "big")])
         batches = []

@@ -104,7 +104,7 @@ async def test_ranks_by_pairs() -> None:
 
 
 async def test_ranks_by_angles() -> None:
-    """Of vectors of any length."""
+    """The vectors have different lengths."""
     manager = FakeManager([[2, 0, 0, 0], [0, 3, 0, 0], [5, 5, 0, 0], [0, 0, 0, 0]])
     ranked = await rerank(manager, dataclasses.replace(EMBED, normalize=False), "q", ["a", "b", "c"])
     assert [one.index for one in ranked] == [1, 0, 2]

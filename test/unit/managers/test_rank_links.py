@@ -1,4 +1,4 @@
-"""What ranks say to each other: every rank has the same messages in the same turns, and its replies bear its number."""
+"""Messages between ranks: every rank has the same messages in the same turns, and its replies have its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front counts of answers, by a clock that the test moves."""
+"""A front's counts of answers, by a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What piles up for one answer, and how its log-probabilities come out as arrays."""
+"""Unread data of one answer, and its log-probabilities as arrays."""
 
 import asyncio
 

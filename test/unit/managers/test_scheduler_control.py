@@ -89,7 +89,7 @@ def test_a_pause_can_end_what_runs() -> None:
 
 
 def test_options_change_while_requests_run() -> None:
-    """Whoever begins later streams by the new interval; the answers are the same."""
+    """Requests that begin later stream by the new interval; the answers are the same."""
     scheduler = LateScheduler(Setup())
     scheduler.send("a", PROMPTS["a"], 20, ignore_eos=True, stream=True)
     scheduler.turn(3)

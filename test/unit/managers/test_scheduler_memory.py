@@ -1,4 +1,4 @@
-"""When a scheduler gives memory back: only idle, and then nobody is served until all is there again."""
+"""When a scheduler releases memory: only when idle, and then requests are refused until all of it is back."""
 
 from __future__ import annotations
 

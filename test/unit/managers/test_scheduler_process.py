@@ -1,4 +1,4 @@
-"""What a scheduler process is told arrives as it was, and it leaves the front a core where there are few."""
+"""The arguments of a scheduler process arrive unchanged, and it leaves the front a core where there are few."""
 
 from __future__ import annotations
 

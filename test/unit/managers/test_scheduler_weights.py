@@ -1,4 +1,4 @@
-"""When a scheduler changes its weights: after whoever came before, ahead of whoever came after; never in a step."""
+"""When a scheduler changes its weights: after earlier requests, before later ones, and never during a step."""
 
 from __future__ import annotations
 

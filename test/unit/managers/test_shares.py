@@ -24,7 +24,7 @@ def request(
 
 
 def room_for(count: int, most: int, *, clip: bool, n: int = 1) -> LogprobRoom:
-    """Of `count` prompts with log-probabilities, and one without."""
+    """Room for `count` prompts with log-probabilities, and one without."""
     wish = LogprobWish(-1, 0, [])
     wishes = [*[wish] * count, None]
     prompts = [Prompt([1], SamplingParams(), clip, wish, None, None) for wish in wishes]

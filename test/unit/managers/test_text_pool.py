@@ -1,4 +1,4 @@
-"""TextPool: keys take turns for its threads, and work that nobody waits for any more is not begun."""
+"""TextPool: keys take turns for its threads, and work without a waiting caller is not begun."""
 
 import asyncio
 import threading
@@ -105,4 +105,4 @@ async def test_work_that_runs_ends_at_a_checkpoint_when_nobody_waits(pool: TextP
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert await asyncio.to_thread(ended.wait, 20)
-    checkpoint()  # of nobody's work
+    checkpoint()  # of work without a caller

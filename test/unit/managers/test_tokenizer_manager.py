@@ -231,7 +231,7 @@ class TestAbortRequest:
         await asyncio.gather(*tasks)
 
     async def test_of_a_large_batch_of_which_a_part_was_sent(self, bench: Bench) -> None:
-        """What is told to stop before it was sent is not sent any more; the rest is."""
+        """Requests that are aborted before they were sent are not sent any more; the others are."""
         fields = {"text": None, "input_ids": [[5] * 900 for _ in range(60)], "clip_max_new_tokens": True, "rid": "r"}
         task = asyncio.create_task(bench.collect(**fields))
         requests = await bench.engine.come(1)
@@ -277,7 +277,7 @@ class TestErrors:
         assert bench.engine.listen() == []
 
     async def test_of_a_large_batch_with_a_wrong_prompt_nothing_goes_on(self, bench: Bench) -> None:
-        """What was sent before it was looked at is ended."""
+        """Requests that were sent before the wrong prompt was found are ended."""
         prompts = [[5] * 900 for _ in range(100)]
         prompts[-1][450] = LIMITS.vocab_size
         with pytest.raises(InvalidRequest, match="out-of-vocabulary"):

@@ -37,7 +37,7 @@ def test_every_name_has_its_policy() -> None:
 
 @pytest.mark.parametrize("name", EVICT_POLICIES)
 def test_no_key_falls_while_a_node_lives(name: EvictPolicyName) -> None:
-    """Used again, by somebody more urgent even, a node never goes sooner than the tree's queue believes."""
+    """A node that is used again, even by a more urgent request, never goes sooner than the tree's queue believes."""
     key, node = EVICT_POLICIES[name], Node(3, created=1, uses=1, urgency=-5)
     for later in (replace(node, last_access=9), replace(node, last_access=9, uses=2), replace(node, urgency=7)):
         assert key(later) >= key(node)
@@ -105,7 +105,7 @@ def test_fifo_lets_everything_stay_for_the_same_time_however_often_it_is_asked()
 
 
 def test_filo_keeps_what_was_there_from_the_beginning() -> None:
-    """A library that is loaded once, and passers-by that shall not push it out."""
+    """A library is loaded once, and short-lived prefixes must not push it out."""
     assert kept("filo", "ab" + "cdefg") == "abg"
 
 

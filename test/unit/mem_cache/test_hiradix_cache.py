@@ -1,7 +1,7 @@
 """Two tiers under random traffic, against a model that is slow and plainly right, and memory that holds what is copied.
 
 The model knows of each page which prefix it stands for. Copies reach the host late, in the order in which they were
-asked for; a page that was given away while somebody still read or wrote it would hold another prefix than it should.
+asked for; a page that was given away while it was still read or written would hold another prefix than it should.
 """
 
 from __future__ import annotations

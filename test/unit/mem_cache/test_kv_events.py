@@ -1,4 +1,4 @@
-"""Who hears the events, and nothing else, knows at every moment which prefixes are cached."""
+"""A reader of the events alone knows at every moment which prefixes are cached."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_mirror_follows_a_scheduler_that_is_short_of_memory(page_size: int, ev
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 def test_mirrors_follow_both_tiers(write_policy: WritePolicyName) -> None:
-    """What was evicted from the device may still be told of as standing on the host."""
+    """A prefix that was evicted from the device may still be reported as being on the host."""
     log = KvEventLog(64, 4)
     mirrors = {medium: RouterMirror(medium) for medium in ("GPU", "CPU")}
     setup = Setup(num_tokens=256, max_context=128, num_slots=6, page_size=4, chunk=16, host_tokens=512)
@@ -114,7 +114,7 @@ class Told:
         return slot
 
     def events(self) -> list[list[object]]:
-        """As they are on the wire."""
+        """The events in their form on the wire."""
         events: list[list[object]] = msgspec.msgpack.decode(msgspec.msgpack.encode(self.log.take()))
         for event in events:
             self.mirror.apply(event)

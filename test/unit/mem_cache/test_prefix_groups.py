@@ -155,7 +155,7 @@ def random_rows(rng: np.random.Generator, kv: KvManager, count: int) -> Ints:
 
 
 def reading(lengths: Ints, shared: SharedPrefixes | None, costs: CascadeCosts) -> float:
-    """What a step costs by the model of costs."""
+    """Cost of a step by the model of costs."""
     if shared is None:
         return float(lengths.sum())
     sizes = np.diff(shared.row_indptr)

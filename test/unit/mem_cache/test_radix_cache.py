@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass
 class Row:
-    """Somebody who stands on a node."""
+    """A row that stands on a node."""
 
     namespace: str
     kinds: tuple[int, ...]

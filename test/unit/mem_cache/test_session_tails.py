@@ -1,4 +1,4 @@
-"""A page that a session's turn began is kept for its next turn, and for nobody else."""
+"""A page that a session's turn began is kept for its next turn only."""
 
 import numpy as np
 import pytest

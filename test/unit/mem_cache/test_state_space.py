@@ -20,7 +20,7 @@ def ids(prompt: Prompt) -> Ints:
 
 
 class Model:
-    """What each state holds: the tokens that it has seen. A step is played as soon as it is built."""
+    """Content of each state: the tokens that it has seen. A step is played as soon as it is built."""
 
     def __init__(self, kv: KvManager, num_states: int) -> None:
         self.kv = kv

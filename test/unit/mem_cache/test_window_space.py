@@ -255,7 +255,7 @@ def test_the_least_pool_takes_any_request_alone(page_size: int, chunk: int | Non
 
 
 def test_a_reservation_is_for_all_spaces_or_none() -> None:
-    """Where one space is short, nothing is given or evicted in any."""
+    """If one space is short, nothing is given or evicted in any."""
     kv = manager(40, windows=(SpaceShape(60, 1, WINDOW), SpaceShape(30, 1, 4)))
     ids = ids_of(20)
     kv.release(start(kv, ids), ids)

@@ -1,5 +1,5 @@
-"""KvManager under random traffic: what KvManager must do, and beside it the pools of the layers with a window,
-against a slow model of who may still see what and a device that writes down whose token each of their KV slots holds.
+"""KvManager under random traffic with the pools of layers with a window. They are compared with a slow model of what
+each row may still see, and with a device that records whose token each of their KV slots holds.
 """
 
 import hypothesis.strategies as st
@@ -42,11 +42,11 @@ class WindowMachine(ManagerMachine):
         return min(seen) // self.page_size
 
     def reading(self, number: int) -> set[int]:
-        """The rows' pages of which somebody may still see something."""
+        """The rows' pages of which some row may still see a part."""
         return {page for slot, row in self.rows.items() for page in self.held(row)[self.firsts[slot][number] :]}
 
     def longest_match(self, row: Row, limit: int) -> int:
-        """Of those in the cache, the longest behind which no page of a window is gone."""
+        """The longest cached prefix after which no page of a window is missing."""
         for n in range(super().longest_match(row, limit), 0, -1):
             pages = [self.model[self.prefix(row, m)] for m in range(1, n + 1)]
             starts = [self.first_column(number, n * self.page_size) for number in range(len(self.windows))]
@@ -74,8 +74,8 @@ class WindowMachine(ManagerMachine):
         return super().fits(wanted, done)
 
     def pass_by(self, slots: list[int], done: bool) -> None:
-        """What these rows do not see any more, since all before what was reserved for them is planned, they may have
-        let go; and must, if there was no room.
+        """These rows may have freed pages that they no longer see, because all tokens before their reservation are
+        planned; they must have freed them if there was no room.
         """
         for slot in slots:
             for number in range(len(self.windows)):
@@ -113,7 +113,7 @@ class WindowMachine(ManagerMachine):
     @precondition(lambda self: self.rows)
     @rule(which=WHICH)
     def have_a_result(self, which: int) -> None:
-        """What the row leaves behind may be given to others in the place of what is gone."""
+        """Pages that the row leaves behind may replace missing ones."""
         self.kv.confirm(list(self.rows)[which % len(self.rows)])
 
     def close(self, slot: int, keep: int, tail_end: int = 0) -> None:

@@ -46,7 +46,7 @@ def tokens(rids: list[str], rng: random.Random, *, one_each: bool = False) -> Ba
 
 
 def rows(batch: BatchTokenIDOutput) -> dict[str, object]:
-    """What a batch says, by request."""
+    """Content of a batch, by request."""
     found: dict[str, object] = {}
     start = 0
     counters = [unpack_ids(getattr(batch.counters, name)).tolist() for name in batch.counters.__struct_fields__]

@@ -1,4 +1,6 @@
-"""What arrives on a socket between the processes: what is no message of the link is dropped, and the next is read."""
+"""Bytes on a socket between the processes: data that is no message of the link is dropped, and the next message is
+read.
+"""
 
 import random
 import tempfile

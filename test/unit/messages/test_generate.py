@@ -1,4 +1,4 @@
-"""What a client may send to /generate: every field honoured or refused by name."""
+"""Fields of /generate: every field is honoured or refused by name."""
 
 import re
 
@@ -152,7 +152,7 @@ def test_the_ids_of_a_large_batch_are_neither_copied_nor_looked_at() -> None:
 @pytest.mark.parametrize("wrong", ["a", 5, (5, 6), None, {"a": 1}])
 def test_what_is_no_list_among_many_lists_is_refused(wrong: object) -> None:
     rows = [[5] * MANY_IDS, wrong]
-    if isinstance(wrong, tuple | int):  # as good as a list, and left to whoever lays prompts out
+    if isinstance(wrong, tuple | int):  # as good as a list, and checked where prompts are laid out
         assert parse_generate({"input_ids": rows}).input_ids == [[5] * MANY_IDS, [5, 6] if wrong == (5, 6) else 5]
         return
     with pytest.raises(InvalidRequest) as caught:

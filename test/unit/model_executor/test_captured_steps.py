@@ -65,7 +65,7 @@ class Rerunning(CpuPlatform):
 
 
 class CpuPrompts:
-    """Attention that finds its rows anew for each replay."""
+    """Attention that looks its rows up for each replay."""
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         return CpuMetadata(batch.slots.numpy(), batch.seq_lens.numpy(), batch.extend_lens.numpy())
@@ -141,7 +141,7 @@ def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatc
 
 
 def test_plans_of_attention_go_with_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of sizes in turn, whose plans keep memory of their own, between eager steps of prompts."""
+    """Sizes take turns, whose plans keep memory of their own, between eager steps of prompts."""
     make_checkpoint("qwen3", tmp_path, head_dim=64)
     model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
     monkeypatch.setattr(executor, "platform_named", lambda name: WithOurKernels())

@@ -112,7 +112,7 @@ def test_other_weights_lie_elsewhere(tmp_path: Path) -> None:
     worker, other = started(tmp_path / "a"), started(tmp_path / "b")
     before, wanted = says(worker), says(other)
     assert before != wanted
-    hold = [torch.empty(1 << 20) for _ in range(8)]  # so that what is packed anew finds no room where it was
+    hold = [torch.empty(1 << 20) for _ in range(8)]  # so that newly packed weights find no room at the old address
     worker.weights.update_from_files(str(tmp_path / "b"), whole=True, pulse=lambda: None)
     assert says(worker) == wanted
     del hold

@@ -1,4 +1,4 @@
-"""Memory that is given back and taken again, on the CPU: everything is as it was, and meanwhile there is less."""
+"""Memory that is released and allocated again, on the CPU: everything is as it was, and in between less is used."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_options_of_states_are_refused_where_no_layer_keeps_one(flag: str) -> No
 
 
 def stores(*windows: int | None) -> list[ModelStores]:
-    """Of one model whose layers have these windows."""
+    """Stores of one model whose layers have these windows."""
     specs = [
         AttentionSpec(layer_id=n, num_heads=4, num_kv_heads=2, head_dim=64, scale=1.0, window=window)
         for n, window in enumerate(windows)
@@ -241,7 +241,7 @@ def stores(*windows: int | None) -> list[ModelStores]:
 
 
 def test_layers_are_grouped_by_their_windows() -> None:
-    """Where that saves something: a window of nearly the context does not."""
+    """They are grouped where that saves memory: a window of nearly the context does not."""
     layer = 2 * 2 * 64 * 2
     config = RunnerConfig(chunked_prefill_size=100, max_prefill_tokens=50)
     cost = kv_cost(config, stores(None, 16, 16, 400, 1000, None), 1000)

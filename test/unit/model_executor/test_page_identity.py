@@ -1,4 +1,4 @@
-"""What may stand for a stored page: only what was computed with the same weights, in the same way."""
+"""Stored pages are interchangeable only if they were computed with the same weights, in the same way."""
 
 import os
 from dataclasses import replace

@@ -51,7 +51,7 @@ def pairs(*two: tuple[int, int]) -> PagePairs:
 
 
 def contents(pool: KvPool, page: int) -> list[float]:
-    """What stands in a page, layer by layer, buffer by buffer; fails if a page holds parts of several."""
+    """Content of a page, layer by layer, buffer by buffer; fails if a page holds parts of several."""
     found = []
     for layer_id in pool.layer_ids:
         for tensor in pool.pages(layer_id):
@@ -186,8 +186,8 @@ class Ticket:
 
 
 class LaggingDevice(CpuPlatform):
-    """Runs nothing until it must: the steps' queue when somebody looks, the others when somebody waits for them. So
-    what is not waited for comes last, and is late.
+    """Runs nothing until it must: the steps' queue when its result is read, the others when they are waited for. Work
+    that is not waited for comes last, and is late.
     """
 
     def __init__(self) -> None:

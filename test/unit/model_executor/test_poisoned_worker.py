@@ -21,7 +21,7 @@ PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n
 def test_who_reads_a_freed_page_has_no_number(
     tmp_path_factory: pytest.TempPathFactory, page_size: int, numbers: KvCacheDtype
 ) -> None:
-    """Of two rows one loses a page while it runs; the other, and whatever is written there again, is well."""
+    """One of two rows loses a page while it runs; the other row, and the new content of the page, is sound."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("model")
     make_checkpoint("qwen3", folder)
@@ -29,7 +29,7 @@ def test_who_reads_a_freed_page_has_no_number(
     config = RunnerConfig(device="cpu", kv_cache_dtype=numbers, **sizes)
     model = ModelConfig.from_path(str(folder), dtype="float32")
     worker = PoisonedWorker(start_executor(config, model, LoadConfig()))
-    # Whatever lies in memory that nobody wrote yet, nobody reads.
+    # Memory that was not written yet is not read, whatever it contains.
     worker.poison(np.arange(1, worker.capacity.num_pages + 1, dtype=np.int32))
     driver = Driver.start(worker, [GREEDY, GREEDY])
     driver.prefill(PROMPTS)

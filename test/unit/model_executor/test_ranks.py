@@ -43,8 +43,8 @@ FP8 = {"kv_cache_dtype": "fp8_e4m3"}
     ("family", "more"), [*((family, {}) for family in FAMILIES), ("llama", FP8)], ids=[*FAMILIES, "llama-fp8"]
 )
 def test_two_ranks_are_as_one(family: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """In float32: prompts whole on one rank and in chunks on two, then answers. Of 251 tokens of the vocabulary the
-    ranks hold 126 and 125.
+    """In float32: prompts whole on one rank and in chunks on two, then answers. The ranks hold 126 and 125 of the 251
+    tokens of the vocabulary.
     """
     make_checkpoint(family, tmp_path)
     config = ModelConfig.from_path(str(tmp_path), dtype="float32")

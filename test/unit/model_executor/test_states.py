@@ -97,7 +97,7 @@ def test_copies_read_what_was_there_before_the_step(worker: Executor) -> None:
 
 @pytest.mark.parametrize("cuts", [[10], [3, 7], [9, 1], [1] * 10])
 def test_a_checkpoint_is_the_state_at_its_border_however_the_prompt_is_cut(worker: Executor, cuts: list[int]) -> None:
-    """As a recomputation of the tokens before it leaves it, in every layer."""
+    """The checkpoint equals a recomputation of the tokens before it, in every layer."""
     pages = PageRows(page_size=1)
     worker.forward_batch_generation(worker_batch([Row(0, PROMPT[:6])], pages)).complete()
     expected = [buffer[0].clone() for buffer in states_of(worker)]
@@ -135,7 +135,7 @@ def test_the_programs_say_why_they_are_not_used(worker: Executor) -> None:
 
 
 def test_memory_is_what_the_plan_says(worker: Executor, folder: Path) -> None:
-    """Of twelve states and the entry of padding."""
+    """There are twelve states and the entry of padding."""
     layers = ModelConfig.from_path(str(folder)).plan.states
     assert len(layers) == 2
     nbytes = 13 * sum(layer.state_bytes(dtype_bytes=4) for layer in layers)

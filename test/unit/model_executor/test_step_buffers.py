@@ -1,4 +1,4 @@
-"""Where steps are prepared, on the CPU: what a step puts in, what padding leaves alone, and who shares what."""
+"""Preparation of steps, on the CPU: a step's columns, values that padding leaves unchanged, and shared memory."""
 
 import weakref
 from collections.abc import Mapping
@@ -316,7 +316,7 @@ class TestSharing:
     """All shapes of steps lie in one memory but those that must not."""
 
     def test_steps_follow_one_another_in_one_memory(self) -> None:
-        """Of whatever shape: each finds all of its columns, whoever used the memory before."""
+        """Steps of any shape share the memory: each finds all of its columns, whatever step used the memory before."""
         tables = DeviceTables(6, 16, CPU)
         buffers = StepBuffers(tables, CpuPlatform(), tokens=40, rows=6)
         pool = MhaKvPool([], num_pages=8, page_size=4, dtype=torch.float32, device=CPU)

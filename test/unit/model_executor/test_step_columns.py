@@ -1,4 +1,4 @@
-"""What of a batch goes to the device, worked out by hand for a step of three rows."""
+"""Columns of a batch on the device, worked out by hand for a step of three rows."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_table_columns() -> None:
 
 
 def test_only_rows_with_logits_are_sampled() -> None:
-    """Of the three rows the second one, whose prompt goes on, has none."""
+    """The second of three rows, whose prompt goes on, has no logits."""
     logits = LogitsRows.of(three_rows().yields)
     ones = np.ones(3, dtype=np.float32)
     top_p = np.array([1, 0.5, 0.25], dtype=np.float32)

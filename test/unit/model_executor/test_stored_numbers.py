@@ -135,7 +135,7 @@ def test_whole_in_chunks_alone_and_together(folder: Path, dtype: str, page_size:
 
 @pytest.mark.parametrize(("dtype", "bound"), [("fp8_e4m3", 0.05), ("fp8_e5m2", 0.1)])
 def test_near_the_plain_cache(folder: Path, dtype: str, bound: float) -> None:
-    """By the largest change of a probability, of tokens that both are taught."""
+    """Measured by the largest change of a probability, for tokens that both are taught."""
     answers = [np.random.default_rng(9 + i).integers(3, VOCAB_SIZE, 8).tolist() for i in range(4)]
     lines = [
         Driver.start(started(folder, kv_cache_dtype=kind), [GREEDY] * 4).teach(PROMPTS, answers)[1]

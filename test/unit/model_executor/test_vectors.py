@@ -36,7 +36,7 @@ from mysglang.srt.model_executor.runner_config import RunnerConfig
 CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=8, disable_hybrid_swa_memory=True)
 PROMPTS = [np.random.default_rng(i).integers(3, 150, n).tolist() for i, n in enumerate((40, 3, 17, 1, 33))]
 SECOND_TEXTS = [12, 3, 5, 1, 33]
-"""Where the second text of each pair begins; where that is the end there is none."""
+"""Index of the second text of each pair; at the end if there is none."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -207,7 +207,7 @@ class TestDecoders:
 
 @pytest.mark.parametrize("labels", [None, 3])
 def test_in_bfloat16(labels: int | None, tmp_path: Path) -> None:
-    """The checkpoint's float32 becomes bfloat16 where nobody says otherwise; vectors are float32 all the same."""
+    """The checkpoint's float32 becomes bfloat16 by default; vectors are float32 all the same."""
     save_encoder(tmp_path / "encoder", "bert", labels=labels)
     save_decoder(tmp_path / "decoder", "qwen3", labels=labels)
     for folder in (tmp_path / "encoder", tmp_path / "decoder"):

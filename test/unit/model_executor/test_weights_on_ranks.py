@@ -44,7 +44,7 @@ def started(folder: Path, ranks: RankContext = RANKS_OF_ONE, tp: Group = SOLO, s
 
 
 def on_two(folder: Path, split: str, work: Callable[[Executor, int], T]) -> list[T]:
-    """What `work` returns on each of two ranks, or of two stages, of an executor and its number there."""
+    """Results of `work` on each of two ranks, or of two stages, for an executor and its number there."""
     tp_size, pp_size = SPLITS[split]
     contexts = {
         max(each.tp.rank, each.pp.rank): each for each in rank_contexts(tp_size, pp_size, device="cpu", first_gpu=0)

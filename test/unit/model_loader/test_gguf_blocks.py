@@ -85,7 +85,7 @@ def six_bits(block: bytes, sub: int) -> tuple[int, int]:
 
 
 def four_bits(block: bytes, at: int, i: int) -> int:
-    """Of each 64 values the first 32 are the low halves of 32 bytes, the others the high ones."""
+    """The first 32 of each 64 values are the low halves of 32 bytes, the others the high ones."""
     return block[at + i // 64 * 32 + i % 32] >> (4 if i % 64 >= 32 else 0) & 15
 
 

@@ -66,7 +66,7 @@ def test_each_of_two_ranks_reads_half(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_parts_are_the_whole(folder: Path) -> None:
-    """What the ranks hold of matrices split by columns is the whole matrix, and each has all of a norm."""
+    """The ranks' parts of matrices split by columns are the whole matrix, and each has all of a norm."""
     whole, (first, second) = load(folder, SOLO), run_on_ranks(2, lambda tp: load(folder, tp))
     for name in ("layers.0.mlp.down_proj.weight", "layers.0.self_attn.o_proj.weight"):
         assert torch.equal(torch.cat([first[name], second[name]], dim=1), whole[name])

@@ -248,7 +248,7 @@ def test_tensors_have_the_names_of_the_checkpoint(family: str, tmp_path: Path) -
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:
-    """As published checkpoints of Qwen3.5 hold them: [experts, …] gates above ups, and downs."""
+    """Published checkpoints of Qwen3.5 store them as [experts, …]: gates above ups, and downs."""
     pair = load_pair("qwen3_5_moe", tmp_path, torch.float32)
     path = tmp_path / "model.safetensors"
     tensors, experts = load_file(path), range(9)
@@ -268,7 +268,7 @@ def test_experts_in_one_tensor(tmp_path: Path) -> None:
 def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     """Both worlds round, in different places: as far from the truth as transformers itself, or nearer.
 
-    Of a family with experts the bounds are those of the middle position: rounding turns near ties of a router, which
+    For a family with experts, the bounds are those of the middle position: rounding turns near ties of a router, which
     sends a token to other experts than in float32, in both worlds.
     """
     family, overrides = VARIANTS[variant]
@@ -294,5 +294,5 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def middle_error(found: Tensor, expected: Tensor) -> float:
-    """That of the middle position."""
+    """Error of the middle position."""
     return median(relative_error(*both) for both in zip(found, expected, strict=True))

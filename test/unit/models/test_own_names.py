@@ -35,7 +35,7 @@ INTERNLM2_NAMES = (
 
 
 def as_internlm2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of each key-value head, the queries that share it, its key and its value follow one another."""
+    """For each key-value head, the queries that share it, its key and its value follow one another."""
     rename, made = renaming(INTERNLM2_NAMES), {}
     for name, tensor in tensors.items():
         before, query, after = name.partition("self_attn.q_proj")

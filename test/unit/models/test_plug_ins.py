@@ -19,7 +19,7 @@ WINDOW_LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 
 
 def install(folder: Path, package: str, entry_points: str, **files: str) -> None:
-    """What an installer leaves in a folder of sys.path."""
+    """Write the files that an installer leaves in a folder of sys.path."""
     facts = folder / f"{package.replace('-', '_')}-1.0.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

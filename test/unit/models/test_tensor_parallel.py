@@ -43,7 +43,7 @@ SIZES = {
     "glm4_moe_lite": {"num_key_value_heads": 8},
     "phi": {"tie_word_embeddings": False},
 }
-"""What some families need beside eight heads."""
+"""Sizes that some families need in addition to eight heads."""
 
 
 # 251 tokens: no number of ranks divides them. Two key-value heads: over four ranks each is held twice. So are the two

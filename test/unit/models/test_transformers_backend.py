@@ -53,7 +53,7 @@ UNKNOWN_HERE = "PersimmonForCausalLM"
 
 
 def foreign_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Pair:
-    """By transformers' code, also where there is code of ours by now."""
+    """A pair whose model uses transformers' code, also where there is code of ours."""
     theirs = save_random(FOREIGN[name](), folder, dtype=dtype, seed=seed)
     return pair_of(theirs, folder, dtype, impl="transformers")
 
@@ -112,7 +112,7 @@ def test_int8_weights(tmp_path: Path) -> None:
 
 
 def test_bfloat16(tmp_path: Path) -> None:
-    """As far from float32 as transformers itself."""
+    """The result is as far from float32 as that of transformers itself."""
     pair = foreign_pair("gpt_neox", tmp_path, torch.bfloat16)
     pages = PageRows(page_size=16)
     found = run(pair.ours, pages, decode(pages))[0][48]
@@ -132,7 +132,7 @@ def test_weights_are_updated_and_read_by_the_names_of_the_checkpoint(tmp_path: P
 
 
 def test_a_checkpoint_that_is_not_the_models(tmp_path: Path) -> None:
-    """What is missing and what is unknown is named as the checkpoint calls it."""
+    """Missing and unknown tensors are named as the checkpoint names them."""
     theirs = save_random(FOREIGN["gpt2"](), tmp_path)
     tensors = dict(theirs.state_dict())
     del tensors["lm_head.weight"], tensors["transformer.h.1.attn.c_attn.bias"]

@@ -1,4 +1,4 @@
-"""Thoughts and answers told apart, in whatever pieces the text comes."""
+"""Thoughts and answers are separated, in whatever pieces the text arrives."""
 
 import pytest
 from hypothesis import given, settings

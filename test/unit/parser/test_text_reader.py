@@ -15,7 +15,7 @@ cuts = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
 def read(reader: TextReader, steps: Steps[T], text: str, sizes: list[int]) -> T | None:
-    """What `steps` return over `text` in pieces; None if the text ends before."""
+    """Result of `steps` over `text` in pieces; None if the text ends before."""
     pieces, turn = [], 0
     while text:
         size = sizes[turn % len(sizes)]

@@ -46,7 +46,7 @@ def test_a_new_feature_with_its_fields_is_a_file_and_a_row_of_the_table() -> Non
     ],
 )
 def test_who_names_a_field(field: str, files: set[str]) -> None:
-    """Its own file, and whoever does something with it: no list of fields beside the declarations."""
+    """Its own file, and code that uses it: there is no list of fields beside the declarations."""
     found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if field in path.read_text("utf-8")}
     assert found == files
 

@@ -24,7 +24,7 @@ def told(params: Any, prompt: list[int], output: list[int]) -> dict[str, Any]:
 
 
 def after(name: str, params: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """What becomes of a row that likes all tokens alike; another row beside it is left alone."""
+    """A row with equal logits after the processor; another row beside it is left alone."""
     logits = torch.zeros(2, VOCAB)
     run = ProcessorRun(load_processors([])[name], torch.tensor([1]), [told(params, prompt, output)])
     run.edit(logits, torch.zeros(2, dtype=torch.bool))

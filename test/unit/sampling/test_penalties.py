@@ -76,7 +76,7 @@ def test_growth_and_reset_keep_other_lines() -> None:
 
 
 class LargestMade(TorchDispatchMode):
-    """Notes the bytes of the largest tensor with memory of its own that is made meanwhile."""
+    """Notes the bytes of the largest new tensor with memory of its own."""
 
     nbytes = 0
 

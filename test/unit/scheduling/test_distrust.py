@@ -1,4 +1,4 @@
-"""Results that are no numbers: who computed them fails, nobody finds their keys again, and nobody else is harmed."""
+"""Results that are not finite: the request fails, its keys are not found again, and no other request is harmed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_somebody_left_who_had_an_answer_stays(page_size: int) -> None:
 
 
 def test_a_request_that_was_aborted_before_its_first_token_leaves_nothing_broken_for_ever() -> None:
-    """Its pages are in the cache and nobody has seen a result: who finds them is computed once more."""
+    """Its pages are in the cache and no result has confirmed them: a request that finds them is computed once more."""
     scheduler = LateScheduler(Setup(chunk=16))
     scheduler.worker.breaks = {1: 1}
     scheduler.send("aborted", PROMPT, 6, ignore_eos=True)
@@ -113,7 +113,7 @@ def test_a_request_that_was_aborted_before_its_first_token_leaves_nothing_broken
 
 
 def test_a_result_that_is_no_number_in_the_midst_of_an_answer() -> None:
-    """What was generated is not found either."""
+    """The generated tokens are not found either."""
     prompt = COMMON[:7]
     answer = expected(prompt, 30)
     scheduler = LateScheduler(Setup())

@@ -188,7 +188,9 @@ def test_short_memory(drafts: int, late: bool, page_size: int) -> None:
 @pytest.mark.promise(14)
 @pytest.mark.parametrize("seed", range(6))
 def test_storm(seed: int) -> None:
-    """Aborts, flushes, shared beginnings, a tier on the host: whoever keeps a rejected draft for others is caught."""
+    """Aborts, flushes, shared beginnings, a tier on the host: a rejected draft that is kept for other requests is
+    caught.
+    """
     rng = random.Random(seed)
     setup = Setup(
         overlap=seed != 5,
@@ -219,7 +221,7 @@ def test_texts_of_requests_that_are_gone_are_not_kept() -> None:
 
 
 def test_a_rejected_draft_is_seen_by_whoever_reads_it() -> None:
-    """As if the scheduler had kept one for others: here is that the tests above would notice."""
+    """The scheduler is made to keep a draft for others: this shows that the tests above would notice."""
     scheduler = LateScheduler(Setup(drafts=4))
     scheduler.send("r", PROMPT, 40, ignore_eos=True)
     scheduler.turn(4)

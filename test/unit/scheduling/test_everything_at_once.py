@@ -1,8 +1,8 @@
-"""Requests of every kind at once in hostile shapes: whatever beside them and however cut, each is answered as alone.
+"""Requests of every kind at once in hostile shapes: each is answered as alone, whatever is beside it.
 
-Pages of one token and of sixty-four, chunks of one token, one slot, contexts that are just full, little memory that
-seems to be less, retraction, displacement, shares, pauses, flushes and aborts; and grammars, rules, log-probabilities,
-hidden states and prompts of vectors.
+The shapes: pages of one token and of sixty-four, chunks of one token, one slot, contexts that are just full, and little
+memory that seems to be less. The events: retraction, displacement, shares, pauses, flushes and aborts. The requests:
+grammars, rules, log-probabilities, hidden states and prompts of vectors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Asked:
     embedded: bool = False
 
     def alone(self) -> tuple[list[int], type | None]:
-        """What the toy says to it alone, and how that ends; None: no token is left that it may have."""
+        """The toy's answer to it alone, and its finish reason; None: no allowed token is left."""
         out: list[int] = []
         params = self.params
         ends = {EOS, *params.stop_token_ids}
@@ -121,7 +121,7 @@ WITH_DRAFTS = pairwise(
     },
     seed=10,  # of the first forty, the one that needs the fewest cases
 )
-"""What meets drafts, beside what requests ask for, of which each storm has everything."""
+"""Settings for drafts, in addition to the fields of requests, of which each storm has all."""
 
 
 def draw_drafts(rng: random.Random, way: Mapping[str, Any]) -> Setup:
@@ -178,7 +178,7 @@ def draw_request(rng: random.Random, beginnings: Sequence[list[int]], limit: int
 
 
 def with_stop(rng: random.Random, asked: Asked) -> Asked:
-    """The same with a stop string, which stands in its answer if that is long enough."""
+    """The request with a stop string, which is in its answer if that is long enough."""
     ids, _ = asked.alone()
     place = rng.randrange(max(len(ids) - 1, 1))
     stop = letters(ids[place : place + 2] or [EOS])
@@ -186,8 +186,8 @@ def with_stop(rng: random.Random, asked: Asked) -> Asked:
 
 
 def draw_wide(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -> Asked:
-    """The same; half of the requests ask for nothing that keeps drafts from them. Of all of these, some have a stop
-    string, and others a grammar that forces tokens.
+    """Like `draw`; half of the requests have no field that excludes drafts. Some of all of these have a stop string,
+    and others a grammar that forces tokens.
     """
     asked = draw_request(rng, beginnings, limit)
     if rng.random() < 0.5:

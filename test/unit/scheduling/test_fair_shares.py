@@ -1,4 +1,4 @@
-"""One tenant cannot starve another: who asks for much and who asks for little get equal shares of what there is."""
+"""One tenant cannot starve another: tenants with many and with few requests get equal shares."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_tenants_that_ask_for_much_share_tokens_and_not_requests(by: ShareKey) -
 
 
 def test_time_unused_is_not_saved_up() -> None:
-    """Who was away while another worked much has the next turn, not all the turns until it has used as much."""
+    """A tenant that was away while another worked much has the next turn, not all turns until it has used as much."""
     scheduler = LateScheduler(SETUP)
     scheduler.send("q", [61] * 10, 4, ignore_eos=True, api_key="quiet")
     scheduler.run()
@@ -62,7 +62,7 @@ def test_time_unused_is_not_saved_up() -> None:
 
 
 def test_generated_tokens_count_too() -> None:
-    """Prompts are equal, answers are not: who has the long ones gets fewer of them."""
+    """Prompts are equal, answers are not: the tenant with the long answers gets fewer of them."""
     scheduler = LateScheduler(SETUP)
     for i in range(20):
         scheduler.send(f"talks{i}", [i + 1] * 4, 40, ignore_eos=True, api_key="talks")
@@ -82,7 +82,7 @@ def test_accounts_of_tenants_that_are_gone_do_not_pile_up() -> None:
 
 
 def test_nor_do_those_of_tenants_that_come_one_after_the_other() -> None:
-    """Nobody is there when the next one comes, as where each conversation has a routing key of its own."""
+    """No tenant is there when the next one comes, as where each conversation has a routing key of its own."""
     scheduler = LateScheduler(replace(SETUP, fair_share_by="routing_key"))
     policy = scheduler.assembled.scheduler._parts.waiting._policy
     for i in range(20):

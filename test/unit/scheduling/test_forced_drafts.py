@@ -1,4 +1,4 @@
-"""What a grammar forces, as drafts on the late device: no answer changes by them, and answers need fewer steps."""
+"""Forced tokens of a grammar as drafts on the late device: no answer changes by them, and answers need fewer steps."""
 
 from __future__ import annotations
 

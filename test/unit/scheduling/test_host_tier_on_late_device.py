@@ -51,7 +51,7 @@ def test_a_storm_with_memory_for_little(way: str, write_policy: WritePolicyName)
 
 
 def conversation(scheduler: LateScheduler, name: str, first: int) -> list[int]:
-    """One turn of a conversation that nobody else has; all its tokens."""
+    """One turn of a conversation of its own; all its tokens."""
     prompt = [first, *range(2, 50)]
     scheduler.send(name, prompt, 8, ignore_eos=True)
     scheduler.run()
@@ -132,7 +132,7 @@ def test_a_load_is_shared_by_those_who_come_in_the_same_step() -> None:
 
 
 def test_pages_are_locked_until_they_are_copied() -> None:
-    """Between a row's leaving and the end of the copy nobody gets its pages; then they are evictable."""
+    """Between the end of a row and the end of the copy, its pages are not given away; then they are evictable."""
     scheduler = LateScheduler(SMALL)
     scheduler.send("r", range(1, 41), 2, ignore_eos=True)
     while scheduler.answers["r"].finish is None:
@@ -168,8 +168,8 @@ def test_a_flush_empties_both_tiers() -> None:
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 def test_what_is_condemned_is_found_on_neither_side(write_policy: WritePolicyName, crowded: bool) -> None:
-    """Keys that are no numbers were written to the host before anybody read them. Who does is computed again without
-    them, and nobody meets them a second time.
+    """Broken keys were written to the host before they were read. A request that reads them is computed again without
+    them, and no request meets them a second time.
     """
     bad = 60
     prompt = [*range(1, 20), bad, *range(21, 55)]

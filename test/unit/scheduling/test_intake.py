@@ -1,4 +1,4 @@
-"""What a turn waits for: the rest of a batch that fills a step, and how long the device is busy meanwhile."""
+"""Waits of a turn: for the rest of a batch that fills a step, and while the device is busy."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_who_comes_while_a_batch_is_on_its_way_does_not_wait_for_it() -> None:
 
 
 def test_calls_are_told_apart() -> None:
-    """That one batch is complete says nothing about another, of which more are waited for at the next step."""
+    """One complete batch says nothing about another one, whose further requests are awaited at the next step."""
     scheduler = LateScheduler(replace(SETUP, order="prefill_first"))
     link = Slow(scheduler)
     send_batch(scheduler, 0, 1, 9)
@@ -287,7 +287,7 @@ def clock() -> Clock:
 
 
 def measured(clock: Clock) -> Pace:
-    """Of a device that takes a second for a full step of a hundred tokens, and is done."""
+    """The pace of a device that takes a second for a full step of a hundred tokens, and is done."""
     pace = Pace(100, clock)
     pace.launched(100)
     clock.now += 1

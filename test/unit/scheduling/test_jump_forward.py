@@ -65,7 +65,9 @@ def steps_of(setup: Setup) -> int:
 
 @pytest.mark.parametrize(("overlap", "saved"), [(False, 6 + 5), (True, 6 + 5 - 2)])
 def test_it_saves_steps(overlap: bool, saved: int) -> None:
-    """Those of two runs of six tokens, but for the answer's last token; with overlap, a step in flight is dropped."""
+    """Steps of two runs of six tokens are saved, except for the answer's last token; with overlap, a step in flight is
+    dropped.
+    """
     assert steps_of(Setup(overlap=overlap)) - steps_of(Setup(overlap=overlap, jump_forward=True)) == saved
 
 

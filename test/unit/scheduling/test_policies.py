@@ -19,7 +19,7 @@ def scene(policy: str, setup: Setup = ONE_PLACE) -> LateScheduler:
 
 
 def occupy(scheduler: LateScheduler, prompt: Sequence[int] = (63,) * 3, steps: int = 20, **asked: str) -> None:
-    """Somebody takes the place, so that those who come next wait together."""
+    """A request takes the place, so that the next ones wait together."""
     scheduler.send("first", prompt, steps, ignore_eos=True, **asked)  # type: ignore[arg-type]  # names of the request
     scheduler.turn(2)
 
@@ -52,7 +52,7 @@ def test_fcfs_keeps_the_order_of_arrival() -> None:
 
 
 def test_lpm_uses_what_is_cached_before_others_take_its_memory() -> None:
-    """Memory for one long prompt at a time: who comes later but finds its prefix goes first, and computes little."""
+    """Memory for one long prompt at a time: a later request whose prefix is cached goes first, and computes little."""
     computed = {}
     for policy in ("fcfs", "lpm"):
         scheduler = scene(policy, replace(ONE_PLACE, num_tokens=100, max_context=100))
@@ -157,7 +157,7 @@ def test_shortest_prefill_first_answers_most_of_them_soonest() -> None:
 
 
 def test_routing_key_brings_together_what_belongs_together() -> None:
-    """As for adapters or tenants: while two of the key b run, who has that key comes next."""
+    """Routing keys for adapters or tenants: while two of the key b run, the next request of that key comes first."""
     scheduler = scene("routing-key", replace(ONE_PLACE, num_slots=3))
     for rid, key, steps in (("a", "a", 3), ("b1", "b", 30), ("b2", "b", 30)):
         scheduler.send(rid, [1], steps, ignore_eos=True, routing_key=key)
@@ -183,7 +183,7 @@ def test_a_long_queue_is_not_looked_up_but_served_as_it_came(policy: str) -> Non
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_prompts_that_begin_alike_are_computed_once_though_they_came_together(policy: str) -> None:
-    """In-batch prefix caching: nobody is held back for it, since planned pages can be shared in the same step."""
+    """In-batch prefix caching: no request is held back for it, because planned pages can be shared in the same step."""
     scheduler = scene(policy, replace(ONE_PLACE, num_slots=4))
     shared = [*range(1, 61)]
     for i in range(4):

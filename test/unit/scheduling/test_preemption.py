@@ -1,4 +1,4 @@
-"""An urgent request displaces those who run, by more than a threshold, if that helps it; and they lose nothing."""
+"""An urgent request displaces running ones, by more than a threshold, if that helps it; and they lose nothing."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_prompt_half_computed_gives_way_too() -> None:
 
 
 def test_it_is_asked_again_when_the_running_took_what_was_free() -> None:
-    """The urgent one fits when it comes, until in the same step those who run take a page each."""
+    """The urgent request fits when it arrives, until in the same step the running ones take a page each."""
     setup = replace(SETUP, num_slots=8, num_tokens=512, order="mixed", overlap=True, page_size=16, chunk=16)
     scheduler = LateScheduler(replace(setup, preemption_threshold=0))
     for i, (length, max_new) in enumerate(((39, 60), (18, 150), (27, 100), (38, 150), (7, 60), (27, 150))):

@@ -1,4 +1,4 @@
-"""Traits count who has them, however they are set."""
+"""Traits count the slots that have them, however they are set."""
 
 import numpy as np
 

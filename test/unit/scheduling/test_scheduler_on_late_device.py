@@ -93,7 +93,7 @@ def test_retraction_changes_no_answer(setup: Setup) -> None:
 
 
 def test_retraction_happens_under_pressure() -> None:
-    """The ratio lets more in than fits, so somebody must go back; the youngest does, and the counters tell."""
+    """The ratio admits more than fits, so a request must be retracted; it is the youngest, and the counters show it."""
     scheduler = LateScheduler(Setup(num_tokens=128, max_context=128, conservativeness=0.1))
     for i in range(4):
         scheduler.send(f"r{i}", [i + 1] * 4, 80, temperature=0.0, min_new_tokens=80)

@@ -30,7 +30,7 @@ def test_a_turn_finds_all_that_the_turn_before_wrote(page_size: int, overlap: bo
 
 @dataclass
 class Session:
-    """What was said so far, and the turn that is open."""
+    """The conversation so far, and the turn that is open."""
 
     name: str
     known: list[int] = field(default_factory=list)

@@ -24,7 +24,7 @@ def counted(scheduler: LateScheduler) -> dict[str, float]:
 
 def run_out_of_memory(scheduler: LateScheduler) -> None:
     for number in range(4):
-        # Whoever may end by a token is expected to, and by min_new_tokens does not.
+        # A request that may end by a token is expected to, and min_new_tokens prevents it.
         scheduler.send(f"r{number}", [number + 3] * 12, 40, min_new_tokens=40)
         scheduler.turn()
     scheduler.run()

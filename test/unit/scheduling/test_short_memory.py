@@ -1,5 +1,6 @@
-"""Memory that seems short now and then: whoever is retracted, or waits for room, gets the same answer; and nobody ever
-reads a page that was freed."""
+"""Memory that seems short now and then: a request that is retracted, or waits for room, gets the same answer; and a
+freed page is never read.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_forced_retraction_and_failing_allocation(setup: Setup) -> None:
 @pytest.mark.promise(21)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_log_probabilities_survive_a_retraction(overlap: bool) -> None:
-    """As often as a request is retracted, each of its tokens is told of once, with what it has alone."""
+    """However often a request is retracted, each of its tokens is reported once, with the same log-probability as
+    alone.
+    """
     shaken = LateScheduler(Setup(overlap=overlap, chunk=16, shakes=Shakes(retract_every=3)))
     calm = LateScheduler(Setup(overlap=overlap, chunk=16, cache="chunk"))
     for scheduler in (shaken, calm):
@@ -84,7 +87,7 @@ class TestCanary:
 
     @pytest.mark.promise(24)
     def test_an_evicted_prefix_that_is_still_found(self) -> None:
-        """As a prefix cache would do that forgets to take an evicted node out of its tree."""
+        """The fault of a prefix cache that forgets to take an evicted node out of its tree."""
         scheduler = LateScheduler(Setup())
         scheduler.send("first", BEGINNING, 2)
         scheduler.run()
@@ -149,7 +152,9 @@ def test_abort_storm(seed: int) -> None:
 
 
 def test_a_token_that_is_dropped_has_no_log_probability() -> None:
-    """What is sampled after max_new_tokens 0 is no part of the answer; the prompt's are told all the same."""
+    """The token that is sampled after max_new_tokens 0 is no part of the answer; the prompt's log-probabilities are
+    reported all the same.
+    """
     scheduler = LateScheduler(Setup())
     scheduler.send("r", BEGINNING, 0, logprobs=WISH)
     scheduler.run()

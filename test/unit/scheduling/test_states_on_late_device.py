@@ -1,6 +1,7 @@
-"""Schedulers over models whose layers keep a state for each request: the next token of the late device is made of a
-running hash of the row's state alone, so a state that is wrong in any way gives a wrong text. Each row that begins with
-a checkpoint has it compared with what the tokens of its pages make, and states that nobody owns are poisoned."""
+"""Schedulers over models whose layers keep a state for each request. The next token of the late device depends on a
+running hash of the row's state alone, so a wrong state gives a wrong text. Each row that begins with a checkpoint has
+it compared with the tokens of its pages, and free states are poisoned.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +144,7 @@ def test_evicted_pages_take_their_checkpoints_along() -> None:
 
 
 def test_what_a_server_says_of_its_states() -> None:
-    """Of 20 states: those of two running requests, and the checkpoint of a third that has ended."""
+    """There are 20 states: those of two running requests, and the checkpoint of a third that has ended."""
     scheduler = LateScheduler(Setup(num_tokens=512, states=20))
     scheduler.send("ended", BEGINNING, 2)
     scheduler.run()
@@ -192,8 +193,8 @@ def test_a_checkpoint_that_is_no_number_is_found_by_nobody(readers: int) -> None
 
 @pytest.mark.parametrize("readers", [0, 2])
 def test_a_broken_checkpoint_behind_sound_pages_is_found_by_nobody(readers: int) -> None:
-    """Pages of an earlier request are confirmed, and the checkpoint behind them is gone. The request that makes it anew
-    does so of a broken state.
+    """Pages of an earlier request are confirmed, and the checkpoint behind them is gone. The request that makes it
+    again starts from a broken state.
     """
     scheduler = LateScheduler(Setup(num_tokens=512, chunk=24, states=20))
     prompt = [60, 61, 62, *BEGINNING[:40]]

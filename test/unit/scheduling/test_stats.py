@@ -1,4 +1,4 @@
-"""What a scheduler tells of itself with its heartbeat and in its log, against what it was given to do."""
+"""A scheduler's figures in its heartbeat and in its log, against the work that it was given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mysglang.srt.scheduling.step_planner import OrderName
 
 
 def figures(scheduler: LateScheduler) -> SchedulerFigures:
-    """As of now."""
+    """The present figures."""
     scheduler.replies.drain()
     scheduler.assembled.scheduler.beat()
     (beat,) = scheduler.replies.drain()
@@ -74,7 +74,7 @@ def test_what_is_evicted_is_counted_and_what_is_flushed_is_not(page_size: int) -
         scheduler.run()
     kept = scheduler.kv.state().evictable
     evicted = numbers(figures(scheduler), told.EVICTED)
-    # Of both prompts, whose whole pages were cached.
+    # Tokens of both prompts, whose whole pages were cached.
     assert evicted == [2 * 96 - kept]
     assert evicted[0] > 0
     assert scheduler.kv.flush()
@@ -96,7 +96,7 @@ def test_every_step_is_timed_once(overlap: bool) -> None:
     assert numbers(said, told.EXTEND_SECONDS) == [pytest.approx(prompt_seconds)]
     assert numbers(said, told.DECODE_SECONDS) == [pytest.approx(decode_seconds)]
     assert said.num_available_tokens == scheduler.setup.num_tokens
-    # The last token of an answer is computed for nobody.
+    # The last token of an answer is computed without being used.
     assert said.num_available_tokens - said.num_free_tokens == 40 + 4
     assert numbers(said, told.CPU_SECONDS)[0] > 0
 
@@ -188,7 +188,7 @@ def test_the_lines_about_steps_say_what_sglang_says(caplog: pytest.LogCaptureFix
 
 
 def test_tokens_beside_prompts_are_generated_too(caplog: pytest.LogCaptureFixture) -> None:
-    """Where every step has a chunk of a prompt, it is the answers' speed all the same that is told."""
+    """If every step has a chunk of a prompt, the log still reports the answers' speed."""
     scheduler = LateScheduler(Setup(overlap=False, chunk=17, order="mixed", decode_log_interval=2))
     scheduler.send("answer", [2, 3, 4], 9, ignore_eos=True)
     scheduler.turn()

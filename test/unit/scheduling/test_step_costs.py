@@ -1,4 +1,4 @@
-"""What steps cost, against what is counted token by token."""
+"""Costs of steps, against a count token by token."""
 
 from __future__ import annotations
 

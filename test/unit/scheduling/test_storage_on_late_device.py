@@ -102,7 +102,7 @@ def test_policies_wait_as_long_as_they_say() -> None:
     late = LateScheduler(replace(SETUP, storage=storage, prefetch_policy="timeout"))
     late.storage._limits = replace(late.storage._limits, wait_base_s=0, wait_per_ki_token_s=0)  # type: ignore[attr-defined]
     assert answer(late, "b", [*PROMPT, 5]) == 0
-    # It came all the same, for the next one; who has it on the device already looks no further.
+    # It arrived all the same, for the next request; one that has it on the device already looks no further.
     assert late.kv.cache.lower.counts.fetched == 100
 
 
@@ -193,7 +193,9 @@ def test_an_update_of_weights_closes_the_storage_or_empties_all(flush: bool) -> 
 
 @pytest.mark.parametrize("policy", ["best_effort", "timeout"])
 def test_nobody_waits_for_a_storage_that_hangs(policy: PrefetchPolicyName) -> None:
-    """Nor for long, by the policy `timeout`; and what it held up ends well when it answers after all."""
+    """With the policy `timeout`, requests do not wait long either; and the held-up work ends well when storage answers
+    after all.
+    """
     scheduler = LateScheduler(replace(SETUP, storage=MemoryStorage(), prefetch_policy=policy))
     assert isinstance(scheduler.storage, StorageTier)
     scheduler.storage._limits = replace(scheduler.storage._limits, wait_base_s=0.05, wait_per_ki_token_s=0)

@@ -1,4 +1,4 @@
-"""A step that was submitted is the worker's: nobody writes to its arrays, however late the device reads them."""
+"""A submitted step belongs to the worker: its arrays are not written, however late the device reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a request stood where, as its last message tells it, in order and only where somebody asked."""
+"""The times of a request's stages in its last message, in order and only if they were enabled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mysglang.srt.messages.outputs import BatchTokenIDOutput, RequestTimes
 
 
 def times_of(scheduler: LateScheduler) -> dict[str, RequestTimes]:
-    """What every message said, by request."""
+    """Times in every message, by request."""
     told: dict[str, RequestTimes] = {}
     send = scheduler.outputs.send
 
@@ -39,7 +39,7 @@ def test_every_request_is_told_of_once(overlap: bool) -> None:
     told = times_of(scheduler)
     assert sorted(told) == ["r0", "r1", "r2", "r3"]
     assert all(in_order(times) for times in told.values())
-    # Two places: who comes third starts when somebody is done.
+    # Two places: the third request starts when another one has ended.
     assert told["r2"].started >= min(told["r0"].ended, told["r1"].ended)
     assert told["r0"].first_token < told["r0"].ended
 

@@ -1,4 +1,4 @@
-"""What logit processors are shown of requests: the tokens as they are when a step's are to be chosen."""
+"""The requests as logit processors see them: the tokens at the time when a step's are chosen."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_word_begins_in_the_answer_and_not_in_the_prompt() -> None:
 def solo(
     prompt: list[int], max_new: int, allowed: Sequence[int] | None, words: Sequence[Sequence[int]], number: int | None
 ) -> list[int]:
-    """What the toy answers under the rules, and grammar `number`; cut where nothing is allowed."""
+    """The toy's answer under the rules, and grammar `number`; cut where nothing is allowed."""
     out: list[int] = []
     while len(out) < max_new:
         tokens = set(range(VOCAB) if allowed is None else allowed)

@@ -41,12 +41,12 @@ class Log:
 
     @property
     def kinds(self) -> set[type]:
-        """Of the news in it."""
+        """Types of the news in it."""
         return {type(message.news) for turn in self.turns for message in turn if isinstance(message, Told)}
 
 
 class FromLog:
-    """Of another rank: what it finds itself does not count."""
+    """News of another rank: its own findings do not count."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -84,7 +84,7 @@ class Alarms:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Whose clock is everybody's."""
+    """A machine whose clock replaces all clocks."""
     machine = Machine()
     monkeypatch.setattr(awake, "AWAKE", machine.clock)
     return machine

@@ -1,4 +1,4 @@
-"""What the headers of safetensors files say, and what becomes of headers and indexes that claim too much."""
+"""Tensors in the headers of safetensors files, and the refusal of headers and indexes that claim too much."""
 
 import json
 import os

@@ -27,7 +27,7 @@ DAMAGES = 250
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in a JSON value; of long lists and objects the first few and the last."""
+    """Paths to the values in a JSON value; the first few and the last of long lists and objects."""
     yield path
     if isinstance(value, dict):
         names = list(value)
@@ -53,7 +53,7 @@ def damaged(draw: random.Random, text: str) -> str:
 
 
 def use(folder: Path) -> None:
-    """What a server does with a tokenizer."""
+    """A server's calls of a tokenizer."""
     tokenizer = Tokenizer.load(folder)
     ids = tokenizer.encode("The quick brown fox: 10, señor 你好 <think>")
     tokenizer.decode(ids)

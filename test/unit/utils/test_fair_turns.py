@@ -1,4 +1,4 @@
-"""FairTurns: keys take turns for places, and an item that is given up costs nobody a place."""
+"""FairTurns: keys take turns for places, and an item that is given up costs no place."""
 
 import asyncio
 

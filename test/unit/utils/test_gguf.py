@@ -226,8 +226,8 @@ class TestTokenizer:
 
 
 def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """What SentencePiece's BPE does: join the two neighbours whose joint has the highest score, leftmost first, as long
-    as there are any; characters that are no token become bytes.
+    """The algorithm of SentencePiece's BPE: join the two neighbours whose joint has the highest score, leftmost first,
+    as long as there are any; characters that are no token become bytes.
     """
     parts = list(text)
     while joints := [(-scores[one + two], at) for at, (one, two) in enumerate(pairs(parts)) if one + two in scores]:

@@ -1,4 +1,4 @@
-"""Where a model is found, and what is said when it is not."""
+"""Finding a model, and the error message if it is not found."""
 
 from pathlib import Path
 from typing import Any

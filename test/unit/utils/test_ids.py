@@ -1,4 +1,4 @@
-"""Names that nobody else has."""
+"""Unique names."""
 
 from mysglang.srt.utils.ids import new_id
 

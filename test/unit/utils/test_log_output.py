@@ -1,4 +1,4 @@
-"""A log that nobody reads never makes a process wait: what cannot be written is dropped, counted and told."""
+"""A log without a reader never makes a process wait: lines that cannot be written are dropped, counted and reported."""
 
 import os
 import re
@@ -157,7 +157,7 @@ def test_a_fork_has_a_writer_of_its_own(pipe: tuple[int, int]) -> None:
 @pytest.mark.promise(45)
 @pytest.mark.parametrize("read", [True, False])
 def test_the_last_words_of_a_process(read: bool) -> None:
-    """They are written if somebody reads; if not, the process ends all the same."""
+    """They are written if there is a reader; if not, the process ends all the same."""
     code = """
 import sys
 from mysglang.srt.utils.log_output import never_wait_for_readers

@@ -1,4 +1,4 @@
-"""Ports are taken early and explained when they cannot be; sockets lie where nobody else can enter."""
+"""Ports are taken early, and errors name their holder; sockets are in a folder that no other user can enter."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def test_promise_46_a_child_ends_with_its_service_thread_and_says_why() ->
 @pytest.mark.promise(46)
 async def test_promise_46_a_child_that_cannot_be_watched_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread can be started for it."""
-    # Numbers of processes begin anew after the last one, so the newest child need not have the highest.
+    # Process numbers start again after the last one, so the newest child need not have the highest.
     earlier = set(psutil.Process().children())
     born: set[psutil.Process] = set()
 

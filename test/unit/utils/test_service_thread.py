@@ -44,7 +44,7 @@ def test_the_one_who_watches_a_thread_hears_of_it_alone() -> None:
 
 @pytest.mark.promise(46)
 def test_promise_46_every_thread_is_one() -> None:
-    """Whoever starts a thread by hand must say here why nobody waits for ever if it dies."""
+    """Code that starts a thread by hand must be listed here with the reason why no caller waits for ever if it dies."""
     root = Path(mysglang.srt.__file__ or "").parent
     found = set()
     for path in root.rglob("*.py"):

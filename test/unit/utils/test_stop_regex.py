@@ -13,7 +13,7 @@ from mysglang.srt.utils.stop_regex import MAX_MATCH, RegexWatch, compile_regex
 
 
 def first_end(pattern: str, text: str) -> tuple[int, int] | None:
-    """By Python: where the match ends that is complete first, and the farthest place where one with that end begins."""
+    """Python's result: the end of the match that is complete first, and the farthest start of a match with that end."""
     for end in range(1, len(text) + 1):
         for begin in range(end):
             if re.compile(f"(?:{pattern})").fullmatch(text, begin, end):

@@ -40,7 +40,7 @@ def spec(backend: Tokenizer) -> DecoderSpec | None:
 
 
 def broken_run(ids: list[int]) -> bool:
-    """Whether some run of byte tokens is not UTF-8; there we keep the valid characters and the library does not."""
+    """True if some run of byte tokens is not UTF-8; there we keep the valid characters and the library does not."""
     run = b""
     for token in [*(VOCAB[i] for i in ids), "end"]:
         if token.startswith("<0x") and token != "<0xzz>":

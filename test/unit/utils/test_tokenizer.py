@@ -87,7 +87,7 @@ def test_special_tokens_map_completes_an_old_configuration(tmp_path: Path) -> No
 
 
 class TestChatTemplates:
-    """Where a model's chat template may stand."""
+    """Places of a model's chat template."""
 
     def found(self, folder: Path) -> object:
         return Tokenizer.load(folder).config.get("chat_template")

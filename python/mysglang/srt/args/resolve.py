@@ -26,7 +26,7 @@ Choice = TypeVar("Choice", bound=str)
 EMBEDDED_MODEL = Path(__file__).parents[2] / "assets" / "tiny"
 EMBEDDED_MODEL_NAME = "mysglang-tiny"
 TINY = "tiny"
-"""What a command line calls the embedded model."""
+"""Name of the embedded model on a command line."""
 
 CPU_CHUNK = 2048
 CHUNK_BY_GPU_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (float("inf"), 16384))
@@ -58,7 +58,7 @@ def resolve_parallel(args: ParallelArgs, hardware: Hardware) -> ParallelArgs:
 
 
 def is_embedded(model_path: str | None) -> bool:
-    """Whether the path names the embedded model: no path does, and so does `tiny` where no directory has that name."""
+    """True if the path names the embedded model: no path does, and so does `tiny` unless a directory has that name."""
     return model_path is None or (model_path == TINY and not os.path.isdir(TINY))
 
 

@@ -3,10 +3,10 @@
     stdin: setup, jobs, drops ──▶ this process ── fork ──▶ child: one grammar, under limits of time and memory
     stdout: results           ◀──             ◀── pipe ──
 
-A grammar of a few bytes can take any time and any memory to compile, or crash its library. All that such a one costs
-is its child; the next job finds the libraries loaded and the vocabulary's tables built. Single-threaded, so that a fork
-copies no lock that somebody holds. Every job is begun as soon as it comes: its sender knows whose turn it is. Ends with
-its parent.
+A grammar of a few bytes can take any time and any memory to compile, or crash its library. All that such a one costs is
+its child; the next job finds the libraries loaded and the vocabulary's tables built. Single-threaded, so that a fork
+copies no lock that is held. Every job is begun as soon as it comes: its sender knows whose turn it is. Ends with its
+parent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What xgrammar lets stand in the JSON strings of a model's own markup, narrowed to what may: a string with a bounded
-length could otherwise hold control characters.
+"""Narrows the JSON strings of a model's own markup that xgrammar allows: a string with a bounded length could otherwise
+contain control characters.
 
 Works on the text of a grammar that xgrammar made of a structural tag. Knows no library.
 """

@@ -8,7 +8,7 @@
     dp             those that have requests of their own
 
 Contexts are made where processes are started, and each is handed to its process; from its composition root on they are
-passed down, and nobody finds out about ranks in another way. These are plain numbers, known before torch is loaded:
+passed down, and no code learns about ranks in another way. These are plain numbers, known before torch is loaded:
 what ranks do together, a `Group` does (`groups.py`).
 """
 

@@ -65,7 +65,7 @@ class AppOptions:
     pooling: PoolingConfig | None = None
     """Pooling of a model that makes vectors or scores; None for one that generates."""
     desk: DeskOptions | None = None
-    """Where files are kept; None if files are not supported."""
+    """Options of the file store; None if files are not supported."""
     vertex: VertexRoutes = field(default_factory=VertexRoutes)
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Who may come in: API keys for every path that is not named open, and no foreign host on the loopback address.
+"""Access control: API keys for every path that is not named open, and no foreign host on the loopback address.
 
 Two middlewares that look at a request before any route does. Paths are compared exactly and as the router sees them, so
 that no other spelling of an open path is open; what no table names needs a key, routes that do not exist included.

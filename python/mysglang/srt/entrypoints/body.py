@@ -230,7 +230,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     """The error in words. It keeps no reference to the checked data.
 
     What a validator of ours raised has a traceback, whose frames lead back to the caller of pydantic and to all that it
-    holds: the body. That would be a cycle, and a whole body would stay until somebody looks for cycles.
+    holds: the body. That would be a cycle, and a whole body would stay until the garbage collector runs.
     """
     found = error.errors(include_url=False, include_input=False)
     for each in found:

@@ -142,7 +142,7 @@ class Engine:
     ) -> Any:
         """The native response {embedding, meta_info}; a list of them for a batch.
 
-        Of a model that classifies, the embedding is its scores. Raises InvalidRequest that names the field, Aborted,
+        For a model that classifies, the embedding is its scores. Raises InvalidRequest that names the field, Aborted,
         WorkerDied.
         """
         return self._await(self._encode(prompt, input_ids, dimensions))

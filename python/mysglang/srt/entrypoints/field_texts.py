@@ -344,7 +344,7 @@ _ANSWER: Mapping[str, str] = {
     "waiting": "Requests that wait.",
     "weight_gb": "GiB of the weights.",
     "weight_version": "Name of the weights, which changes with them.",
-    "weight_versions": "Which weights computed which tokens, if they changed meanwhile.",
+    "weight_versions": "Versions of the weights by the tokens that they computed, if they changed during the answer.",
 }
 
 BY_FIELD: Mapping[str, str] = {

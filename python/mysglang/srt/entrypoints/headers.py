@@ -1,7 +1,7 @@
 """One header of a request by its name, as the server took it off the wire.
 
-Starlette's Headers are for whoever wants several, or cares how they are written: making them and looking one up takes
-as long as ten of these.
+Starlette's Headers suit code that needs several, or their spelling. Making them and looking one up takes ten times as
+long.
 """
 
 from __future__ import annotations

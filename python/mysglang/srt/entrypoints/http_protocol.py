@@ -4,8 +4,8 @@ uvicorn collects what comes before a body without bound. Here bytes are counted 
 (`framing.py`), a head that two servers could read in two ways is refused (`head_rules.py`), and a request has a limited
 time to arrive (`arrival.py`). A request that breaks a rule is answered, and the connection is closed behind the answer.
 
-uvicorn stops reading a connection on which a second request waits for the answer to the first, and tells only the
-last one that the client has left: the first would then generate for nobody, to its end. So what comes before an answer
+uvicorn stops reading a connection on which a second request waits for the answer to the first, and tells only the last
+one that the client has left: the first would then generate to its end without a reader. So what comes before an answer
 is complete is not taken, and the connection is closed behind that answer; HTTP has clients send such a request again.
 
 uvicorn stops writing while more than 64 KiB wait for a client, and then waits for ever. Here a client that goes on

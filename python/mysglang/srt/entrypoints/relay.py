@@ -1,8 +1,9 @@
 """Relay: what one front keeps between requests is asked of that front, whichever of them a client has met.
 
-Files, batches, stored responses and sessions live in the main process. A further front hands a request for them over as
-it came, on a connection of its own to the main process's application, and the answer back as it comes: so there is one
-store, with one front behind it, and no client can tell. Access was checked on the way in, and is checked again there.
+Files, batches, stored responses and sessions live in the main process. A further front forwards a request for them
+unchanged, on a connection of its own to the main process's application, and forwards the answer as it arrives. So there
+is one store, with one front behind it, and clients see no difference. Access was checked on the way in, and is checked
+again there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LoggedManager: the TokenizerManager with a line in the log for each request that comes and each answer that ends.
 
-Sizes, parameters and times; never what a request or an answer says. Who runs the server may have requests kept whole
-in files besides (`request_dump.py`). Both can be switched while the server runs, and cost nothing while they are off.
+Sizes, parameters and times; never what a request or an answer says. The operator may also have whole requests kept in
+files (`request_dump.py`). Both can be switched while the server runs, and cost nothing while they are off.
 """
 
 from __future__ import annotations

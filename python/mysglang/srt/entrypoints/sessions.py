@@ -1,10 +1,10 @@
 """Sessions: requests that go on where an earlier one of the same session ended; a client sends only what is new.
 
-A session remembers the token ids of its finished requests by their names, as a tree: each grew out of another one, or
-begins anew. A streaming session is a line instead: each request goes on from the one before, one at a time, and only
-the last is remembered. Nothing is held in the engine: what a session says again is found in the prefix cache while it
-is there, and computed again if not. A session's requests say where it goes on (`tail_end`), so that the cache keeps
-the page that a turn has begun for the next one. Knows no route.
+A session remembers the token ids of its finished requests by their names, as a tree: each continues another one, or
+starts a new conversation. A streaming session is a line instead: each request goes on from the one before, one at a
+time, and only the last is remembered. Nothing is held in the engine: what a session says again is found in the prefix
+cache while it is there, and computed again if not. A session's requests say where it goes on (`tail_end`), so that the
+cache keeps the page that a turn has begun for the next one. Knows no route.
 
 All sessions share one room, and so do API keys. When it is full, the key that has most of it loses the session that it
 used longest ago.

@@ -1,9 +1,8 @@
 """StraightRoutes: requests to routes that use only the request object are sent to them directly.
 
-Such a route reads and checks its own body, so that there is nothing for the framework to resolve or to convert; what it
-would spend on finding the route and on doing nothing is several times what the route itself takes to begin. Same
-function, same errors, same answer. Whatever else comes (other methods, paths with parameters, what does not exist)
-goes on to the router.
+Such a route reads and checks its own body, so that the framework has nothing to resolve or to convert. Finding the
+route and doing nothing would cost it several times the route's own start. Same function, same errors, same answer.
+Whatever else comes (other methods, paths with parameters, what does not exist) goes on to the router.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A known field that would change the answer and cannot be honoured is listed in `unsupported` and refused, unless its
 value asks for nothing. A known field that cannot be honoured and does not change the answer is listed in `idle` and
-reported. So is a name that nobody knows, or it is refused: that is for the `FieldReport` to say, which is pydantic's
-validation context. An explicit null is the default. Types are strict: "1" is no number, true no 1.
+reported. An unknown name is reported or refused: the `FieldReport` decides that, which is pydantic's validation
+context. An explicit null is the default. Types are strict: "1" is no number, true no 1.
 """
 
 from __future__ import annotations

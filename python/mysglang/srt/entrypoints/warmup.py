@@ -1,6 +1,6 @@
 """The first request, before "ready": one short generation, or one vector, through tokenizer, scheduler and detokenizer.
 
-It finds what only running finds (a kernel that does not compile, a socket that nobody reads), and the first client does
+It finds what only running finds (a kernel that does not compile, a socket without a reader), and the first client does
 not pay for what is done once.
 """
 

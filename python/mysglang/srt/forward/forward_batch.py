@@ -179,8 +179,8 @@ class AttentionBackend(Protocol):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         """Attend over the stored keys and values; return [T, num_heads * value_dim].
 
-        q, k, v as they were stored, rotary positions applied. k and v are there for rows that have nothing else in the
-        cache: a backend may read them where they are, but only if the store holds the same numbers.
+        q, k, v as they were stored, rotary positions applied. Rows that have nothing else in the cache may use k and v.
+        A backend may read them in place, but only if the store holds the same numbers.
         """
         ...
 

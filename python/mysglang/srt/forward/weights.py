@@ -1,9 +1,9 @@
-"""What the scheduler may ask of a running model beside steps: its weights, and the memory that it occupies.
+"""The scheduler's requests to a running model other than steps: about its weights, and the memory that it occupies.
 
     ModelWeights    other values for the weights, and what they are now
     Occupation      memory that the worker takes of the machine, which can be given back for a while and taken again
 
-Plain names, paths and numbers. The caller makes sure that no step is launched meanwhile.
+Plain names, paths and numbers. The caller makes sure that no step is launched during a call.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A format says in `_calls`, a generator over a TextReader, how a text of it reads; because such a reading cannot see
 where pieces end, every way to cut a text gives the same text, calls and arguments. Nothing is lost: what turns out to
-be no call is text again, and a call to a function that nobody offers is no call. A call is told as soon as its name is
-known, and its arguments as they come.
+be no call is text again, and a call to a function that is not offered is no call. A call is reported as soon as its
+name is known, and its arguments as they arrive.
 """
 
 from __future__ import annotations

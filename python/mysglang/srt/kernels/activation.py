@@ -32,7 +32,7 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Of gpt-oss: the steepness of its gate's sigmoid, and the clamp of both halves."""
+"""Constants of gpt-oss: the steepness of its gate's sigmoid, and the clamp of both halves."""
 
 
 def _swigluoai_and_mul(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels that are compiled at first use: compiled while there is still something else to wait for, or told to lack."""
+"""Kernels that are compiled at first use: they are compiled in advance, while the process waits for something else."""
 
 from __future__ import annotations
 

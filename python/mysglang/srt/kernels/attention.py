@@ -27,9 +27,9 @@ from mysglang.srt.kernels.op import Op, head_view
 
 ITEM_FIELDS = 12
 WARP_QUERIES = 16
-"""Of each warp of a team; half as many of a warp by itself."""
+"""Queries of each warp of a team; a warp by itself has half as many."""
 WARP_KEYS = 16
-"""That a warp reads at once; the teams that share an item's keys part at multiples of these."""
+"""Keys that a warp reads at once; the teams that share an item's keys divide them at multiples of these."""
 
 
 class Field(IntEnum):
@@ -49,13 +49,13 @@ class Field(IntEnum):
     FIRST_QUERY = 6
     """Query i of a group is query head i % heads of its member i // heads, for each KV head."""
     QUERIES = 7
-    """Of the whole group and one KV head."""
+    """Queries of the whole group for one KV head."""
     ROWS = 8
     """1, or those of the group."""
     PART = 9
     """The partial result; of a group, how far behind each member's first. -1: there is none, it is the output."""
     EMPTY = 10
-    """How many partial results of the segment come after this one that nobody else writes."""
+    """Number of partial results of the segment after this one that no other item writes."""
     NEWEST = 11
     """1: the last key is that of the row's new token."""
 
@@ -67,7 +67,7 @@ class TeamShape:
     team: int
     """Warps of a team; 0: one warp by itself."""
     queries: int
-    """Of one team, all of one KV head."""
+    """Queries of one team, all for one KV head."""
     heads: int
     """KV heads of the block's teams."""
     shares: int
@@ -85,7 +85,7 @@ def team_shapes(num_kv_heads: int, head_dim: int) -> tuple[TeamShape, ...]:
 
 def _team_shape(num_kv_heads: int, warps: int, team: int) -> TeamShape:
     teams = warps // max(team, 1)
-    # As many heads as divide the model's, a power of two; more teams than that share the keys.
+    # The largest power of two that divides the model's heads; further teams share the keys.
     heads = min(teams, num_kv_heads & -num_kv_heads)
     queries = team * WARP_QUERIES or WARP_QUERIES // 2
     return TeamShape(team, queries, heads, teams // heads, num_kv_heads // heads)
@@ -154,7 +154,7 @@ def _planned_decode(
         if count > 1:
             parts = slice(first, first + count)
             weights = torch.softmax(partial_lse[parts] / LOG2E, dim=0)
-            # What was never written weighs nothing, whatever it is.
+            # Partial results that were not written have weight 0, whatever they contain.
             joined = torch.where(weights[..., None] > 0, partial[parts] * weights[..., None], 0.0)
             out[row] = joined.sum(dim=0).to(q.dtype)
     return out.view(len(q), -1)
@@ -166,8 +166,8 @@ planned_decode = Op("planned_decode", reference=_planned_decode, cuda="mysgl_ker
 
 
 def _dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """What each query makes of these keys [heads, n, value_dim] float32, and the logarithm of the sum of the exponents
-    of its scores [heads, n] float32: with both, parts are merged.
+    """Attention output of each query over these keys, [heads, n, value_dim] float32, and the logarithm of the sum of
+    the exponents of its scores, [heads, n] float32. With both, partial results can be merged.
 
     q: [heads, n, dim]; k: [heads, L, dim]; v: [heads, L, value_dim], of one dtype. causal: L equals n, and query i sees
     keys 0 ... i; else all queries see all keys.

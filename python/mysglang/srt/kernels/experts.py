@@ -19,8 +19,8 @@ Biases = tuple[Tensor, Tensor] | None
 def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """logits [N, E] -> the `top_k` likeliest experts of each row [N, k] int32, and their gates [N, k] float32.
 
-    The gates are the experts' probabilities, computed in float32; with `renormalize` divided by their sum. Of equally
-    likely experts any may be chosen.
+    The gates are the experts' probabilities, computed in float32; with `renormalize` divided by their sum. If experts
+    are equally likely, any of them may be chosen.
     """
     gates, ids = logits.softmax(dim=-1, dtype=torch.float32).topk(top_k, dim=-1)
     if renormalize:
@@ -71,8 +71,8 @@ def _unpack_experts(weights: Tensor) -> Tensor:
 
 
 def workspace_per_token(*, top_k: int, width: int, inner: int, dtype: torch.dtype) -> int:
-    """Bytes that `fused_experts` takes on a device for a token, beside its arguments and result: what the token leaves
-    with each of its experts, between the products and behind them, and where that stands.
+    """Bytes that `fused_experts` needs on a device for a token, in addition to its arguments and result: the
+    intermediate results of its experts, and their indices.
     """
     return top_k * ((width + inner) * dtype.itemsize + 2 * torch.int32.itemsize)
 
@@ -88,7 +88,7 @@ fused_experts = Op(
     reference=_fused_experts,
     cpu=("mysglang.srt.kernels.cpu.packed_experts:fused_experts", "mysglang.srt.kernels.cpu.experts:fused_experts"),
     cuda="mysglang.srt.kernels.cuda.experts:fused_experts",
-    # On the CPU each way is invariant: C++ as it is, torch by the products that it is made of.
+    # On the CPU both implementations are invariant: C++ by itself, and torch by the products of which it consists.
     invariant={"cuda": "mysglang.srt.kernels.cuda.experts:invariant_fused_experts"},
 )
 pack_experts = Op("pack_experts", reference=_pack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:pack_experts")
@@ -119,12 +119,12 @@ def _int8_fused_experts(
 
 
 def _pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """As `pack_experts`."""
+    """See `pack_experts`."""
     return gate_up, down
 
 
 def _unpack_int8_experts(weights: Tensor) -> Tensor:
-    """As `unpack_experts`."""
+    """See `unpack_experts`."""
     return weights
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-"""By dtype, the largest finite number."""
+"""dtype -> its largest finite number."""
 FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
-"""What our kernels call these dtypes; 0 is any other dtype, which they read and write as it is."""
+"""Numbers by which our kernels identify these dtypes; 0 is any other dtype, which they read and write unchanged."""
 
 
 def format_of(dtype: torch.dtype) -> int:
@@ -42,6 +42,6 @@ def bits(x: Tensor) -> Tensor:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether every number is finite."""
+    """True if every number is finite."""
     broken = x.isnan() if x.dtype is torch.float8_e4m3fn else ~x.isfinite()  # e4m3 has no infinities
     return not bool(broken.any())

@@ -77,7 +77,7 @@ unpack_linear_weight = Op(
 def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """[N, input] -> [N, output], for a weight [output, input] int8 that may have been packed; scales: [output] float32.
 
-    The products are those with weight * scales. This reference widens the weight anew in every call.
+    The products are those with weight * scales. This reference widens the weight in every call.
     """
     return F.linear(x, (weight.float() * scales[:, None]).to(x.dtype), bias)
 

@@ -12,7 +12,7 @@ from mysglang.srt.kernels.op import Op, head_view
 
 
 class KvScales(NamedTuple):
-    """What the stored keys and the stored values of a layer are multiplied by. Both positive."""
+    """Factors of a layer's stored keys and stored values. Both positive."""
 
     key: float = 1.0
     value: float = 1.0

@@ -53,7 +53,7 @@ def _conv_step(
 def _conv_run(
     x: Tensor, weight: Tensor, recent: Tensor, at: int, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """The same of T consecutive tokens of the row at one entry. x: [T, channels]; returns the same shape."""
+    """The convolution of T consecutive tokens of the row at one entry. x: [T, channels]; returns the same shape."""
     seen = torch.cat((recent[at], x.to(recent.dtype)))
     recent[at] = seen[len(x) :]
     return _convolved(seen.unsqueeze(0), weight, bias, silu).squeeze(0).to(x.dtype)
@@ -76,9 +76,9 @@ def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor
     """The gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's dtype.
 
     q, k: [R, key_heads, key_dim], neither of length 1 nor scaled. v: [R, value_heads, value_dim]; value_heads is a
-    multiple of key_heads. decay: [R, value_heads] float32, the logarithm of a, at most 0. strength: the same of b.
-    matrix: [N, value_heads, key_dim, value_dim] float32, the states, which are updated. at: [R] int64 entries of
-    `matrix`, distinct but for padding.
+    multiple of key_heads. decay: [R, value_heads] float32, the logarithm of a, at most 0. strength: [R, value_heads]
+    float32, b. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which are updated. at: [R] int64
+    entries of `matrix`, distinct except for padding.
     """
     queries, keys = heads_of(q, k, v.shape[1])
     state = matrix.index_select(0, at)
@@ -91,7 +91,7 @@ def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor
 
 
 def _delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: int) -> Tensor:
-    """The same of T consecutive tokens of the row at one entry; T stands in the place of R.
+    """The gated delta rule for T consecutive tokens of the row at one entry; T replaces R in the shapes.
 
     Within a chunk the tokens' updates are a triangular system (section 3.3 of the paper): with the decay c_i from the
     chunk's beginning to token i and D_ij = c_i / c_j for j <= i,
@@ -110,7 +110,7 @@ def _delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor,
     since_start = log_decay.exp()
     pairs = (log_decay - log_decay.mT).tril().exp().tril()
     system = (keys @ keys.mT * pairs * factor).tril(-1)
-    # To invert the system and to multiply takes less time than to solve it for as many columns as values and keys have.
+    # Inverting the system and multiplying is faster than solving it for as many columns as values and keys have.
     one = torch.eye(CHUNK, device=v.device).expand_as(system)
     inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
     written, taken = inverse @ (values * factor), inverse @ (keys * since_start * factor)
@@ -165,7 +165,7 @@ def _scan_step(
 
     x: [R, heads, head_dim]. b, c: [R, groups, state_size]; heads are in groups, side by side. time: [R, heads] float32,
     d. rate, skip: [heads] float32, A and D. matrix: [N, heads, state_size, head_dim] float32, the states, which are
-    updated. at: [R] int64 entries of `matrix`, distinct but for padding.
+    updated. at: [R] int64 entries of `matrix`, distinct except for padding.
     """
     write, read = _of_heads(b, c, x.shape[1])
     inputs = x.float()
@@ -179,7 +179,7 @@ def _scan_step(
 def _scan_run(
     x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: int
 ) -> Tensor:
-    """The same of T consecutive tokens of the row at one entry; T stands in the place of R.
+    """The recurrence for T consecutive tokens of the row at one entry; T replaces R in the shapes.
 
     Within a chunk (section 6 of the paper), with the decay e_i from the chunk's beginning to token i, and
     E_ij = e_i / e_j for j <= i:   Y = (E C B^T) X + e C S,   S = e_last S + (e_last / e B)^T X,   where X holds d x.

@@ -1,6 +1,6 @@
-"""Op: a named computation with a plain torch reference and, for each kind of device, the best implementation there is.
+"""Op: a named computation with a plain torch reference and the best implementation for each kind of device.
 
-Layers call ops and ask nobody about hardware. An op has the granularity of the best fused kernel; its reference is the
+Layers call ops and know no hardware. An op has the granularity of the best fused kernel; its reference is the
 plain composition, which every implementation is tested against. Knows no layer and no platform but by device type.
 """
 
@@ -32,14 +32,15 @@ it needs, a compiler or a newer device, is not here.
 """
 
 Numerics = Literal["fastest", "invariant"]
-"""What matters about the implementations of all ops: their speed, or that each row of a result is the same bit for bit
-whatever rows it is computed with, and however many."""
+"""Required property of the implementations of all ops: speed, or that each row of a result has the same bits whatever
+rows it is computed with, and however many.
+"""
 
 
 NONE: Mapping[str, Implementation] = {}
 
 _using: list[Numerics] = ["fastest"]
-"""One item: what this process has been told."""
+"""One item: the setting of this process."""
 
 _missed: set[str] = set()
 """Modules that cannot run here, of which the log has said so."""
@@ -75,7 +76,7 @@ class Op(Generic[P, R]):
     ) -> None:
         """`implementations` are keyed by torch device type: cuda=…, cpu=….
 
-        `invariant`: likewise, those that take the place of `implementations` where these are not invariant (see
+        `invariant`: implementations by device type that replace those of `implementations` that are not invariant (see
         `Numerics`).
         """
         self.name = name
@@ -94,7 +95,9 @@ class Op(Generic[P, R]):
         return chosen(*args, **kwargs)
 
     def choose(self, device_type: str) -> Callable[P, R]:
-        """What a call on this kind of device runs. ImportError if an implementation's own module is broken."""
+        """The implementation for this kind of device. Raises ImportError if an implementation's own module is
+        broken.
+        """
         if not REFERENCE_OPS.get():
             named = self.implementations.get(device_type, ())
             if _using[0] == "invariant":

@@ -1,9 +1,9 @@
 """From logits to tokens: forbidding and drawing them, their log-probabilities, and the newest token of each slot.
 
 Drawing is deterministic: the only randomness is the number in [0, 1) that the caller gives for each row. A row's tokens
-are ranked by probability, the lower id first among equals. Of the distribution after temperature, a token may be drawn
-if it is among the top_k, if those ranked before it hold less than top_p, and if it has at least min_p times the
-probability of the first. What is left is drawn from by inverting its cumulative sum, in order of ids.
+are ranked by probability, the lower id first among equals. Drawing uses the distribution after temperature. A token may
+be drawn if it is among the top_k, if those ranked before it hold less than top_p, and if it has at least min_p times
+the probability of the first. One of the remaining tokens is drawn by inverting their cumulative sum, in order of ids.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Filters(NamedTuple):
 
     @property
     def given(self) -> bool:
-        """Whether any row has one."""
+        """True if any row has a filter."""
         return any(values is not None for values in self)
 
     def of(self, rows: slice) -> Filters:
-        """Those of some rows."""
+        """The filters of some rows."""
         return Filters(*(None if values is None else values[rows] for values in self))
 
 
@@ -82,7 +82,7 @@ def allowed_ranks(ranked: Tensor, total: Tensor, filters: Filters) -> Tensor:
 
 
 def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The token in whose share of the cumulative sum the number falls; tokens of weight 0 have none."""
+    """The token in whose share of the cumulative sum the number falls; tokens of weight 0 have no share."""
     shares = weights.cumsum(dim=-1)
     total = shares[:, -1]
     # Rounding must not carry the target up to the total, behind the last token with a share.
@@ -133,7 +133,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def _most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[N, count] values, the highest first, and their ids, int64. Of equals, any come first, and any are left out."""
+    """[N, count] values, the highest first, and their ids, int64. The order and choice among equals is undefined."""
     top = logprobs.topk(count, dim=-1)
     return top.values, top.indices
 

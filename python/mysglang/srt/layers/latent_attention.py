@@ -52,7 +52,7 @@ class LatentSizes:
 
 
 class HeadsOfRows(nn.Module):
-    """What makes keys and values of this rank's heads from rows: the parts K_h and V_h of `weight`.
+    """Makes keys and values of this rank's heads from rows, by the parts K_h and V_h of `weight`.
 
     The checkpoint's matrix [num_heads * (key_dim + value_dim), latent_dim] is taken apart once it is loaded. It is
     never quantized: no quantized product multiplies a matrix head by head, and it is small beside the others.

@@ -1,7 +1,7 @@
 """Parameters that know how to load themselves from a checkpoint's tensors, whole or this rank's part of them.
 
 A parameter is made of sections along one dimension: the checkpoint's tensors that were stacked into it (q, k and v, or
-gate and up), or a single one. Of each section this rank holds a run of consecutive rows.
+gate and up), or a single one. This rank holds a run of consecutive rows of each section.
 
     checkpoint   q_proj [8 heads]      k_proj [2 heads]  v_proj [2 heads]
     rank 1 of 2  ....████              .█                .█               -> qkv_proj of rank 1: ████ █ █

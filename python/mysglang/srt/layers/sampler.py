@@ -2,8 +2,8 @@
 computed.
 
 Knows rows, no request and no feature. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
-disturbs no other: if sampling all rows together fails, each is sampled by itself (`sample_apart`). Of several ranks the
-first one chooses, and the others are told its tokens. Rows are those of the logits.
+disturbs no other: if sampling all rows together fails, each is sampled by itself (`sample_apart`). With several ranks,
+the first one chooses, and sends its tokens to the others. Rows are those of the logits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Beam search: the likeliest whole answers, found by going on with several beginnings at once.
+"""Beam search: the most likely whole answers, found by continuing several beginnings in parallel.
 
-Nothing in the engine knows of it. In every round each beginning that is still open is a request for one token more and
-the likeliest ones in its place; that they share their prompts, and each what it grew out of, the prefix cache finds.
-Knows no sockets: whoever has rounds run is handed in.
+The engine has no code for it. In every round, each open beam is a request for one more token and the most likely tokens
+at its place. The prefix cache finds the prompt and the tokens that beams share. Knows no sockets: the function that
+runs a round is a parameter.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Beam:
 class Search:
     """The beams of one prompt, as transformers' beam search keeps them (`early_stopping` false).
 
-    Of all continuations of the open beams the best `wanted` are looked at. Those of the best `width` that end are kept,
-    if they are among the best `width` whole answers; the best `width` that do not end go on. A whole answer's score is
-    its log-probability over its length to the power of `length_penalty`. The search ends when there are `width` whole
-    answers, and no open beam has, as long as it is now, a better score than the worst of them.
+    The best `wanted` of all continuations of the open beams are considered. Those of the best `width` that end are
+    kept, if they are among the best `width` whole answers; the best `width` that do not end go on. A whole answer's
+    score is its log-probability over its length to the power of `length_penalty`. The search ends when there are
+    `width` whole answers, and no open beam has, as long as it is now, a better score than the worst of them.
     """
 
     width: int
@@ -102,7 +102,7 @@ class Search:
         return [*self.whole, *(Beam(beam.ids, beam.logprob, aborted) for beam in begun)][:count]
 
     def score(self, beam: Beam) -> float:
-        """What beams are compared by; the empty one has none to compare."""
+        """Score by which beams are compared; the empty beam has none."""
         return beam.logprob / math.pow(max(len(beam.ids), 1), self.length_penalty)
 
     def _end(self, beam: Beam) -> FinishReason | None:
@@ -112,7 +112,7 @@ class Search:
 
 
 def wants_beams(obj: GenerateReqInput) -> bool:
-    """Whether any of its prompts asks for beam search."""
+    """True if any of its prompts asks for beam search."""
     params = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
     return any(one.beam_width is not None for one in params)
 
@@ -149,7 +149,7 @@ class _Task:
     request: TokenizedGenerateReqInput
     search: Search
     cached_tokens: int | None = None
-    """Of the prompt, in the first round."""
+    """Cached tokens of the prompt, in the first round."""
 
     async def told(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
         """A beam as an answer."""
@@ -192,7 +192,7 @@ def _first(params: SamplingParams | list[SamplingParams]) -> SamplingParams:
 
 
 def _alone(obj: GenerateReqInput) -> GenerateReqInput:
-    """With one answer for each prompt."""
+    """The request with one answer for each prompt."""
     for name in _NOT_BESIDE:
         if (asked := getattr(obj, name)) is not None and asked is not False:
             raise InvalidRequest(f"{name}: not together with beam search.", param=name)
@@ -233,7 +233,7 @@ def _search(params: SamplingParams, limits: FrontLimits) -> Search:
     if search.wanted > most:
         raise InvalidRequest(
             f"beam_width {search.width} needs the {search.wanted} likeliest tokens of each beam, since "
-            f"{len(search.stop_ids)} may end the answer; at most {most} can be told.",
+            f"{len(search.stop_ids)} may end the answer; at most {most} can be reported.",
             param="beam_width",
         )
     return search

@@ -10,19 +10,19 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """What came beside the request."""
+    """Facts about the client of a request."""
 
     api_key: str = ""
     """The name of the key that was sent, which is not the key; empty where none is needed."""
     routing_key: str = ""
     remote: bool = False
-    """Whether it asks over HTTP, and so may leave unread what comes for it."""
+    """True if it asks over HTTP, and so may leave its answer unread."""
     admin: bool = False
-    """Whether it came with the admin key."""
+    """True if it used the admin key."""
 
     @property
     def scope(self) -> str | None:
-        """The key whose requests it may end; None for all keys, as the admin and this process itself may."""
+        """The API key whose requests it may abort; None for all keys, as for the admin and for this process itself."""
         return None if self.admin or not self.remote else self.api_key
 
 

@@ -27,7 +27,7 @@ DETOKENIZER_TITLE = "mysglang::detokenizer"
 
 
 class SchedulerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scheduler process is told."""
+    """Arguments of one scheduler process."""
 
     server_args: ServerArgs
     port_args: PortArgs
@@ -35,7 +35,7 @@ class SchedulerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one detokenizer process is told."""
+    """Arguments of one detokenizer process."""
 
     server_args: ServerArgs
     port_args: PortArgs
@@ -44,7 +44,7 @@ class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ranks_of(parallel: ParallelArgs, meeting_file: str = "") -> list[RankContext]:
-    """Of each process that computes, the first rank's first."""
+    """Contexts of all computing processes, the first rank's first."""
     return rank_contexts(
         parallel.tp_size,
         parallel.pp_size,
@@ -85,7 +85,7 @@ def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
         # The user's business: said in the user's words, without a traceback.
         tell_parent(link, Failed(list(error.problems)))
     except PeerLost as error:
-        # Not logged: the last line of the log is for the cause.
+        # Not logged, because the last line of the log is reserved for the cause.
         tell_parent(link, Failed([summary(error)], follows=True))
     except Exception as error:
         logger.exception("this process cannot go on")

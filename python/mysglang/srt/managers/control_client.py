@@ -50,9 +50,7 @@ class ControlClient:
         num_fronts: int = 1,
         num_ranks: int = 1,
     ) -> None:
-        """A question's number tells which of `num_fronts` asked it, by what is left of a division. Each of `num_ranks`
-        answers it.
-        """
+        """A question's number modulo `num_fronts` is the front that asked. Each of `num_ranks` answers it."""
         self._to_scheduler = to_scheduler
         self._timeout_s = timeout_s
         self._waiting: dict[int, Waiting] = {}
@@ -65,12 +63,12 @@ class ControlClient:
         return await self._ask(lambda number: FlushCacheReqInput(id=number), FlushCacheReqOutput)
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
-        """What the scheduler holds. Raises likewise."""
+        """The scheduler's internal state. Raises the errors of `ask`."""
         return await self._ask(lambda number: GetInternalStateReq(id=number), GetInternalStateReqOutput)
 
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
-        """Have the command carried out that `make` gives its number, within `patience_s` seconds if it is one that
-        takes long. Raises likewise.
+        """Have the command carried out that `make` creates from its number, within `patience_s` seconds if it may take
+        long. Raises the errors of `ask`.
         """
         return await self._ask(make, ControlReqOutput, patience_s)
 
@@ -80,7 +78,7 @@ class ControlClient:
         return len(self._waiting)
 
     def answer(self, reply: Reply) -> None:
-        """A rank's reply arrived. One that nobody waits for any more is dropped."""
+        """A rank's reply arrived. A reply that no caller waits for any more is dropped."""
         waiting = self._waiting.get(reply.id)
         if waiting is None or waiting.reply.done():
             return

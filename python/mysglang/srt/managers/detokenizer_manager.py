@@ -54,12 +54,12 @@ class Status(Protocol):
         ...
 
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
-        """What the text grows by with `ids`; with a finish reason they are its last, and nothing is held back."""
+        """Text that `ids` add. With a finish reason they are the last ones, and no text is held back."""
         ...
 
 
 class NoText:
-    """Of a server without a tokenizer."""
+    """Replaces the tokenizer of a server that has none."""
 
     def advance_one(self, token_id: int) -> str:
         return ""
@@ -76,7 +76,7 @@ class DecodeStatus:
     def __init__(self, tokenizer: Tokenizer, flags: int, stops: Sequence[str], regexes: Sequence[str] = ()) -> None:
         self._trims = not flags & NO_STOP_TRIM
         if not self._trims:
-            # What is not trimmed need not be held back.
+            # Text that will not be trimmed need not be held back.
             stops = regexes = ()
         self._text = tokenizer.output_text(stops, regexes, skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS))
         self.advance_one = self._text.feeder
@@ -126,12 +126,12 @@ class DetokenizerManager:
             self._sender.send(DetokenizerBeat(detokenizer=self._index, open_texts=len(self.decode_status)))
 
     def handle_messages(self) -> None:
-        """The same for the messages that are there."""
+        """Handle the messages that are there now."""
         for message in self._receiver.drain():
             self._sender.send(self.handle_batch_token_id_out(message))
 
     def handle_batch_token_id_out(self, message: BatchTokenIDOutput) -> BatchStrOutput:
-        """What `message` adds to the texts of its requests."""
+        """The texts that `message` adds to its requests."""
         ids = unpack_ids(message.token_ids).tolist()
         counts = unpack_ids(message.token_counts).tolist()
         texts: list[str] = []

@@ -38,7 +38,7 @@ Keys = npt.NDArray[np.int64]
 
 
 class Column(IntEnum):
-    """What a front writes down."""
+    """A number that a front records."""
 
     OPEN_ANSWERS = 0
     """Answers that are not complete."""
@@ -46,13 +46,13 @@ class Column(IntEnum):
     """Requests by HTTP that are not answered to their end."""
     SLOW_CLIENTS_CUT = 2
     ACCEPTED = 3
-    """From here on to REFUSED as in FrontCounters."""
+    """The columns from here to REFUSED are those of FrontCounters."""
     FINISHED = 4
     ABORTED = 5
     TIMED_OUT = 6
     REFUSED = 7
     NAMES = 8
-    """By which clients know open requests."""
+    """Number of open requests by the names that clients gave them."""
 
 
 class Board:
@@ -64,7 +64,7 @@ class Board:
 
     @classmethod
     def alone(cls) -> Board:
-        """Of the only front of a server."""
+        """The board of a server's only front."""
         return cls(bytearray(board_bytes(1)), 0)
 
     @classmethod
@@ -79,7 +79,7 @@ class Board:
         self._cells[self._first + column] = number
 
     def total(self, column: Column) -> int:
-        """Of all fronts."""
+        """Sum over all fronts."""
         return sum(self._cells[column :: len(Column)])
 
 
@@ -88,7 +88,7 @@ def board_bytes(num_fronts: int) -> int:
 
 
 class OpenNames(Protocol):
-    """What one front asks."""
+    """Queries of one front."""
 
     def note(self, names: Collection[str]) -> str | None:
         """Note that requests of these names, none of which is noted here, are open. One of them that is open at another
@@ -97,7 +97,7 @@ class OpenNames(Protocol):
         ...
 
     def forget(self, names: Iterable[str]) -> None:
-        """They are not open any more, if they were."""
+        """These names are no longer open."""
         ...
 
 
@@ -127,7 +127,7 @@ class SharedNames:
 
     @classmethod
     def at(cls, path: Path, num_fronts: int, front: int) -> SharedNames:
-        """Those in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        """The table in the file `path`, which is made if it does not exist. The file may be removed afterwards."""
         size = names_bytes(num_fronts)
         with path.open("a+b") as file:
             file.truncate(size)
@@ -164,7 +164,7 @@ def names_bytes(num_fronts: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontHeld:
-    """What one front holds for its requests. All but the last two are 0 when no request is open."""
+    """Objects that one front holds for its requests. All fields except the last two are 0 when no request is open."""
 
     open_requests: int
     names: int
@@ -184,14 +184,14 @@ class Fronts:
     """One front among those of its server, as its TokenizerManager knows them. The default is a server's only front."""
 
     index: int = 0
-    """Of this one; 0 is the server's main process."""
+    """Number of this front; 0 is the server's main process."""
     count: int = 1
     others: Sequence[Sender[ToTokenizer]] = ()
     board: Board = field(default_factory=Board.alone)
     names: OpenNames = field(default_factory=NoOthers)
     """Under which requests are open at other fronts."""
     metrics: RequestMetrics = field(default_factory=NoMetrics)
-    """Hears of this front's requests, and tells of all fronts'."""
+    """Receives the events of this front's requests, and reports the totals of all fronts."""
 
     def tell(self, message: ToTokenizer) -> None:
         """Tell all others."""

@@ -1,7 +1,7 @@
-"""Generation: the chunks of one call, for a reader who asks for one after the other or has them poured out.
+"""Generation: the chunks of one call, for a reader that asks for each one or has them poured into an outlet.
 
-A reader who asks is woken for each chunk: a task goes on through all that stands around it. One who has chunks poured
-into an outlet is called in the turn in which they come, and waits only for the end. Both get the same chunks.
+A reader that asks is woken for each chunk: its task resumes through all the code around it. A reader with an outlet is
+called in the turn in which chunks arrive, and waits only for the end. Both get the same chunks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mysglang.srt.utils.fair_turns import Breather
 
 @dataclass(slots=True)
 class Call:
-    """What one caller asked for: its answers, read through one inbox."""
+    """The answers that one caller asked for, read through one inbox."""
 
     unfolded: Unfolded
     inbox: Inbox
     states: list[ReqState]
     open_answers: int
-    """Those whose last chunk was not read yet."""
+    """Number of answers whose last chunk was not read yet."""
     owner: str
     """The API key that asks; its names are its own."""
 
     def take(self, state: ReqState) -> GenerationChunk:
-        """What is new in one of its answers. Raises what `ReqState.take` raises."""
+        """The new part of one of its answers. Raises the errors of `ReqState.take`."""
         chunk = state.take()
         if chunk.finish_reason is not None:
             self.open_answers -= 1
@@ -40,7 +40,7 @@ class Call:
 
 
 class CallDesk(Protocol):
-    """Who answers calls: the TokenizerManager."""
+    """The part of the TokenizerManager that answers calls."""
 
     async def open_call(self, obj: GenerateReqInput) -> Call:
         """Name the answers: from here on they can be aborted."""
@@ -56,32 +56,32 @@ class CallDesk(Protocol):
 
 
 class Outlet(Protocol):
-    """Where chunks are poured."""
+    """Destination into which chunks are poured."""
 
     @property
     def has_room(self) -> bool:
-        """Whether it wants more. What comes while it does not piles up, and makes one chunk for each answer. Asked once
+        """True if it accepts more chunks. Otherwise they accumulate, and become one chunk for each answer. Asked once
         before as many chunks as there are answers.
         """
         ...
 
     def is_long(self, chunk: GenerationChunk) -> bool:
-        """Whether it is too much work to take `chunk` at once; asked of chunks with numbers alone."""
+        """True if taking `chunk` at once is too much work; asked only for chunks with numbers."""
         ...
 
     def take(self, chunk: GenerationChunk) -> None: ...
 
     async def take_long(self, chunk: GenerationChunk) -> None:
-        """The same for one that is. Nothing is handed over meanwhile."""
+        """Take a long chunk. No other chunk is handed over until this returns."""
         ...
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
-        """Call this whenever there is room again; nothing any more if None."""
+        """Call `call` whenever there is room again; None to stop that."""
         ...
 
 
 class Generation(AsyncGenerator[GenerationChunk, None]):
-    """Closing or dropping it aborts what is not complete, as does whatever is raised in it."""
+    """Closing or dropping it aborts its incomplete answers, and so does any exception raised in it."""
 
     def __init__(self, desk: CallDesk, obj: GenerateReqInput) -> None:
         self._desk = desk
@@ -136,7 +136,7 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
                 self._loop.call_soon_threadsafe(self._desk.close_call, self._call)
 
     async def _next_state(self, call: Call) -> ReqState:
-        """Who asks for many answers that are there already does not keep others waiting for all of them."""
+        """The next state with news. A caller with many ready answers does not block other tasks for all of them."""
         if (state := call.inbox.next()) is not None:
             await self._breather.rest()
             return state

@@ -40,31 +40,31 @@ from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
 MAX_PRIORITY = (1 << 31) - 1
 
 SEED_BITS = 48
-"""Of a drawn seed: survives a client that reads JSON numbers as doubles, with room for `n` copies."""
+"""Bits of a drawn seed: few enough for a client that reads JSON numbers as doubles, with room for `n` copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLimits:
-    """What the engine can take; known once a scheduler is ready."""
+    """Limits of the engine; known once a scheduler is ready."""
 
     context_len: int
     """Tokens of the longest request that the model allows, output included."""
     max_req_len: int
-    """The same for this engine, whose KV cache may hold less."""
+    """Largest number of tokens of a request in this engine, whose KV cache may be smaller than the context."""
     vocab_size: int
     max_running_requests: int
     """Requests that run at once; more wait."""
     priorities: bool = False
-    """Whether requests may say how urgent they are."""
+    """True if requests may have a priority."""
     is_embedding: bool = False
-    """Whether the model makes vectors of prompts, and no text."""
+    """True if the model makes vectors of prompts, and no text."""
     eos_token_ids: tuple[int, ...] = ()
     hidden_states: bool = False
-    """Whether requests may ask for hidden states."""
+    """True if requests may ask for hidden states."""
     hidden_size: int = 0
-    """Of a hidden state, and of a token's embedding."""
+    """Size of a hidden state, and of a token's embedding."""
     logit_processors: tuple[str, ...] = ()
-    """Those that requests may name."""
+    """Names of the logit processors that requests may use."""
 
     @classmethod
     def from_facts(cls, facts: SchedulerFacts) -> FrontLimits:
@@ -118,13 +118,15 @@ class InputTokenizer:
         return [request for piece in job.pieces for request in await self.requests(job, piece)]
 
     def job(self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]) -> Job:
-        """The same piece by piece: of a large batch the first can be computed while others are tokenized."""
+        """The job for tokenizing piece by piece: the first requests of a large batch can be computed while others are
+        tokenized.
+        """
         return Job(obj, unfolded, rids, [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts])
 
     async def requests(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
-        """Those of the job's next piece. Raises InvalidRequest for what is wrong with it."""
+        """The requests of the job's next piece. Raises InvalidRequest."""
         if piece.first:
-            # What was made is sent before more is: the scheduler works on it meanwhile.
+            # Each piece is sent before the next one is made, so that the scheduler can work on it.
             await asyncio.sleep(0)
         if job.obj.input_ids is not None and not job.beside and piece.size <= PIECE_IDS:
             # Ids are Python's work, which gains nothing from a thread and waits for its turn there.
@@ -210,7 +212,7 @@ class InputTokenizer:
         return requests
 
     def _settled(self, job: Job, prompt: Prompt, max_new: int) -> Settled:
-        """What was found out for a prompt with the same parameters before, or now."""
+        """Results for a prompt with the same parameters, computed once for each job."""
         key = (id(prompt.params), max_new, prompt.logit_processor)
         if (known := job.settled.get(key)) is not None:
             return known
@@ -241,7 +243,7 @@ class InputTokenizer:
     def _processor(
         self, prompt: Prompt, params: SamplingParams, max_thinking: int | None
     ) -> tuple[str | None, dict[str, object] | None]:
-        """The name of the prompt's logit processor, and all that it wants to be told."""
+        """Name of the prompt's logit processor, and its parameters."""
         name, told = prompt.logit_processor, params.custom_params
         if max_thinking is not None:
             if name is not None:
@@ -273,7 +275,7 @@ class InputTokenizer:
         rows = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
         for row in rows:
             if len(row) > self._limits.context_len:
-                # What cannot fit is not worth packing.
+                # A prompt that cannot fit is refused before it is packed.
                 raise self._too_long(str(len(row)), _field(prompts[0]))
         if not texts and not rows:
             return [bytes(ID_BYTES * len(prompt.content)) for prompt in prompts]
@@ -315,7 +317,7 @@ class InputTokenizer:
                 raise InvalidRequest(message, param="text") from None
             at_least = len(text) // longest_token
             if at_least >= self._limits.context_len:
-                # What cannot fit is not worth the seconds that tokenizing it would take.
+                # A text that cannot fit is refused before the seconds that tokenizing it would take.
                 raise self._too_long(f"at least {at_least}")
 
     def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
@@ -343,8 +345,8 @@ class InputTokenizer:
         raise InvalidRequest(f"{field}: token id {wrong} is out-of-vocabulary (0 to {last}).", param=field)
 
     def _namespace(self, unfolded: Unfolded, caller: Caller) -> str:
-        """Of the prefix cache. The names of keys are equally long, so no extra_key can make one caller look like
-        another.
+        """Namespace of the prefix cache. The names of keys have equal lengths, so no extra_key can imitate another
+        caller.
         """
         return f"{caller.api_key}/{unfolded.extra_key}" if self._keeps_keys_apart else unfolded.extra_key
 
@@ -417,7 +419,9 @@ class InputTokenizer:
         return list(dict.fromkeys(pack_ids(ids) for ids in written if ids and max(ids) <= last))
 
     def _thinking(self, params: SamplingParams, obj: GenerateReqInput) -> tuple[bytes, int | None]:
-        """What ends the thinking before the grammar begins, and what may begin it. A grammar needs a tokenizer."""
+        """Tokens that end the thinking before the grammar begins, and the token that may begin it. A grammar needs a
+        tokenizer.
+        """
         if (spec := params.grammar) is None:
             return b"", None
         tokenizer = self._need_tokenizer(spec.kind)

@@ -33,7 +33,7 @@ LARGEST_QUESTION = 64
 
 
 class EventPublisher(Protocol):
-    """Hears of pages and tells of them."""
+    """Collects page events and publishes them."""
 
     @property
     def listener(self) -> PageListener: ...
@@ -48,7 +48,7 @@ class EventPublisher(Protocol):
 
 
 class NoPublisher:
-    """Nobody is told."""
+    """The null publisher."""
 
     listener: PageListener = NoListener()
 
@@ -101,8 +101,8 @@ class ZmqPublisher:
 class _Handover:
     """Batches on their way from the scheduler to the thread: never more than `size`, which ZMQ's marks only nearly are.
 
-    The thread polls `bell`. A ring that finds no room is not needed: an earlier one is still to be heard, and whoever
-    hears one takes all that is there.
+    The thread polls `bell`. A ring that finds no room is not needed: an earlier one has not been received yet, and its
+    receiver takes all batches that are there.
     """
 
     def __init__(self, size: int) -> None:
@@ -126,7 +126,7 @@ class _Handover:
         self._rope.shutdown(socket.SHUT_WR)
 
     def take(self) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """What was handed over since the last time, and whether more may come. Blocks never: wait for `bell`."""
+        """The batches since the last call, and True if more may come. Never blocks: wait for `bell`."""
         # Rings first: what is handed over from here on rings again.
         more = self.bell.recv(4096) != b""
         return [self._waiting.popleft() for _ in range(len(self._waiting))], more
@@ -146,7 +146,7 @@ class _Sockets:
         self._public = context.socket(zmq.PUB)
         self._public.set_hwm(config.hwm)
         self._replays = context.socket(zmq.ROUTER)
-        # A whole replay fits; whoever does not read it holds no more memory than that.
+        # The limit fits a whole replay; a subscriber that does not read cannot occupy more memory than that.
         self._replays.setsockopt(zmq.SNDHWM, config.buffer_steps + 1)
         self._replays.setsockopt(zmq.MAXMSGSIZE, LARGEST_QUESTION)
         try:
@@ -158,7 +158,7 @@ class _Sockets:
             raise ConfigError(f"--kv-events-config: {config.endpoint}, {config.replay_endpoint}: {error}.") from error
 
     def serve(self) -> None:
-        """Until told to stop."""
+        """Run until told to stop."""
         poller = zmq.Poller()
         poller.register(self._handover.bell, zmq.POLLIN)
         poller.register(self._replays, zmq.POLLIN)
@@ -175,7 +175,7 @@ class _Sockets:
         self._close()
 
     def _replay(self, question: list[bytes]) -> None:
-        """Answer who asks from which number on; what is no such question is passed over."""
+        """Answer a question for all batches from a number on; other messages are ignored."""
         if len(question) != 3 or question[1] or len(question[2]) != NUMBER_BYTES:
             return
         who, _, first = question

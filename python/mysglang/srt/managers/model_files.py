@@ -1,4 +1,4 @@
-"""From resolved options to what stands in the model's directory: its config, and its tokenizer if there is to be one.
+"""Reads the files of a model's directory for resolved options: its config, and its tokenizer unless that is disabled.
 
 Every process that needs them reads them here, so that all agree.
 """

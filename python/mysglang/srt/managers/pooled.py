@@ -30,7 +30,7 @@ INSTEAD = {
     "embed": "The served model makes vectors and scores nothing; ask /v1/embeddings.",
     "classify": "The served model scores prompts and makes no vectors; ask /v1/classify.",
 }
-"""By what the model does: what to tell somebody who wants something else."""
+"""Kind of model -> advice for a client that asks for something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Pooled:
     vector: Floats
     """[width], or what it was cut to."""
     seconds: float
-    """From the request to the answer."""
+    """Seconds from the request to the answer."""
 
     def response(self) -> dict[str, Any]:
-        """As /encode, /classify and Engine answer."""
+        """The answer in the form of /encode, /classify and Engine."""
         chunk = self.chunk
         return {
             "embedding": self.vector.tolist(),

@@ -109,7 +109,7 @@ class FollowShare:
 
 
 class RankReplies:
-    """A Sender to the fronts: what a rank that follows says there bears its number."""
+    """A Sender to the fronts. Replies of a rank that follows carry its number."""
 
     def __init__(self, inner: Sender[ToTokenizer], rank: int) -> None:
         self._inner = inner

@@ -54,14 +54,14 @@ class Ranked:
     """One document."""
 
     index: int
-    """Where it stood in the request."""
+    """Index in the request."""
     score: float
     prompt_tokens: int
     """Read for it; with vectors, the query's are the first document's."""
     rid: str
 
     def response(self, documents: Texts, *, with_text: bool) -> dict[str, Any]:
-        """As SGLang answers."""
+        """The result in SGLang's form."""
         return {
             "score": self.score,
             "document": documents[self.index] if with_text else None,
@@ -72,10 +72,10 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What `score` found."""
+    """Results of `score`."""
 
     rows: list[list[float]]
-    """For each item, a number for each answer."""
+    """For each item, a number for each label."""
     prompt_tokens: int
 
 
@@ -131,9 +131,10 @@ async def score(
     *,
     apply_softmax: bool,
 ) -> Scores:
-    """For each prompt the probability that each of the labels is its next token, among these alone with softmax.
+    """For each prompt, the probability that each of the labels is its next token, by softmax among these alone.
 
-    Of a classifier, which has labels of its own, its scores instead. Raises InvalidRequest and what the manager raises.
+    For a classifier, which has labels of its own, the result is its scores. Raises InvalidRequest and what the manager
+    raises.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     request = GenerateReqInput(

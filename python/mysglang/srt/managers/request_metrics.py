@@ -18,20 +18,20 @@ class RequestMetrics(Protocol):
     """Hears of every answer, by its name between the processes."""
 
     def opened(self, rid: str) -> None:
-        """It was asked for."""
+        """A request was opened."""
         ...
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
-        """The scheduler was told of it."""
+        """The request was sent to the scheduler."""
         ...
 
     def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
-        """So much of it is there now."""
+        """The request has this many tokens now."""
         ...
 
     def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
-        """It is complete, or was given up (None). Of one that was never sent, or ended before, nothing is counted.
-        `times`: what the scheduler told, where it was asked to.
+        """The request is complete, or was aborted (None). A request that was never sent, or has ended before, is not
+        counted. `times`: the scheduler's times, if they were enabled.
         """
         ...
 
@@ -44,20 +44,20 @@ class RequestMetrics(Protocol):
         ...
 
     def watch(self) -> None:
-        """Somebody looks at the figures now. Counting that happens only on demand begins, or goes on for a while."""
+        """The figures are being watched. Counting on demand begins, or continues for some seconds."""
         ...
 
     def total_row(self) -> Sequence[float]:
-        """Of all fronts: a row of `observability.instruments.FRONT`."""
+        """Sum over all fronts: a row of `observability.instruments.FRONT`."""
         ...
 
     def close(self) -> None:
-        """Nothing more is to be heard."""
+        """Release the resources; no event follows."""
         ...
 
 
 class NoMetrics:
-    """Nobody asks."""
+    """The null metrics."""
 
     def opened(self, rid: str) -> None:
         pass
@@ -176,7 +176,7 @@ class SheetMetrics:
                 self._sheet.add(told.ROUTING_KEYS_ACTIVE, -1)
 
     def watch(self) -> None:
-        """Nothing to do: counting never stops."""
+        """No effect: counting never stops."""
 
     def total_row(self) -> Sequence[float]:
         return self._sheet.total_row()
@@ -186,14 +186,14 @@ class SheetMetrics:
 
 
 WATCHED_S = 15.0
-"""Seconds for which requests are counted after somebody looked."""
+"""Seconds for which requests are counted after the figures were last watched."""
 
 
 class WatchedMetrics(SheetMetrics):
-    """Counts on a sheet while somebody looks at the figures of this server, at whichever front.
+    """Counts on a sheet while the figures of this server are watched, at any front.
 
-    A request that arrived while nobody looked is not counted, and costs a look into an empty dictionary for each of its
-    chunks. The sheet's layout is `instruments.WATCHED_FRONT`.
+    A request that arrived while the figures were not watched is not counted, and costs a look into an empty dictionary
+    for each of its chunks. The sheet's layout is `instruments.WATCHED_FRONT`.
     """
 
     def __init__(self, sheet: Sheet, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -57,9 +57,9 @@ class LogprobChunk:
     """The log-probabilities that a chunk brings."""
 
     output: TokenLogprobs
-    """Of the chunk's tokens."""
+    """Log-probabilities of the chunk's tokens."""
     input: TokenLogprobs | None
-    """Of the prompt from `prompt_start` on: once, in the first chunk, if the prompt's were asked for."""
+    """Log-probabilities of the prompt from `prompt_start` on: in the first chunk, if they were requested."""
     token_ids: Ints
     """The ids asked for: what the columns of `token_ids_vals` mean."""
 
@@ -71,13 +71,13 @@ class LogprobChunk:
 
 
 class GenerationChunk(msgspec.Struct, frozen=True):
-    """What is new in one answer since its last chunk. The counters are totals."""
+    """The new part of one answer since its last chunk. The counters are totals."""
 
     index: int
     """Which answer: prompts in order, and each prompt's `n` copies in order."""
     rid: str
     text: str
-    """What the text grew by; may be empty while a character or a stop string is incomplete."""
+    """New text; may be empty while a character or a stop string is incomplete."""
     token_bytes: bytes
     """`token_ids` as int32 bytes."""
     finish_reason: FinishReason | None
@@ -93,12 +93,13 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     prompt_bytes: bytes | None = None
     """`prompt_ids` as int32 bytes."""
     vector: Floats | None = None
-    """Of a request that asked for one: in its only chunk."""
+    """Vector of a request that asked for one, in its only chunk."""
     weight_versions: tuple[tuple[str, int], ...] = ((FIRST_VERSION, 0),)
-    """The weights with which the answer was computed so far: a name, and from which of its tokens on. Several if they
-    changed meanwhile."""
+    """Versions of the weights that computed the answer so far: (name, index of its first token). Several if they
+    changed during the answer.
+    """
     sequence_score: float | None = None
-    """Of an answer that beam search found: what it was compared by with others."""
+    """Score of an answer that beam search found, by which it was compared with others."""
     hidden_states: Floats | None = None
     """[n, hidden_size], those that the chunk brings; None if not asked for."""
 
@@ -106,12 +107,12 @@ class GenerationChunk(msgspec.Struct, frozen=True):
 
     @property
     def token_ids(self) -> Ints:
-        """What the tokens grew by; a stop token is among them, its text is not."""
+        """New tokens, including a stop token, whose text is left out."""
         return unpack_ids(self.token_bytes)
 
     @property
     def with_numbers(self) -> bool:
-        """Whether it brings more than text and tokens."""
+        """True if it has more than text and tokens."""
         return self.logprobs is not None or self.hidden_states is not None
 
     @property
@@ -131,13 +132,15 @@ RowCounters: TypeAlias = tuple[int, int, int, int]
 
 
 class Post:
-    """Tells the readers of one manager that they have news: all in one go, when what came in this turn was taken."""
+    """Tells the readers of one manager that they have news: all together, after the messages of this turn were
+    handled.
+    """
 
     def __init__(self) -> None:
         self._readers: list[Callable[[], None]] = []
 
     def tell_soon(self, reader: Callable[[], None]) -> None:
-        """Call `reader` once those who run now have done what they do. It must not raise."""
+        """Call `reader` after the callbacks of this turn. It must not raise."""
         if not self._readers:
             asyncio.get_running_loop().call_soon(self._tell)
         self._readers.append(reader)
@@ -149,7 +152,7 @@ class Post:
 
 
 class Inbox:
-    """The states that have news for one reader, who waits for them or is called."""
+    """The states that have news for one reader, which waits for them or is called."""
 
     def __init__(self, post: Post | None = None) -> None:
         self._post = post or Post()
@@ -163,7 +166,7 @@ class Inbox:
         self._ring()
 
     def fail(self, error: ServerEnded) -> None:
-        """Nothing will come any more: the reader gets what is there, then this error."""
+        """No news will follow: the reader gets the remaining states, then this error."""
         self._failure = error
         self._ring()
 
@@ -175,7 +178,7 @@ class Inbox:
         return state
 
     def next(self) -> ReqState | None:
-        """The same, None if nobody has news. Raises ServerEnded."""
+        """The next state with news, or None if there is none. Raises ServerEnded."""
         if self._ready:
             return self._ready.popleft()
         if self._failure is not None:
@@ -183,7 +186,7 @@ class Inbox:
         return None
 
     def call_with_news(self, reader: Callable[[], None] | None) -> None:
-        """Have `reader` called, soon after news came; nobody any more if None."""
+        """Have `reader` called soon after news arrived; None to stop that."""
         self._reader = reader
 
     def _ring(self) -> None:
@@ -234,17 +237,17 @@ class ReqState:
         """`unread`: measures what its reader leaves lying; None if that may be as much as it likes."""
         self.rid = rid
         self.tenant = tenant
-        """Who shares the room for open answers with others."""
+        """Key of the share of open answers to which it counts."""
         self.wire_rid = wire_rid
         """Its name between the processes, never used twice: what comes late for an old request meets no new one."""
         self.index = index
         self.sent = False
-        """Whether the scheduler has heard of it."""
+        """True if it was sent to the scheduler."""
         self.finish_reason: FinishReason | None = None
         self.wish: LogprobRequest | None = None
         self.prompt_ids = b""
         self.hidden_size: int | None = None
-        """Of the hidden states that it asked for; None if it did not."""
+        """Size of the hidden states that it asked for; None if it did not."""
         self._inbox = inbox
         self._stream = stream
         self._unread = unread
@@ -255,7 +258,7 @@ class ReqState:
         self._hidden: list[bytes] = []
         self._counters: RowCounters = (0, 0, 0, 0)
         self.drafts = b""
-        """As the last message told."""
+        """Draft counts of the last message."""
         self._vector: Floats | None = None
         self._weight_versions: tuple[tuple[str, int], ...] = ()
 
@@ -277,14 +280,14 @@ class ReqState:
             self._logprobs.append(logprobs)
 
     def is_neglected(self, grown: int) -> bool:
-        """Whether its reader has left too much lying, now that it grew by so many bytes."""
+        """True if its reader has left too much unread, now that it grew by that many bytes."""
         if self._unread is None or self.finish_reason is not None:
             return False
         self._unread.grow(grown)
         return self._unread.too_much
 
     def note_weights(self, version: str) -> None:
-        """What `add` brings next was computed with the weights of that name."""
+        """The next tokens of `add` were computed with the weights of that name."""
         if not self._weight_versions or self._weight_versions[-1][0] != version:
             self._weight_versions += ((version, self._counters[1]),)
 
@@ -294,7 +297,7 @@ class ReqState:
         self._tell()
 
     def cut_off(self, why: Abort) -> None:
-        """The same, without what its reader has not taken."""
+        """Fail the request, and drop the part that its reader has not taken."""
         self._forget()
         self.finish(why)
 
@@ -303,7 +306,7 @@ class ReqState:
         self._inbox.fail(error)
 
     def take(self) -> GenerationChunk:
-        """What came since the last call. Raises Aborted for a request that the engine refused or gave up.
+        """The new part since the last call. Raises Aborted for a request that the engine refused or aborted.
 
         What it refused because of a field is an InvalidRequest, as if the front had found out.
         """
@@ -334,7 +337,7 @@ class ReqState:
         return chunk
 
     def _forget(self) -> None:
-        """What came and was not taken, or was taken."""
+        """Drop the new part, after it was taken or refused."""
         self._text.clear()
         self._ids.clear()
         if self._logprobs or self._hidden:
@@ -393,11 +396,10 @@ def _columns(
 
 
 class Unread:
-    """How many bytes came for one answer since its reader last took something.
+    """Bytes that have arrived for one answer since its reader last took something.
 
-    A reader over HTTP that is stuck holds as much as the connection may hold (`http_protocol.py`). What goes on coming
-    meanwhile is kept too: text and tokens are small, but log-probabilities and hidden states can be kilobytes for each
-    token.
+    A reader over HTTP that is stuck holds as much as the connection may hold (`http_protocol.py`). Further output is
+    kept too: text and tokens are small, but log-probabilities and hidden states can be kilobytes for each token.
     """
 
     __slots__ = ("_bytes", "_clock", "_since")

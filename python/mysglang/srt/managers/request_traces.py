@@ -1,4 +1,4 @@
-"""TracedMetrics: a trace of every answer, made of what a front hears of it and of what the scheduler told at its end.
+"""TracedMetrics: a trace of every answer, made from the front's events and from the scheduler's times at its end.
 
     request                     opened ............................................. ended     at the front
       tokenize                  opened … sent
@@ -31,7 +31,7 @@ PROVIDER = "mysglang"
 
 
 class SpanSink(Protocol):
-    """Where finished requests go (`observability.tracing.Spans`)."""
+    """Receives the spans of finished requests (`observability.tracing.Spans`)."""
 
     def add(self, whole: Whole) -> None: ...
 
@@ -113,7 +113,7 @@ class TracedMetrics:
 
     def _whole(self, rid: str, traced: _Traced, reason: FinishReason | None, times: RequestTimes | None) -> Whole:
         ended = self._clock()
-        # What the clock showed, as nanoseconds since 1970; the two may drift apart while no request is open.
+        # Time of the clock as nanoseconds since 1970; the two may drift apart while no request is open.
         offset = time.time_ns() - round(ended * 1e9)
 
         def at(moment: float) -> int:
@@ -148,7 +148,9 @@ class TracedMetrics:
 
 
 def _stages(traced: _Traced, times: RequestTimes | None) -> list[tuple[str, float, float]]:
-    """Name, begin and end; 0 for what did not come to pass. A stage that was not come out of ends with the request."""
+    """(name, begin, end) of each stage; 0 for a stage that was not reached. A stage without an end ends with the
+    request.
+    """
     stages = [("tokenize", traced.opened, traced.sent)]
     if times is not None:
         stages += [

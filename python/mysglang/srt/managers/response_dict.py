@@ -29,7 +29,7 @@ TokenTuple: TypeAlias = tuple[float | None, int, str | None]
 """(logprob, token id, its text if asked for)."""
 
 LOWEST = -9999.0
-"""Told in place of minus infinity, which JSON cannot say; OpenAI's own number."""
+"""Replaces minus infinity, which JSON cannot express; OpenAI's own number."""
 
 
 class ResponseDicts:
@@ -46,7 +46,7 @@ class ResponseDicts:
         if obj.return_text_in_logprobs and tokenizer is not None:
             self._text_of = tokenizer.token_text
         self.incremental = incremental and obj.stream
-        """Whether a response holds what is new, and not everything so far."""
+        """True if a response contains only the new part, and not everything so far."""
         self._with_prompt = obj.return_prompt_token_ids
         self._hidden_wishes = obj.return_hidden_states
         self._copies = 1 if isinstance(obj.sampling_params, list) else obj.sampling_params.n
@@ -94,7 +94,7 @@ class ResponseDicts:
 
     @property
     def several(self) -> bool:
-        """Whether the call is answered by a list, be it a list of one."""
+        """True if the answer of the call is a list, also a list of one."""
         return self._list
 
     def answer(self) -> Answer:
@@ -105,10 +105,10 @@ class ResponseDicts:
 
 
 class _AnswerSoFar:
-    """What an answer's chunks add up to."""
+    """Sum of the chunks of one answer."""
 
     def __init__(self, text_of: Callable[[int], str | None], flat: Mapping[str, FlatTops]) -> None:
-        """`flat`: what collects the likeliest tokens of the sides, input or output, that are told as arrays."""
+        """`flat`: collects the most likely tokens of the sides, input or output, that are reported as arrays."""
         self.text = ""
         self._flat = flat
         self.ids: list[int] = []
@@ -117,14 +117,16 @@ class _AnswerSoFar:
         self._hidden: list[Any] | None = None
 
     def add_hidden(self, states: list[list[float]], of_prompt: int) -> None:
-        """As SGLang tells them: the prompt's as one list, if they were asked for, then one for each token after it."""
+        """Add hidden states in SGLang's form: the prompt's as one list, if they were requested, then one for each token
+        after it.
+        """
         known = self._hidden = self._hidden or []
         if of_prompt and states:
             known.append(states[:of_prompt])
         known += states[of_prompt:]
 
     def hidden_states(self) -> dict[str, Any]:
-        """What meta_info says of them; nothing if they were not asked for."""
+        """Their fields in meta_info; empty if they were not requested."""
         return {} if self._hidden is None else {"hidden_states": list(self._hidden)}
 
     def add(self, chunk: GenerationChunk) -> None:
@@ -162,7 +164,7 @@ class _AnswerSoFar:
         )
 
     def _rows(self, vals: list[float | None], rows: list[list[float]], ids: Ints) -> Iterator[list[TokenTuple] | None]:
-        """For each position a list of tuples; None where there is no log-probability."""
+        """For each position a list of tuples; None if it has no log-probability."""
         for value, row, row_ids in zip(vals, rows, ids.tolist(), strict=True):
             tuples = [(told(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
             yield None if value is None else tuples
@@ -187,7 +189,7 @@ def _meta_info(chunk: GenerationChunk) -> dict[str, Any]:
         "prompt_tokens": chunk.prompt_tokens,
         "completion_tokens": chunk.completion_tokens,
         "cached_tokens": chunk.cached_tokens,
-        "reasoning_tokens": 0,  # no token is told apart as reasoning
+        "reasoning_tokens": 0,  # reasoning tokens are not distinguished
         "num_retractions": chunk.retractions,
         "weight_version": chunk.weight_versions[-1][0],
         **_weight_versions(chunk),
@@ -198,7 +200,7 @@ def _meta_info(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _drafts(chunk: GenerationChunk) -> dict[str, Any]:
-    """What became of drafts, where any were tried; a step without any counts as one that accepted none."""
+    """Counts of drafts, if any were tried; a step without drafts counts as one that accepted none."""
     if not chunk.drafts:
         return {}
     proposed, *steps = unpack_ids(chunk.drafts).tolist()
@@ -214,7 +216,7 @@ def _drafts(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _weight_versions(chunk: GenerationChunk) -> dict[str, Any]:
-    """Which of the answer's tokens which weights have computed, if they changed meanwhile."""
+    """Versions of the weights by the tokens that they computed, if they changed during the answer."""
     found = chunk.weight_versions
     if len(found) == 1:
         return {}
@@ -224,7 +226,7 @@ def _weight_versions(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _flat_sides(obj: GenerateReqInput) -> list[str]:
-    """The sides whose likeliest tokens are told as arrays. Raises InvalidRequest."""
+    """The sides whose most likely tokens are reported as arrays. Raises InvalidRequest."""
     wishes = {"input": obj.return_flat_raw_top_logprobs, "output": obj.return_flat_raw_output_top_logprobs}
     sides = [side for side, wanted in wishes.items() if wanted]
     if obj.return_flat_raw_top_logprobs_b64 and not sides:
@@ -235,12 +237,12 @@ def _flat_sides(obj: GenerateReqInput) -> list[str]:
 
 
 def _several(obj: GenerateReqInput) -> bool:
-    """Whether the call has a list of answers, be it a list of one."""
+    """True if the answer of the call is a list, also a list of one."""
     if isinstance(obj.text, list) or isinstance(obj.sampling_params, list) or obj.sampling_params.n > 1:
         return True
     firsts: list[object] = [*(obj.input_ids or [])[:1]]
     for vectors in (obj.input_embeds or [])[:1]:
-        # What it is made of is checked later.
+        # Its content is checked later.
         firsts += vectors[:1] if isinstance(vectors, list) else []
     return any(isinstance(entry, list) for entry in firsts)
 
@@ -270,14 +272,14 @@ class FlatTops:
         self._nulls = 0
 
     def add(self, found: TokenLogprobs) -> None:
-        """More positions. Those without a log-probability stand before all others: the first of a prompt has none."""
+        """Add positions. Those without a log-probability come first: the first token of a prompt has none."""
         there = ~np.isnan(found.vals)
         self._nulls += len(there) - int(np.count_nonzero(there))
         self._vals.append(found.top_vals[there])
         self._ids.append(found.top_ids[there])
 
     def fields(self, lowest: float) -> dict[str, Any]:
-        """What meta_info says of them; `lowest` stands for minus infinity, which JSON cannot say."""
+        """Their fields in meta_info; `lowest` replaces minus infinity, which JSON cannot express."""
         if not self._vals:
             return {}
         vals = np.maximum(np.concatenate(self._vals), lowest).astype("<f4")

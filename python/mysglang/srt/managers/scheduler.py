@@ -46,11 +46,11 @@ from mysglang.srt.utils.outside import Outside
 IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
 EXPECTING_WAIT_MS = 2
-"""The same while something may happen that no message reports, such as a copy that ends."""
+"""Milliseconds of the wait while its role expects an event without a message, such as a copy that ends."""
 GATHER_MS = 2
-"""How long a step waits for the next of a batch that is on its way, each time, if the device may be idle meanwhile."""
+"""Milliseconds that a step waits for the next request of an incomplete batch, each time, if the device may be idle."""
 MOST_GATHER_MS = 10
-"""The same at most, if the device is busy meanwhile."""
+"""Longest such wait in milliseconds, if the device is busy."""
 GATHER_TIMES = 16
 """A step waits at most so many times."""
 HEARTBEAT_S = 1.0
@@ -60,7 +60,7 @@ Handlers = dict[type, Callable[..., None]]
 
 
 class Stepped(Protocol):
-    """What a loop drives (managers/scheduler.py)."""
+    """The scheduler as a loop sees it (managers/scheduler.py)."""
 
     def recv_requests(self) -> None: ...
 
@@ -90,7 +90,7 @@ class SyncLoop:
 
     def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
         self.scheduler = scheduler
-        """What the loop drives. A recorder may stand in its place between two turns."""
+        """The scheduler that the loop drives. A recorder may take its place between two turns."""
         self._lanes = lanes.all
 
     def step(self) -> None:
@@ -116,7 +116,7 @@ class OverlapLoop:
 
     def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
         self.scheduler = scheduler
-        """What the loop drives. A recorder may stand in its place between two turns."""
+        """The scheduler that the loop drives. A recorder may take its place between two turns."""
         self._lanes = lanes.all
 
     def step(self) -> None:
@@ -142,7 +142,7 @@ class OverlapLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerParts:
-    """What a scheduler is made of, in the order in which a request meets it."""
+    """Parts of a scheduler, in the order in which a request meets them."""
 
     # Messages arrive, and become requests.
     intake: Intake
@@ -162,7 +162,7 @@ class SchedulerParts:
     jumps: Jumps
     streamer: Streamer
     timeline: Timeline
-    # What the others stand on, and what is told of the scheduler itself.
+    # Objects below the other parts, and the reports about the scheduler itself.
     lanes: Lanes
     table: RequestTable
     lower: LowerTier
@@ -203,17 +203,17 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is open."""
+        """True if a request is open."""
         return bool(self.reqs)
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step was launched whose result is not applied."""
+        """True if a step was launched whose result is not applied."""
         return self.lanes.in_flight
 
     @property
     def holders(self) -> int:
-        """Requests that hold memory, or may get some at any moment; while generation is paused nobody gets any."""
+        """Requests that hold memory, or may get some at any moment; while generation is paused, none can get any."""
         return self.lanes.size if self.paused else len(self.reqs)
 
     def add_handlers(self, handlers: Handlers) -> None:
@@ -414,7 +414,7 @@ class Standstill:
         self._works.append(work)
 
     def holds(self, message: TokenizedGenerateReqInput) -> bool:
-        """Whether the request waits here; else it goes on."""
+        """True if the request waits here; otherwise it proceeds."""
         if not self._works:
             return False
         self.held[message.rid] = message

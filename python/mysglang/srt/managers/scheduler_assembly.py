@@ -71,31 +71,31 @@ class SchedulerOptions:
     eos_token_ids: tuple[int, ...]
     policy: str = "fcfs"
     priorities: Priorities = "none"
-    """Whether a request's priority comes before the policy."""
+    """True if a request's priority comes before the policy."""
     preemption_threshold: int | None = None
-    """By how much more urgent a request must be than one that runs, to displace it; None: nobody is displaced."""
+    """A request preempts running ones whose priority is lower by more than this; None: no request is preempted."""
     fair_share_by: ShareKey | None = None
-    """Between whom shares are fair; None: nobody is looked at."""
+    """Key of the tenants between which shares are fair; None: tenants are ignored."""
     conservativeness: float = 1.0
     overlap: bool = True
     lanes: int = 1
     """Batches that take turns on the device: as many as the stages of a pipeline."""
     proposer: MakeProposer = DeviceProposer
-    """Where drafts come from, if the worker takes any."""
+    """Source of drafts, if the worker takes any."""
     jump_forward: bool = False
-    """Whether what a grammar forces is computed together where few run."""
+    """True if tokens that a grammar forces are computed together when few requests run."""
     order: OrderName = "prefill_first"
-    """Of prompts and running requests."""
+    """Order of prompts and running requests."""
     decode_wait_tokens: int = 0
     """Prompt tokens for which running requests wait at most, in the order `bounded`."""
     cascade: CascadeCosts | None = None
-    """What reading shared pages once costs beside; None: every row reads for itself."""
+    """Additional cost of reading shared pages once; None: every row reads for itself."""
     stream_interval: int = 1
     decode_log_interval: int = 40
     costs: StepCosts = field(default_factory=NoCosts)
     """Reckons what steps compute, read and write."""
     timed: bool = False
-    """Whether it is told with each answer when its request stood where."""
+    """True if the times of each request are reported with its end."""
     ranks: RankContext = RANKS_OF_ONE
     weight_version: str = FIRST_VERSION
     rules: tuple[AdmissionRule, ...] = ()
@@ -161,7 +161,7 @@ class Residents:
 
     @classmethod
     def make(cls, worker: Worker, kv: KvManager, options: SchedulerOptions) -> Residents:
-        """With as many rows as the worker holds."""
+        """The residents, with as many rows as the worker holds."""
         capacity = worker.capacity
         table = RequestTable(
             capacity.num_slots,
@@ -196,7 +196,7 @@ class Residents:
         )
 
     def results(self, options: SchedulerOptions) -> ResultProcessor:
-        """What is done with the tokens of a step."""
+        """The processor of the tokens of a step."""
         distrust = Distrust(self.table, self.kv, self.lanes, self.residency, self.retraction)
         return ResultProcessor(self.table, self.growth, self.residency, distrust, options.eos_token_ids)
 
@@ -226,7 +226,7 @@ class Residents:
         return JumpForward(self.table, self.kv, self.lanes, self.residency, self.waiting)
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """What a trace of steps shows beside them."""
+        """Counters that a trace of steps shows."""
         kv = self.kv.state()
         return {
             "requests": {"running": self.lanes.size, "waiting": len(self.waiting)},
@@ -292,7 +292,7 @@ def assemble(
             jumps=rows.jumps() if options.jump_forward else NoJumps(),
             streamer=answers.streamer,
             timeline=answers.timeline,
-            # What the others stand on, and what is told of the scheduler itself.
+            # Objects below the other parts, and the reports about the scheduler itself.
             lanes=rows.lanes,
             table=rows.table,
             lower=kv.cache.lower,
@@ -317,7 +317,7 @@ def assemble(
 
 
 class _Answers(NamedTuple):
-    """What sends answers, and what notes their times."""
+    """The sender of answers, and the recorder of their times."""
 
     streamer: Streamer
     timeline: Timeline
@@ -362,7 +362,7 @@ def _answer_control_requests(
     replies: Sender[ToTokenizer],
     capacity: WorkerCapacity,
 ) -> None:
-    """Add the parts that answer what is asked beside generation, each for its own kinds of requests."""
+    """Add the parts that answer control requests, each for its own kinds of requests."""
     control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, capacity=capacity)
     settings = SchedulerSettings(rows.table, rows.ratio, rows.stats, replies)
     lent = SchedulerMemory(scheduler, rows.kv, memory, replies)

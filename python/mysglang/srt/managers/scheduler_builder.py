@@ -100,7 +100,7 @@ def _make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Na
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makers:
-    """What a scheduler stands on. Tests put something in its place that is smaller, or that fails."""
+    """Factories of the objects below a scheduler. Tests replace them by smaller ones, or by ones that fail."""
 
     worker: Callable[[ServerArgs, ModelConfig, RankContext], NamedWorker] = _make_worker
     kv: Callable[[Sequence[SpaceShape], int, int, MakePrefixCache, StateShape | None], KvManager] = KvManager
@@ -156,7 +156,7 @@ def build_scheduler(
 def _facts(
     args: ServerArgs, model: ModelConfig, worker: NamedWorker, max_len: int, ranks: RankContext
 ) -> SchedulerFacts:
-    """What the fronts must know of this rank. `max_len`: tokens of the longest request, output included."""
+    """Facts about this rank that the fronts need. `max_len`: tokens of the longest request, output included."""
     capacity = worker.capacity
     return SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
@@ -202,7 +202,9 @@ def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
 
 
 NEWS_OF_PARTS = (None, QueueNews)
-"""What the tiers below the cache and the role tell of, in the scheduler's order. Several ranks have no such tiers."""
+"""Sources of news, in the scheduler's order: the tiers below the cache and the role. Several ranks have no such
+tiers.
+"""
 
 
 def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Share | None:
@@ -256,21 +258,23 @@ PROPOSERS: Mapping[SpeculativeAlgorithm | None, MakeProposer] = {
     "NGRAM": from_own_text,
     "STANDALONE": from_draft_model,
 }
-"""What says which rows try drafts. Without an algorithm no step has any."""
+"""Algorithm -> factory of the proposer, which decides which rows try drafts. Without an algorithm no step has
+drafts.
+"""
 
 DTYPE_BYTES = {"float32": 4}
 """Bytes of a number in the KV cache; 2 for the others."""
 
 
 def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
-    """Whether the costs of steps are wanted, and the model is a decoder of our own that makes logits."""
+    """True if the costs of steps are wanted, and the model is a decoder of our own that makes logits."""
     return args.observability.enable_mfu_metrics and model.pooling is None and model.decoder is not None
 
 
 def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCosts:
     if not _reckons(args, model):
         return NoCosts()
-    # Of the layers of this stage; the first rank's stage has the head.
+    # Costs of the layers of this stage; the first rank's stage has the head.
     plan = model.plan.stage(ranks.pp.rank, ranks.pp.size)
     shape = DecoderShape(
         layer_parameters=plan.used_parameters(model.hidden_size),
@@ -332,13 +336,13 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Schedu
 
 
 def _proposer(args: ServerArgs) -> MakeProposer:
-    """What says which rows try drafts."""
+    """Factory of the proposer, which decides which rows try drafts."""
     make = PROPOSERS[args.speculative.speculative_algorithm]
     return ForcedDrafts.around(make) if args.grammar.enable_jump_forward else make
 
 
 def _kv_events(args: ServerArgs, capacity: WorkerCapacity, ranks: RankContext) -> EventPublisher:
-    """Who tells routers what is cached: the first rank, if anybody asked for it."""
+    """The publisher of KV events, on the first rank if it is enabled."""
     given = args.observability.kv_events_config
     config = KvEventsConfig() if given is None else read_kv_events(given)
     if config.publisher == "null" or ranks.world.rank:
@@ -352,7 +356,7 @@ def _timeouts(schedule: ScheduleArgs) -> Timeouts:
 
 
 def _order(schedule: ScheduleArgs) -> OrderName:
-    """Whether prompts and running requests share steps, or else how long the running wait."""
+    """True if prompts and running requests share steps; otherwise the limit for the wait of running requests."""
     if schedule.enable_mixed_chunk:
         return "mixed"
     return "bounded" if schedule.decode_wait_tokens else "prefill_first"
@@ -372,7 +376,7 @@ def _structured_output(
             "or outlines, or --constrained-json-max-whitespace-cnt."
         )
     if backend != "xgrammar" and grammar.enable_jump_forward:
-        raise ConfigError("--enable-jump-forward: only xgrammar tells what it forces.")
+        raise ConfigError("--enable-jump-forward: only xgrammar reports the text that it forces.")
     assert args.model.tokenizer_path is not None, "there is a tokenizer"
     setup = CompilerSetup(
         backend=backend,

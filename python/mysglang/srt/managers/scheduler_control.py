@@ -79,7 +79,9 @@ class SchedulerControl:
         }
 
     def flush_cache(self, message: FlushCacheReqInput) -> None:
-        """Empty the prefix cache if nobody is here, or all who are wait for a pause to end and hold nothing."""
+        """Empty the prefix cache, if no request is open, or if all open requests hold nothing and wait for the end of a
+        pause.
+        """
         busy = self._scheduler.holders
         flushed = busy == 0 and self._kv.flush()
         text = "Cache flushed." if flushed else f"Cache not flushed: {busy} requests are running or waiting."
@@ -103,7 +105,7 @@ class SchedulerControl:
         self._done(message.id, "Generation continues.")
 
     def freeze_gc(self, message: FreezeGcReq) -> None:
-        """What is alive now need not be looked at again."""
+        """Declare all existing objects permanent for the garbage collector."""
         freeze_heap()
         self._done(message.id, "Frozen.")
 
@@ -121,7 +123,7 @@ class SchedulerControl:
         self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text))
 
     def get_internal_state(self, message: GetInternalStateReq) -> None:
-        """What is held now."""
+        """Report the present state."""
         kv, copied = self._kv.state(), self._kv.cache.lower.counts
         running, windows = self._scheduler.lanes.size, kv.spaces[1:]
         self._to_tokenizer.send(
@@ -216,7 +218,9 @@ class SchedulerMemory:
         return {ReleaseMemoryOccupationReq: self.release, ResumeMemoryOccupationReq: self.resume}
 
     def release(self, message: ReleaseMemoryOccupationReq) -> None:
-        """If nobody is here, or all who are wait for a pause to end and hold nothing."""
+        """Release memory, if no request is open, or if all open requests hold nothing and wait for the end of a
+        pause.
+        """
 
         def release() -> str:
             busy = self._scheduler.holders
@@ -256,7 +260,7 @@ MAX_NOTES = 3600
 
 
 class CacheWatch:
-    """Answers operators who look at the prefix cache. Costs a note a second while nobody asks.
+    """Answers the operator's queries about the prefix cache. Without queries, it costs a note a second.
 
     The cache counts operations, so that all ranks evict alike, and reads no clock. People want seconds: with each
     heartbeat the count is noted, with the time, for the last hour of work.
@@ -287,6 +291,6 @@ class CacheWatch:
         tree = msgspec.to_builtins(self._cache.view(message.preview_tokens))
         for node in tree["nodes"]:
             at = bisect_left(counts, node.pop("last_use"))
-            # What was used since the last heartbeat was used just now.
+            # Nodes that were used since the last heartbeat count as used now.
             node["idle_s"] = round(now - self._notes[at][1], 1) if at < len(counts) else 0.0
         self._to_tokenizer.send(ControlReqOutput(id=message.id, success=True, details=tree))

@@ -25,7 +25,9 @@ from mysglang.srt.utils.process import ParentLink, freeze_heap, paused_gc, set_t
 logger = logging.getLogger(__name__)
 
 FEW_CORES = 4
-"""Up to here one core is left to the front, whose threads would otherwise wait behind every matrix product."""
+"""With at most this many cores, one core is left to the front, whose threads would otherwise wait behind every matrix
+product.
+"""
 
 
 Build: TypeAlias = Callable[[ServerArgs, PortArgs, RankContext], tuple[Loop, SchedulerFacts]]
@@ -42,7 +44,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     set_title(scheduler_title(ranks))
     configure_logging(args.observability.log_level, ranks.name)
     if not ranks.leads:
-        # All ranks run the same steps, and the first one tells of them.
+        # All ranks run the same steps, and the first one reports them.
         logging.getLogger("mysglang.srt.scheduling.stats").setLevel(logging.WARNING)
     times: dict[str, float] = {}
     with timed(logger, "scheduler set up"), measured(times, "scheduler_e2e"), paused_gc():

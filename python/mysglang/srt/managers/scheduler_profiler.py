@@ -25,12 +25,12 @@ from mysglang.srt.scheduling.output_streamer import Streamer
 logger = logging.getLogger(__name__)
 
 STAGE_NAMES: dict[ProfileStage, str] = {"prefill": "EXTEND", "decode": "DECODE"}
-"""What the names of files call a stage, as SGLang's do."""
+"""Names of the stages in file names, as SGLang's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What is recorded."""
+    """Objects that a recording observes."""
 
     loop: Loop
     streamer: Streamer
@@ -38,7 +38,7 @@ class Profiled:
     steps_done: Callable[[], int]
     """Steps since the start of the scheduler."""
     rank_name: str
-    """Of this process; ends the names of files where there are several ranks, and else is empty."""
+    """Rank of this process, for the ends of file names; empty for a single rank."""
 
 
 class Recording(Protocol):
@@ -92,7 +92,7 @@ class SchedulerProfiler:
 
 
 class _Profile:
-    """From the request for a profile until its files are written. Sees every step go by, as `_CountedSteps`."""
+    """One profile, from the request until its files are written. `_CountedSteps` calls it at every step."""
 
     def __init__(self, message: StartProfileReq, profiled: Profiled) -> None:
         """Raises OSError where the directory cannot be made, ValueError for a GPU that is not there."""
@@ -105,7 +105,7 @@ class _Profile:
         self._stage: ProfileStage | None = None
         """The stage that is being recorded, of a profile by stages."""
         self._stages = list(message.stages)
-        """Those that are still to be recorded."""
+        """Stages that are still to be recorded."""
         self._steps = 0
         """Steps of the recording that are over."""
         folder = Path(message.output_dir)
@@ -176,7 +176,7 @@ class _Profile:
 
 
 class _CountedSteps(WatchedSteps):
-    """Tells a profile of the steps that begin and end."""
+    """Tells a profile when steps begin and end."""
 
     def __init__(self, inner: Stepped, profile: _Profile) -> None:
         super().__init__(inner)

@@ -1,4 +1,5 @@
-"""SchedulerWeights: handlers of control messages about weights: who must be done before they change, and what follows.
+"""SchedulerWeights: handlers of control messages about weights. They wait until no request uses the old weights, and
+handle the effects.
 
 What a weight is, it does not know: that is the business of `forward.weights.ModelWeights`.
 """
@@ -75,7 +76,7 @@ class SchedulerWeights:
                 self._settle(number, partial(_joined, future))
 
     def update_weights(self, message: UpdateWeightsReq) -> None:
-        """From files."""
+        """Update from files."""
 
         def load() -> int:
             return self._weights.update_from_files(message.path, whole=message.whole, pulse=self._scheduler.pulse)
@@ -83,7 +84,7 @@ class SchedulerWeights:
         self._change(message.id, message.update, load)
 
     def update_weights_from_distributed(self, message: UpdateWeightsFromDistributedReq) -> None:
-        """From rank 0 of a group."""
+        """Update from rank 0 of a group."""
         tensors = [
             TensorFacts(name, dtype, tuple(shape))
             for name, dtype, shape in zip(message.names, message.dtypes, message.shapes, strict=True)
@@ -119,14 +120,14 @@ class SchedulerWeights:
         self._settle(message.id, leave)
 
     def update_weight_version(self, message: UpdateWeightVersionReq) -> None:
-        """Only the name."""
+        """Change the version's name only."""
         if message.abort_all_requests:
             self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED))
         self._rename(message.new_version)
         self._reply(message.id, f"The weights are called {message.new_version!r} now.")
 
     def get_weights_by_name(self, message: GetWeightsByNameReq) -> None:
-        """As they are between two steps."""
+        """Return weights as they are between two steps."""
 
         def read() -> dict[str, Any]:
             return {"parameter": self._weights.read(message.name, message.truncate_size)}
@@ -151,7 +152,7 @@ class SchedulerWeights:
         self._settle(message.id, lambda: "", check)
 
     def _change(self, number: int, update: WeightUpdate, load: Callable[[], int]) -> None:
-        """Load once nobody computes with the old weights any more."""
+        """Load when no request computes with the old weights any more."""
 
         def change() -> None:
             running = self._scheduler.lanes.size
@@ -183,7 +184,7 @@ class SchedulerWeights:
 
     def _rename(self, name: str) -> None:
         self._version.name = name
-        # Before the reply: who has that may ask for the name.
+        # Before the reply, because its receiver may ask for the name at once.
         self._scheduler.beat()
 
     def _settle(

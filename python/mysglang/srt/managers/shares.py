@@ -28,7 +28,9 @@ class QueueShares(Protocol):
         ...
 
     def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: int) -> bool:
-        """Whether `tenant` may open `count` answers more beside those in `opened`, while `free` places are left."""
+        """True if `tenant` may open `count` more answers in addition to those in `opened`, while `free` places are
+        left.
+        """
         ...
 
 

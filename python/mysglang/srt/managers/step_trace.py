@@ -6,7 +6,7 @@
     counters           running, waiting, KV tokens in use
 
 While nothing is recorded, none of this is there: a recording puts `TracedSteps` between the loop and its scheduler, and
-takes it out again. Times are of the host; what the device does meanwhile, torch's profiler records.
+takes it out again. Times are of the host; torch's profiler records the work of the device.
 
 Format: "Trace Event Format" of the Chromium project, JSON object form. Times in microseconds.
 """
@@ -54,7 +54,7 @@ class StepTrace:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:
-        """What is done inside is a phase of the host; what is put into the dict is shown with it."""
+        """The block is a phase of the host; the entries of the dict are shown with it."""
         begun, args = self._now(), dict[str, Any]()
         try:
             yield args
@@ -76,7 +76,7 @@ class StepTrace:
         self._add({"name": name, "ph": "C", "ts": self._now(), "args": dict(values)})
 
     def write(self, path: Path, title: str) -> None:
-        """As JSON, compressed. The file appears when it is complete. Raises OSError."""
+        """Write the trace as compressed JSON. The file appears when it is complete. Raises OSError."""
         names = [("process_name", 0, title), ("thread_name", HOST, "host"), ("thread_name", FLIGHT, "in flight")]
         heads = [
             {"name": kind, "ph": "M", "pid": self._process, "tid": track, "args": {"name": name}}
@@ -88,7 +88,7 @@ class StepTrace:
         part.replace(path)
 
     def _flight(self, kind: str, number: int, args: Mapping[str, Any]) -> None:
-        # Steps overlap, so each is an event of its own on the track, told apart by its id.
+        # Steps overlap, so each is an event of its own on the track, identified by its id.
         event = {"name": f"step {number}", "cat": "step", "ph": kind, "id": number, "ts": self._now(), "tid": FLIGHT}
         self._add({**event, "args": dict(args)})
 
@@ -180,7 +180,7 @@ class TracedSteps(WatchedSteps):
 
 
 class TracedSender:
-    """Where the messages to the detokenizer go, with a phase for each."""
+    """Wraps the sender of messages to the detokenizer, and records a phase for each."""
 
     def __init__(self, inner: Sender[ToDetokenizer], trace: StepTrace) -> None:
         self.inner = inner

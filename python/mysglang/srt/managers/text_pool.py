@@ -22,13 +22,13 @@ QUICK_TEXT = 1 << 10
 """Below this many characters or tokens (some tenth of a millisecond of work) a text is not worth a thread."""
 
 LONG_TEXT = 1 << 15
-"""From this many characters or tokens on (some milliseconds of work) a text is long."""
+"""From this many characters or tokens on (some milliseconds of work) a text counts as long."""
 
 NUMBER = 16
-"""To tell a number in JSON is about as much work as so many characters of text."""
+"""Writing a number as JSON takes about as long as that many characters of text."""
 
 THREADS = 2
-"""Of each kind."""
+"""Threads of each kind."""
 
 SWITCH_S = 1e-3
 """After which a thread lets the event loop's go on, if it waits; Python's own default is five times as long."""
@@ -37,11 +37,11 @@ Result = TypeVar("Result")
 
 
 class WorkDropped(Exception):
-    """Nobody waits for the result of this work any more."""
+    """Raised in work whose result no caller waits for any more."""
 
 
 class _Job(Generic[Result]):
-    """Work in a thread, which learns there whether somebody still waits for it."""
+    """Work in a thread, which checks there if a caller still waits for it."""
 
     def __init__(self, work: Callable[[], Result], during: AbstractContextManager[None]) -> None:
         self._work = work
@@ -65,7 +65,7 @@ _THREAD = _Thread()
 
 
 def checkpoint() -> None:
-    """Raises WorkDropped in a thread of a pool once nobody waits for what it does. Called between pieces of long work;
+    """Raises WorkDropped in a thread of a pool once no caller waits for its result. Called between pieces of long work;
     elsewhere it does nothing.
     """
     job = _THREAD.job
@@ -83,7 +83,9 @@ class _Threads:
         self._turns = FairTurns(THREADS)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises. Cancelled before its turn, it never begins; later, it ends at a checkpoint."""
+        """The result or exception of `work`. If it is cancelled before its turn, it never begins; later, it ends at a
+        checkpoint.
+        """
         loop, key = asyncio.get_running_loop(), CALLER.get().api_key
         await self._turns.enter(key)
 
@@ -98,7 +100,7 @@ class _Threads:
         except RuntimeError:
             self._turns.leave(key)
             raise
-        # A thread is taken until its work ends, even if nobody waits for that any more.
+        # A thread is occupied until its work ends, even if no caller waits for the result.
         future.add_done_callback(leave)
         try:
             return await asyncio.wrap_future(future)
@@ -121,7 +123,7 @@ class TextPool:
         self._long = _Threads("long-text", QUIET_HEAP)
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises; `size` is the length of its text.
+        """The result or exception of `work`; `size` is the length of its text.
 
         Cancelled, the work is dropped: at once if it waits, and at its next `checkpoint` if it runs.
         """
@@ -130,16 +132,16 @@ class TextPool:
         return await (self._long if size >= LONG_TEXT else self._short).run(work)
 
     async def run_if_long(self, size: int, work: Callable[[], Result]) -> Result:
-        """The same for work that is so quick over a short text that it is done at once."""
+        """Run `work` in the pool, or at once if its text is short."""
         return await self.run(size, work) if size >= LONG_TEXT else work()
 
     async def run_if_many(self, numbers: int, work: Callable[[], Result]) -> Result:
-        """The same for work on log-probabilities and the like. It keeps the GIL, and lets it go between its pieces."""
+        """Run `work` on log-probabilities and the like. It keeps the GIL, and releases it between its pieces."""
         return await self.run(LONG_TEXT, work) if self.is_many(numbers) else work()
 
     @staticmethod
     def is_many(numbers: int) -> bool:
-        """Whether work on so many is worth a thread."""
+        """True if work on that many numbers is worth a thread."""
         return numbers * NUMBER >= LONG_TEXT
 
     def close(self) -> None:

@@ -26,10 +26,10 @@ PIECE_TEXT = 1 << 15
 
 
 class Settled(NamedTuple):
-    """What prompts of a call have in common that share their parameters and the length of their answers."""
+    """Values that are equal for prompts of a call with the same parameters and the same length of answers."""
 
     params: SamplingParams
-    """As the scheduler wants them, but for the seed."""
+    """Parameters for the scheduler, without the seed."""
     bad_words: list[bytes]
     processor: str | None
     grammar_after: bytes
@@ -59,9 +59,9 @@ class Job:
         self.caller = CALLER.get()
         self.pieces = _pieces(unfolded.prompts)
         self.settled: dict[tuple[int, int, str | None], Settled] = {}
-        """By what it depends on: which params, tokens of the answer, logit processor."""
+        """Results by their inputs: the params, the tokens of the answer, and the logit processor."""
         self.bad_words: dict[int, list[bytes]] = {}
-        """By the params that name them: prompts may share these, whose words are then tokenized once."""
+        """Tokenized bad words by the params that name them, because prompts may share params."""
         words = {id(prompt.params): prompt.params.bad_words for prompt in unfolded.prompts}
         self.beside = sum([len(word) for some in words.values() for word in some])
         """Characters of all bad words."""
@@ -110,7 +110,7 @@ def packed_prompts(rows: Sequence[Sequence[int]], last: int) -> list[bytes] | No
 
 
 def within(ids: Ints, last: int) -> bool:
-    """Whether all are from 0 to `last`."""
+    """True if all ids are from 0 to `last`."""
     return bool(ids.min(initial=0) >= 0 and ids.max(initial=0) <= last)
 
 

@@ -1,4 +1,4 @@
-"""TokenizerManager: the life of requests on the front side, between whoever asks and the scheduler.
+"""TokenizerManager: the life of requests on the front side, between the caller and the scheduler.
 
 A request is opened (named, counted), tokenized, sent, and read chunk by chunk; however its reader ends, the scheduler
 is told at once and nothing of it stays. Lives in one event loop; imports no torch. Does not know HTTP.
@@ -62,8 +62,9 @@ NO_TEXT = (
     "The served model makes vectors or scores of prompts and generates no text; ask /v1/embeddings or /v1/classify."
 )
 MAX_PARAMS_BYTES = 1 << 29
-"""What the scheduler may need for the parameters of the open answers of one front: a schema, biases and the like are
-copied for each answer, of which one short request may ask for thousands."""
+"""Limit for the memory that the scheduler may need for the parameters of one front's open answers. Schemas, biases and
+the like are copied for each answer, and one short request may ask for thousands.
+"""
 NO_VECTORS = "The served model generates text; to make vectors with it, serve it with --is-embedding."
 
 
@@ -142,8 +143,8 @@ class TokenizerManager:
         num_ranks: int = 1,
     ) -> None:
         """`max_queued_requests`: how many may be open beyond those that run at once, at all `fronts` together; None for
-        no bound. `fronts`: None for a server's only one. `shares`: None if tenants are not told apart. `num_keys`: API
-        keys that share the room for parameters. `num_ranks`: schedulers that compute together.
+        no limit. `fronts`: None for a server with one front. `shares`: None if tenants are not distinguished.
+        `num_keys`: API keys that share the room for parameters. `num_ranks`: schedulers that compute together.
         """
         self.input_tokenizer = input_tokenizer
         self.limits = limits
@@ -166,7 +167,7 @@ class TokenizerManager:
         self._beats = [DetokenizerBeat()] * num_detokenizers
         self._beaten_at = [0.0] * num_detokenizers
         self.order_handlers: dict[type[FrontOrder], Callable[[FrontOrder], None]] = {}
-        """What is done when another front says so."""
+        """Handlers of commands from other fronts."""
         self._max_open = sys.maxsize
         if max_queued_requests is not None:
             self._max_open = limits.max_running_requests + max_queued_requests
@@ -181,7 +182,7 @@ class TokenizerManager:
         return self._fronts.board.total(Column.OPEN_ANSWERS)
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """What `obj` asks for, as it comes: with `stream` every chunk, else one whole chunk for each answer.
+        """The chunks that answer `obj`: with `stream` every chunk as it arrives, else one whole chunk for each answer.
 
         Closing or cancelling the iterator aborts what is not complete. Raises InvalidRequest, Overloaded, Aborted (the
         scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
@@ -194,7 +195,7 @@ class TokenizerManager:
         return Generation(self, obj)
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
-        """Stop working for the answer or the call named `rid`, or for all; returns how many were told to stop.
+        """Stop working for the answer or the call named `rid`, or for all; returns the number of stopped requests.
 
         An API key ends its own requests alone; the admin key, and callers in this process, end those of any key. What
         was generated so far is still delivered, with the finish reason abort. 0 if there is no such request here; other
@@ -234,8 +235,8 @@ class TokenizerManager:
         self._fronts.tell(order)
 
     def held(self) -> FrontHeld:
-        """What is held for requests now, by all fronts (but for questions) and in the detokenizers; names of other
-        fronts as of when they last opened or closed a request.
+        """Objects that are held for requests now, by all fronts (except questions) and in the detokenizers. Names at
+        other fronts are those of their last change.
         """
         self._publish()
         totals = {name: self._fronts.board.total(Column[name.upper()]) for name in asdict(self.counters)}
@@ -254,12 +255,12 @@ class TokenizerManager:
         return await self._control.flush_cache()
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
-        """What the scheduler holds. Raises likewise."""
+        """The scheduler's internal state. Raises the errors of `ControlClient`."""
         self._check_alive()
         return await self._control.get_internal_state()
 
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
-        """Have the scheduler carry out the command that `make` gives its number. Raises likewise."""
+        """Have the scheduler carry out the command that `make` creates. Raises the errors of `ControlClient`."""
         self._check_alive()
         return await self._control.command(make, patience_s=patience_s)
 
@@ -318,7 +319,7 @@ class TokenizerManager:
             raise _in_use(elsewhere.removeprefix(f"{owner}/"))
         self._serial += 1
         inbox = Inbox(self._post)
-        # The serial number tells apart two requests that a client gives the same name, one after the other.
+        # The serial number distinguishes two requests to which a client gives the same name, one after the other.
         wire_rids = [wire_rid(rid, self._serial, self._fronts.index) for rid in unfolded.rids]
         bounded = obj.stream and CALLER.get().remote
         states = [
@@ -346,7 +347,7 @@ class TokenizerManager:
         """Raises InvalidRequest or Overloaded if the parameters of so many answers take too much memory."""
         size, most = unfolded.held_bytes, MAX_PARAMS_BYTES // 2
         if not CALLER.get().remote:
-            return  # who asks in this process has its memory to itself
+            return  # a caller in this process uses its own memory
         if size > most:
             message = f"sampling_params take {size} bytes, copied for {len(unfolded.rids)} answers; at most {most}."
             raise InvalidRequest(message, param="sampling_params")
@@ -359,7 +360,7 @@ class TokenizerManager:
         while others are still to be tokenized. Raises InvalidRequest; what was sent by then is for `close_call` to end.
         """
         states, breather = iter(call.states), Breather()
-        # Who reads in this process keeps its own memory.
+        # A reader in this process keeps its own memory.
         room = LogprobRoom(call.unfolded, MAX_LOGPROBS if CALLER.get().remote else sys.maxsize)
         job = self.input_tokenizer.job(obj, call.unfolded, [state.wire_rid for state in call.states])
         for piece in job.pieces:
@@ -375,7 +376,7 @@ class TokenizerManager:
         return await self.input_tokenizer.requests(job, piece)
 
     def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
-        """Hand it to the scheduler, unless it was aborted meanwhile."""
+        """Send it to the scheduler, unless it was aborted before."""
         if state.finish_reason is not None:
             return
         state.wish = request.logprobs
@@ -454,7 +455,7 @@ class TokenizerManager:
             self._publish()
 
     def _cut_off(self, state: ReqState) -> None:
-        """Its reader is stuck, and what came for it meanwhile grew too large."""
+        """End a request whose reader is stuck, and whose unread output has grown too large."""
         self._to_scheduler.send(AbortReq(rid=state.wire_rid))
         self._complete(state, UNREAD)
         state.cut_off(UNREAD)

@@ -44,7 +44,7 @@ class LogprobWish:
 
 @dataclass(frozen=True, slots=True)
 class Embeds:
-    """A prompt as vectors, which nobody has looked at yet."""
+    """A prompt as vectors that have not been checked yet."""
 
     rows: Sequence[object]
 
@@ -74,10 +74,10 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unfolded:
-    """What one call asks for. Answers are numbered prompt by prompt."""
+    """The prompts and answers of one call. Answers are numbered prompt by prompt."""
 
     name: str
-    """What the call as a whole is called: a client may abort it by that name."""
+    """Name of the whole call, by which a client may abort it."""
     rids: list[str]
     """One for each answer."""
     prompts: list[Prompt]
@@ -85,7 +85,7 @@ class Unfolded:
     """Answers for each prompt."""
     extra_key: str
     held_bytes: int = 0
-    """What the scheduler will need for the parameters of all answers: each has a copy."""
+    """Bytes that the scheduler will need for the parameters of all answers: each has a copy."""
 
 
 def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded:
@@ -258,6 +258,6 @@ def _cache_namespace(obj: GenerateReqInput) -> str:
     if salt is None:
         return extra
     if not salt:
-        # Who sends a salt wants to share with nobody; an empty one would share with everybody.
+        # A salt separates a request from others; with an empty one, it would share with all.
         raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
     return f"{len(extra)}:{extra}{salt}"

@@ -46,7 +46,7 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
 
 
 def _check_states(args: ServerArgs, model: ModelConfig) -> None:
-    """Raise ConfigError for what a model whose layers keep a state for each request cannot have yet."""
+    """Raise ConfigError for options that a model with states for each request does not support."""
     if model.decoder is None or not model.decoder.has_states:
         return
     refused = {

@@ -1,4 +1,4 @@
-"""What a prefix cache reports about its pages: which prefixes are cached, and which no longer are.
+"""Reports of a prefix cache about its pages: which prefixes are cached, and which no longer are.
 
 A `PageListener` hears of every change. `KvEventLog` is the one that writes events for routers.
 
@@ -99,7 +99,7 @@ class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class KvEventLog:
     """The PageListener that turns changes into events and keeps them until they are taken.
 
-    Pages are told of when they are planned, like all sharing here: a step before they are computed at most.
+    Pages are reported when they are planned, like all sharing here: at most one step before they are computed.
     """
 
     def __init__(self, num_pages: int, page_size: int, medium: str = GPU, events: list[KvEvent] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Its verbs speak of rows and tokens, never of a page space: a model with several (spaces.py) changes what is behind them
 only. Rows and the prefix cache name pages of the first space, and the others follow it.
-A row is opened on a cached prefix, extended as it grows, committed as its tokens are planned, and released:
+These are the calls for a row, which begins on a cached prefix:
 
     match ──> open ──> extend / extend_rows ──> commit ──> … ──> release
     (no lock) (slot)   (pages for positions)    (share)           (what is whole stays in the cache)
@@ -12,9 +12,9 @@ A row is opened on a cached prefix, extended as it grows, committed as its token
             0 … node.end - 1                                                     node.end … held - 1
 
 Everything here happens at plan time, ahead of the device. Pages may be freed while a step in flight still writes to
-them, and committed before anything is written; both are harmless only because steps run in order on one stream: the
-next owner's writes, and the other readers' reads, come later on it. So whoever touches pages off that stream (a copy
-to the host, a transfer to another instance) must hold a lock on them until it is done.
+them, and committed before anything is written. Both are harmless only because steps run in order on one stream: the
+next owner's writes, and the other readers' reads, come later on it. So work on pages outside of that stream (a copy to
+the host, a transfer to another instance) must hold a lock on them until it is done.
 """
 
 from __future__ import annotations
@@ -203,10 +203,10 @@ class KvManager:
         """Share the whole pages of `ids`: other rows may match them from now on, in the same step even. A state behind
         them is found from the next step on.
 
-        ids: the row's tokens from position 0 on whose keys and values are written by steps that are launched or
-        about to be: having committed is a promise to launch. If somebody else's pages for the next tokens are cached
-        already, the row keeps its own and shares nothing beyond, as long as those are there: pages of a running row
-        are never replaced. `more`: the prompt goes on behind `ids`.
+        ids: the row's tokens from position 0 on whose keys and values are written by steps that are launched or about
+        to be: having committed is a promise to launch. If another row's pages for the next tokens are cached already,
+        the row keeps its own and shares nothing beyond, as long as those are there: pages of a running row are never
+        replaced. `more`: the prompt goes on behind `ids`.
         """
         assert ids.dtype == np.int32
         node = self._nodes[slot]

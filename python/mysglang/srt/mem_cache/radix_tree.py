@@ -151,7 +151,7 @@ class RadixTree:
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode | None:
         """Append pages below a node that the caller has locked, as a new leaf that the caller locks too.
 
-        None if the tree already knows the first page of `ids` here, or if nobody would find it: nothing changes then.
+        None, and no change, if the tree already knows the first page of `ids` here, or if it could not be matched.
         """
         assert node.lock_ref > 0
         if node.condemned or self._page_key(ids, 0) in node.children:
@@ -307,9 +307,9 @@ class RadixTree:
     def evict(self, num_pages: int, leaving: Callable[[TreeNode], None] | None = None) -> Ints:
         """Take out `num_pages` pages, or all evictable ones if these are fewer. Returns them.
 
-        Leaves go in the order of the policy, a parent that became a leaf among them. Of the last one only as many
-        pages go as are wanted, from its end, so no cached token is lost without need. `leaving` is told of each node
-        before anything of it goes.
+        Leaves go in the order of the policy, a parent that became a leaf among them. The last leaf loses only the
+        wanted number of pages, from its end, so that no cached token is lost without need. `leaving` is called with
+        each node before its pages go.
         """
         wanted = min(num_pages, self.evictable_pages)
         self.evictable_pages -= wanted

@@ -5,7 +5,7 @@
 
 No entry of a held page is ever replaced. So what the device must be told are the entries that were appended since it
 was told last, but for those that were taken back. An entry that is taken back stands in the device's table until
-another is appended there, and no step reads or writes so far meanwhile.
+another is appended there, and until then no step reads or writes that far.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
                           └──── read ────┘   what a row may still see
 
 A page that rows read stays. What a row has left behind is freed at once if it is the row's own. If the prefix cache has
-it, it stays for whoever comes next, until its memory is wanted: then what was left longest ago goes. This file knows no
-token and no tree: the prefix cache goes on holding a page whose keys of these layers are gone.
+it, it stays for later rows, until its memory is wanted: then the page that was left longest ago goes. This file knows
+no token and no tree: the prefix cache goes on holding a page whose keys of these layers are gone.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class WindowSpace:
     def evict(self, num_pages: int) -> None:
         """Free that many evictable pages; pages that rows have left behind go first.
 
-        Of what a row left at once go those at the beginning: prefixes that end behind them keep their windows longest.
+        Among the pages that a row left at once, those at the beginning go first: prefixes that end behind them keep
+        their windows longest.
         """
         assert num_pages <= self.num_evictable
         while num_pages > 0:

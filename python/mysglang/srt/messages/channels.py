@@ -1,7 +1,7 @@
 """Channels: one-way, typed pipes between the processes, over ZMQ PUSH/PULL on ipc sockets.
 
 The reader binds, writers connect, so a writer may start first. Socket files live in a private directory (0700) that
-`utils/network.py` makes. A message that does not decode is logged and dropped: garbage on a socket disturbs nobody.
+`utils/network.py` makes. A message that does not decode is logged and dropped: garbage on a socket has no effect.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Pull(Generic[Message]):
 class AsyncPull(Generic[Message]):
     """The receiving end in a process with an event loop; one task reads it.
 
-    The loop watches ZMQ's own descriptor, which tells of changes, not of messages: so it is read until nothing is left.
+    The loop watches ZMQ's own descriptor, which reports changes, not messages: so it is read until nothing is left.
     """
 
     def __init__(self, endpoint: str, codec: Codec[Message]) -> None:

@@ -1,8 +1,8 @@
 """DeviceOccupation: weights, keys and values, and graphs of a worker, given back to the machine and taken again.
 
-Tensors stay the objects that everybody holds; only the storage behind them goes and comes, at another address. What
-knows addresses, graphs and kernels of whole steps, is therefore dropped with the first release and made anew when all
-is there again.
+The tensor objects stay; only the storage behind them is released and allocated again, at another address. Graphs and
+kernels of whole steps know addresses. They are therefore dropped with the first release and made again when everything
+is back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WEIGHTS, KV_CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
 
 
 class Captures(Protocol):
-    """What knows addresses."""
+    """Objects that hold addresses of tensors."""
 
     def drop(self) -> None: ...
 
@@ -110,7 +110,9 @@ class DeviceOccupation:
             self._captures.restore()
 
     def _resume_weights(self, pulse: Pulse) -> None:
-        """Of all models. If memory runs out in between, those that came are there, and the next call takes the rest."""
+        """Allocate the weights of all models. If memory runs out in between, the weights that were allocated stay, and
+        the next call does the rest.
+        """
         for weights in self._weights:
             if weights.released:
                 weights.resume(pulse)

@@ -41,7 +41,7 @@ SWA_RATIO = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ModelStores:
-    """What one model stores of every token: keys and values of these layers; nothing for an encoder."""
+    """Stored data of one model for every token: keys and values of these layers; nothing for an encoder."""
 
     specs: tuple[AttentionSpec, ...]
     dtype: torch.dtype

@@ -43,9 +43,10 @@ class KnownStep:
     hosted: Bools
     """[R] True for rows whose drafts the host proposes, even if none of them is accepted."""
     columns: Columns
-    """Of S rows of logits and Y rows that yield: `logits_row` [S] the row, counted in Y; `with_logits` [S] the token
-    of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `starts` [Y] tokens of the
-    row before them."""
+    """Columns of S rows of logits and Y rows that yield: `logits_row` [S] the row, counted in Y; `with_logits` [S] the
+    token of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `starts` [Y] tokens of
+    the row before them.
+    """
 
 
 class LateRows:

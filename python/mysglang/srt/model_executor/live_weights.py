@@ -1,7 +1,7 @@
 """LiveWeights: the weights of a worker's model, as the scheduler may change and read them (`forward.weights`).
 
-Everything is checked, and what comes over a network has come, before a value changes. Whoever asks has seen to it that
-no step is launched meanwhile; one in flight is before these copies on the same stream.
+Everything is checked, and what comes over a network has come, before a value changes. The caller makes sure that no
+step is launched during a call; a step in flight comes before these copies on the same stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def nothing() -> None:
-    """For whoever knows no addresses of weights."""
+    """Default callback, for a caller that holds no addresses of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Origin:
         return cls(path, load_format, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
     def unchanged(self) -> bool:
-        """Whether its files look as they did."""
+        """True if the files have the same size and time as before."""
         return bool(self.stamps) and self == Origin.of(self.path, self.load_format)
 
 
@@ -86,7 +86,7 @@ class LiveWeights:
         self._copy: Mapping[str, Tensor] | None = None
         """The weights while they are released, if no checkpoint holds them."""
         self._needs_copy = False
-        """Whether they must be copied before they are released."""
+        """True if they must be copied before they are released."""
         self._released = False
         self._update = WeightUpdate(model)
         self._config = config
@@ -158,7 +158,7 @@ class LiveWeights:
 
     @property
     def released(self) -> bool:
-        """Whether the memory of the weights is given back."""
+        """True if the memory of the weights is released."""
         return self._released
 
     def join_group(self, group: GroupFacts) -> Future[None]:
@@ -302,7 +302,7 @@ def _each(found: Iterator[tuple[str, str]], pulse: Callable[[], None]) -> Iterat
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What is wrong with the weights is the business of the request that brought them."""
+    """Report any error in the weights as an error of the request that brought them."""
     try:
         yield
     except ConfigError as error:

@@ -22,15 +22,15 @@ touched at the start, and few cores do not compute so many long rows at once."""
 CPU_CONTEXT = 2048
 """Tokens that count as full length, at most; but one request as long as the context has room in any case."""
 CPU_FRACTION = 0.5
-"""Of the memory left beside the weights: the host has other work than serving."""
+"""Share of the memory left beside the weights; the host also does other work."""
 
 MIN_SLOTS, MAX_SLOTS = 2048, 4096
 SLOTS_PER_CONTEXT = 512
 """Rows for each full context that fits; most requests are much shorter than the context."""
 STATE_RATIO = 0.9
-"""Memory of states for each byte of the KV cache, where nobody says another."""
+"""Default memory of states for each byte of the KV cache."""
 STATE_INTERVAL = 64
-"""Tokens between checkpoints of states, where nobody says another: as many as are computed together."""
+"""Default number of tokens between checkpoints of states: the number that is computed together."""
 STATES_PER_SLOT = 4
 """More states than so many for each request that runs are of little use."""
 STORELESS_SLOTS = 512
@@ -77,7 +77,7 @@ def agreed(budget: KvBudget, ranks: Agrees) -> KvBudget:
 
 @dataclass(frozen=True, slots=True)
 class SpaceCost:
-    """What tokens in one page space cost, over all of its stores, and how many it holds."""
+    """Cost of tokens in one page space, over all of its stores, and its capacity."""
 
     token_bytes: int
     """0 if no layer is in it."""
@@ -94,15 +94,15 @@ class SpaceCost:
 
 @dataclass(frozen=True, slots=True)
 class KvCost:
-    """What tokens in the KV cache cost."""
+    """Cost of tokens in the KV cache."""
 
     spaces: tuple[SpaceCost, ...]
     """The first is that of the rows."""
     state_bytes: int = 0
-    """Of the state that layers keep for a request, beside its tokens; 0: there are no such layers."""
+    """Bytes of the state that layers keep for a request, in addition to its tokens; 0: there are no such layers."""
 
     def nbytes(self, tokens: int) -> int:
-        """Of all spaces, where the rows' space holds so many tokens."""
+        """Bytes of all spaces, if the rows' space holds that many tokens."""
         return sum(space.tokens(tokens) * space.token_bytes for space in self.spaces)
 
     def fitting(self, room: int) -> int:
@@ -115,8 +115,8 @@ class KvCost:
 
 
 def captured_bytes(graph_sizes: tuple[int, ...]) -> int:
-    """What the captures of all programs are reckoned to take, before memory is handed out. Sizes share the memory of
-    the largest. An estimate by its rows, for a large model.
+    """Estimated bytes of the captures of all programs, reserved before memory is divided. Sizes share the memory of the
+    largest. The estimate is by its rows, for a large model.
     """
     return 2 * MIB * max(graph_sizes, default=0)
 
@@ -194,9 +194,9 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
 
 
 def plan_states(config: RunnerConfig, cost: KvCost, room: int, *, most_slots: int) -> StateShape | None:
-    """How many states there are in a memory of `room` bytes, which the KV cache shares. None: nobody keeps any.
+    """The number of states that fit into `room` bytes, which the KV cache shares. None: the model keeps no states.
 
-    most_slots: requests that run at once at most, where nobody says how many. Raises ConfigError if the states are
+    most_slots: default limit of requests that run at once. Raises ConfigError if the states are
     fewer than the requests that must be able to run.
     """
     if not cost.state_bytes:

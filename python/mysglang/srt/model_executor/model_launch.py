@@ -73,8 +73,8 @@ class Setup:
     def stores(
         self, launch: ModelLaunch, specs: Sequence[AttentionSpec], states: Sequence[StateSpec] = ()
     ) -> ModelStores:
-        """What a model with these layers stores of every token, in the dtype that the launch asks for, and the states
-        of each request in the layers of `states`. Raises ConfigError.
+        """Stored data of a model with these layers for every token, in the dtype that the launch asks for, and the
+        states of each request in the layers of `states`. Raises ConfigError.
         """
         found = stores_of(self.config, launch.config, launch.load, specs, launch.dtype)
         found_windows = () if launch.config.decoder is None else launch.config.decoder.windows

@@ -1,6 +1,7 @@
 """Steps of padding rows only: they write KV slot 0 and read page 0 of each space, and belong to no request.
 
-For what must be run before there are requests: capturing graphs, and compiling kernels before somebody waits for them.
+They serve work that runs before there are requests: capturing graphs, and compiling kernels before a client waits for
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Program: one way to run whole steps. Of an executor's ordered list, the first that covers a step runs it.
+"""Program: one way to run whole steps. The first program of an executor's ordered list that covers a step runs it.
 
     whole-step kernel -> captured decode steps -> captured prompts -> eager
 
-Whether a program covers a step depends on facts that all ranks share: the batch and what was settled at the start,
+The decision depends on facts that all ranks share: the batch and what was settled at the start,
 never a clock, a measurement or one rank's memory. The last program of a list covers every step.
 """
 
@@ -140,7 +140,7 @@ class HelpingModel(Protocol):
 
     @property
     def stores(self) -> ModelStores:
-        """What its layers store of every token."""
+        """Stored data of its layers for every token."""
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
@@ -160,7 +160,7 @@ class ServedModel(Protocol):
 
     @property
     def stores(self) -> ModelStores:
-        """What its layers store of every token."""
+        """Stored data of its layers for every token."""
         ...
 
     @property

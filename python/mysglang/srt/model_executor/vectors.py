@@ -1,6 +1,6 @@
 """Models that make one vector of each prompt: PoolingModel, a decoder over pages, and EncodingModel, an encoder.
 
-Of a decoder where only the last token counts, prompts may come in chunks and begin with what others have computed; else
+If a decoder's vector depends on the last token only, prompts may come in chunks and begin with a cached prefix; else
 the scheduler sends them whole. An encoder's prompts come whole, and nothing is kept of them. The vectors of a step are
 copied at launch, and read when the step is complete.
 """

@@ -95,8 +95,8 @@ def _q3_k(blocks: Tensor) -> Tensor:
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     """[blocks, 12] uint8 -> scales and offsets of 8 sub-blocks, [blocks, 8] uint8 each.
 
-    The first four bytes hold scales 0 to 3, and above them two bits of scales 4 to 7; the next four the offsets
-    likewise; the last four the low halves of scales and offsets 4 to 7.
+    The first four bytes hold scales 0 to 3, and above them two bits of scales 4 to 7. The next four hold the offsets in
+    the same way. The last four hold the low halves of scales and offsets 4 to 7.
     """
     scale, offset, both = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([scale & 63, (both & 15) | (scale >> 2 & 48)], 1)

@@ -1,7 +1,7 @@
 """WeightUpdate: new values for the parameters of a running model, all checked before the first is changed.
 
-Values are copied to where the old ones are: captured graphs and kernels of whole steps hold the addresses. What was
-made of a parameter (weights packed for the CPU) is made anew. Knows no request and no device's ways.
+Values are copied to where the old ones are: captured graphs and kernels of whole steps hold the addresses. Data made
+from a parameter (weights packed for the CPU) is made again. Knows no request and no device's ways.
 """
 
 from __future__ import annotations

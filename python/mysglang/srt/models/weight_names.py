@@ -48,8 +48,8 @@ class WeightNames:
 
     `{"qkv_proj": ("q_proj", "k_proj", "v_proj")}` sends `layers.0.self_attn.k_proj.bias` to section 1 of
     `layers.0.self_attn.qkv_proj.bias`. renamed: parts of a name, with dots between them -> what they are called here.
-    aliases: likewise, of names that are read and never told. The names of the transformer's own parts carry a prefix,
-    which ours do not; a checkpoint without it is as good.
+    aliases: further such names, which are read and never reported. The names of the transformer's own parts carry a
+    prefix, which ours do not; a checkpoint without it is as good.
 
     experts: a parameter of ours that holds a matrix of every expert -> the tensors of one expert in it, in order.
     `{"w13_weight": ("gate_proj.weight", "up_proj.weight")}` sends `layers.0.mlp.experts.3.up_proj.weight` to section

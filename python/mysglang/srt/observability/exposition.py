@@ -1,6 +1,6 @@
 """Figures as a page that Prometheus reads. Knows the format, by way of `prometheus_client`, and no figure.
 
-Imported by whoever serves such a page only: a server without one need not load the library.
+Imported only where such a page is served: a server without one need not load the library.
 """
 
 from __future__ import annotations

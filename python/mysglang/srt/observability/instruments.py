@@ -1,4 +1,4 @@
-"""What is counted, under the names that SGLang's dashboards ask for; who counts it is said above each group.
+"""All counters, under the names that SGLang's dashboards use; a comment above each group names the process that counts.
 
 The bounds of histograms begin finer than SGLang's, since its first ones would hold whole answers of a small model.
 """

@@ -1,6 +1,6 @@
 """Spans on their way to a collector. Knows OpenTelemetry and OTLP, and no request.
 
-Imported by whoever was asked for traces only: a server without them need not have the library.
+Imported only if traces are enabled: a server without them need not have the library.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Spans:
 
     def add(self, whole: Whole) -> None:
         """Add a span for the request, as a child of the caller's span if there is one, and a child span for each part.
-        Whether they are kept is decided by the caller's flags, or by OTEL_TRACES_SAMPLER.
+        The caller's flags, or OTEL_TRACES_SAMPLER, decide if they are kept.
         """
         parent: Context = _PROPAGATOR.extract(whole.carrier)
         span = self._tracer.start_span(

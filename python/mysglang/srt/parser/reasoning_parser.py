@@ -1,8 +1,8 @@
-"""Thinking told apart from the answer, in a text that arrives in pieces: the formats by the names of
+"""Separates thinking from the answer, in a text that arrives in pieces: the formats by the names of
 `--reasoning-parser`.
 
 Like the reading of calls (`function_call/base_detector.py`), by what the text is and never by where a piece ends. White
-space at either end of a thought is nobody's, and nothing else is lost.
+space at either end of a thought is dropped, and nothing else is lost.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class TextReader:
     def until(self, markers: tuple[str, ...], into: Into) -> Steps[str]:
         """Hand all text before the first of `markers` to `into` as it arrives; read the marker and return it.
 
-        Of two that begin at the same place, the longer counts. Raises EndOfText if there is none; all is given away.
+        If two begin at the same place, the longer counts. Raises EndOfText if there is none; all is given away.
         """
         pattern = _one_of(markers)
         while True:

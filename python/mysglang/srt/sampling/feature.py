@@ -5,7 +5,7 @@ device.
                                                                       | uploaded
                                       Act on the step's logits <--act-- DeviceSide, in the worker
 
-A step lists the features in use alone: where nobody asks for anything but the likeliest token, the list is empty. A
+A step lists the features in use alone: if all rows take the most likely token, the list is empty. A
 feature is one file here, with the fields that clients ask for it by and both of its sides, and a row of the table in
 `features.py`. These files are loaded where torch is not, so they reach tensors by their methods only.
 """

@@ -63,7 +63,7 @@ class ThinkingBudgetLogitProcessor:
     """Ends a thought after `thinking_budget` tokens: first its line, if there is a token for that, then the thought
     itself.
 
-    Whether the answer thinks is told by the last mark in prompt and answer.
+    The last mark in prompt and answer decides if the answer thinks.
     """
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:

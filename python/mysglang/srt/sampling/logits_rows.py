@@ -1,7 +1,7 @@
 """LogitsRows: which tokens of a step have logits, as (row of the batch, place in the row), in the order of the logits.
 
-Of a row these are its last tokens: none of a chunk that is not the last of its prompt, one of a row that yields one
-token, several where it is to be seen how far proposed tokens hold.
+These are the last tokens of a row: none for a chunk that is not the last of its prompt, one for a row that yields one
+token, several where proposed tokens are verified.
 """
 
 from __future__ import annotations

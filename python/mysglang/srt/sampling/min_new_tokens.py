@@ -1,6 +1,6 @@
 """min_new_tokens: EOS and stop tokens are forbidden until the answer is long enough.
 
-Of a request that a mask holds the mask says so: it alone knows whether anything but the end is allowed.
+For a request with a mask, the mask forbids them: it alone knows whether anything but the end is allowed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frequency, presence and repetition penalties: logits that depend on the tokens so far, which the device counts.
 
-A penalised request has a line of a table of counts; the host gives lines out, and says which of them start anew with
-which tokens. The worker counts each token that it samples, so a step in flight is never missed.
+A penalised request has a line of a table of counts; the host assigns lines, and says which of them restart with which
+tokens. The worker counts each token that it samples, so a step in flight is never missed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_LINE = -1
 FIRST_LINES = 8
 
 CHUNK_BYTES = 128 << 20
-"""Of the counts that are worked with at once. What is made of them on the way takes five times as much, which for all
+"""Limit for the bytes of counts that are processed at once. Intermediate results take five times as much, which for all
 rows of a large step would be gigabytes.
 """
 

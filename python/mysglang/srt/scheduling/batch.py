@@ -1,4 +1,6 @@
-"""ScheduleBatch: one step in the scheduler's own terms: which slots, how many tokens each, who yields a token."""
+"""ScheduleBatch: one step in the scheduler's own terms: which slots, how many tokens of each, and which rows yield a
+token.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from mysglang.srt.forward.worker_batch import (
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
-    """What a step was asked for beside its tokens."""
+    """Outputs of a step that are wanted in addition to its tokens."""
 
     logprobs: LogprobColumns | None = None
     hidden: HiddenColumns | None = None
     drafts: DraftColumns | None = None
-    """What the host proposed."""
+    """Drafts that the host proposes."""
 
 
 class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -43,7 +45,7 @@ class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     late: Bools | None = None
     """Which rows start where only the device knows; None: there are no such rows."""
     yields: Bools
-    """Whether the row's next token will be sampled."""
+    """True for rows whose next token will be sampled."""
     new_tokens: int
     """Sum of `lens`."""
     cached_tokens: int = 0
@@ -51,7 +53,7 @@ class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     new_seqs: int = 0
     """Rows that start in this step."""
     decoding: int = 0
-    """The last rows of an EXTEND step, which decode beside the prompts."""
+    """Number of rows at the end of an EXTEND step that decode beside the prompts."""
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -59,7 +59,9 @@ class LogprobBook:
         self.top_num = wish.top_num
         self.token_ids: Ints = unpack_ids(wish.token_ids)
         self.prompt_done = wish.prompt_start < 0
-        """Whether the prompt's are complete: a request that is retracted later need not compute them again."""
+        """True if the prompt's log-probabilities are complete: a request that is retracted later need not compute them
+        again.
+        """
         self._input = _Columns()
         self._output = _Columns()
 
@@ -83,7 +85,9 @@ class LogprobBook:
         self._output.add(ids, piece)
 
     def take(self) -> RowLogprobs:
-        """What became known since the last call, packed for the wire; prompt columns once they are complete."""
+        """Log-probabilities that were added since the last call, packed for the wire. Prompt columns are returned once
+        they are complete.
+        """
         nothing = (b"",) * 5
         return RowLogprobs(*self._output.take(), *(self._input.take() if self.prompt_done else nothing))
 

@@ -168,7 +168,7 @@ class Growth(Protocol):
     """Plans lengths for the decode planner, and corrects them when results come."""
 
     def must_settle(self, rows: DecodingRows) -> bool:
-        """Whether the result of the last step is needed before a step of these rows can be planned."""
+        """True if the result of the last step is needed before a step of these rows can be planned."""
         ...
 
     def grow(self, rows: DecodingRows) -> Grown:
@@ -176,7 +176,7 @@ class Growth(Protocol):
         ...
 
     def grow_least(self, rows: DecodingRows) -> Grown:
-        """The same with one token for each row."""
+        """Grow the rows that have a token to come, by one token each."""
         ...
 
     def give_back(self, slots: Slots) -> None:
@@ -231,4 +231,4 @@ class OneToken:
         return None
 
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
-        """Nothing was unknown."""
+        """No effect: the lengths were known."""

@@ -42,7 +42,7 @@ class Drafts:
     """
 
     def __init__(self, table: RequestTable, kv: KvManager, proposer: Proposer, *, late_lengths: bool) -> None:
-        """`late_lengths`: whether the worker takes steps of rows whose start only the device knows."""
+        """`late_lengths`: True if the worker takes steps of rows whose start only the device knows."""
         self._table = table
         self._proposer = proposer
         self._kv = kv
@@ -245,7 +245,7 @@ class NgramProposer:
         """Nothing depends on it."""
 
     def _propose(self, slot: int) -> bool:
-        """Whether there are drafts for the row."""
+        """True if there are drafts for the row."""
         table = self._table
         text = self._texts.get(slot)
         if text is None or text.life != table.life[slot]:
@@ -276,7 +276,7 @@ class NgramIndex:
         """Tokens before which all ends are known."""
 
     def propose(self, tokens: Ints, count: int) -> Ints | None:
-        """What may follow: [count]; None where the end of the text never stood in it before.
+        """Tokens that may follow: [count]; None if the end of the text has not occurred in it before.
 
         tokens: [N] the whole text. Where it was followed by fewer tokens than wanted, the text repeats itself.
         """

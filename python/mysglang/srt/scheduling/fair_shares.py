@@ -1,7 +1,7 @@
 """FairShares: tenants take turns by what they have used, so that none starves another, however much it asks for.
 
-Each tenant has a counter of the tokens that were computed for it. Of the tenants that have requests waiting, the one
-that used least is next. A tenant that comes after a time without requests starts level with the least of those that are
+Each tenant has a counter of the tokens that were computed for it. Among the tenants with waiting requests, the one that
+used least is next. A tenant that comes after a time without requests starts level with the least of those that are
 there: time unused is not saved up. (Virtual token counters; Sheng et al., "Fairness in Serving Large Language Models",
 2024.)
 
@@ -49,10 +49,10 @@ class FairShares:
         self._table = table
         self._within = within
         self.used: dict[str, int] = {}
-        """Weighted tokens by tenant. Who is not here, or below the floor, stands at the floor."""
+        """Weighted tokens by tenant. A tenant that is absent, or below the floor, counts as being at the floor."""
         self._floor = 0
         self._counted: Longs = np.zeros(table.num_slots, dtype=np.int64)
-        """Of what the request in a slot has used: what stands in `used` already."""
+        """Usage of the request in each slot that is already part of `used`."""
         self._seen: dict[str, Req] = {}
         """A request of each tenant that waited when last asked: while it waits on, its tenant has never been away."""
 
@@ -71,7 +71,7 @@ class FairShares:
         there |= {tenant for tenant in queues if self._waits_on(tenant)}
         self._level(queues, there)
         self._seen = {tenant: reqs[-1] for tenant, reqs in queues.items()}
-        # Of those that stand level, they first who were away.
+        # Among tenants at the same level, those that were away come first.
         return self._merged(queues, sorted(queues, key=there.__contains__))
 
     def _merged(self, queues: dict[str, list[Req]], turns: list[str]) -> Iterator[Req]:
@@ -88,16 +88,16 @@ class FairShares:
                 heapq.heappop(heads)
 
     def _level(self, queues: dict[str, list[Req]], there: set[str]) -> None:
-        """Lift those who were away to the floor: the least that anybody has used of those that are there.
+        """Lift tenants that were away to the floor: the least usage of any tenant that has requests.
 
-        Where nobody is, nobody has waited for another: all who ever came are level.
+        If no tenant has requests, none has waited for another: all known tenants are level.
         """
         least = min(map(self._of, there)) if there else max(self.used.values(), default=0)
         self._floor = max(self._floor, least)
         for tenant in queues:
             if tenant not in there:
                 self.used[tenant] = max(self.used.get(tenant, 0), self._floor)
-        # Who is gone and not above the floor would be lifted anyway.
+        # A tenant that is away and not above the floor would be lifted in any case.
         kept = there | queues.keys()
         self.used = {tenant: used for tenant, used in self.used.items() if tenant in kept or used > self._floor}
 

@@ -79,7 +79,7 @@ class ForwardBuilder:
         return np.concatenate([*ids, self._decoded_ids(lens, int(lens.sum()))])
 
     def _decoded_ids(self, lens: Ints, total: int) -> Ints:
-        """Of rows that decode: the newest token, and the drafts behind it. lens: [R], `total` their sum."""
+        """Input ids of decoding rows: the newest token, and the drafts after it. lens: [R], `total` their sum."""
         if total == len(lens):
             return self._unknown_ids[:total]
         ids: Ints = np.full(total, DRAFTED, dtype=np.int32)
@@ -123,7 +123,7 @@ class ForwardBuilder:
             book = self._table.req(int(batch.slots[row])).hidden
             assert book is not None
             start, length = int(batch.starts[row]), int(batch.lens[row])
-            # Those of steps in flight are not in the book yet, and none of them is a position of this step.
+            # The tokens of steps in flight are not in the book yet, and none of them is a position of this step.
             first = min(max(book.have - start, 0), length)
             counts[row] = length - first
             tokens.append(np.arange(first, length, dtype=np.int32) + offsets[row])

@@ -1,4 +1,5 @@
-"""What one answer may say next: its Grammar, and its TokenRules. `token_masks.py` makes the masks of a step from both.
+"""Restrictions of one answer's next token: its Grammar, and its TokenRules. `token_masks.py` makes the masks of a step
+from both.
 
 `Grammar` and `MaskFiller` are protocols with null objects; `constrained/` compiles and implements them.
 
@@ -23,12 +24,12 @@ class Grammar(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete and nothing may follow, the end-of-sequence token included."""
+        """True if the answer is complete and nothing may follow, not even the end-of-sequence token."""
         ...
 
     @property
     def too_slow(self) -> bool:
-        """Whether it was given up because its steps take so long that others wait: it accepts and allows nothing."""
+        """True if the grammar was given up because its steps delay others: it accepts and allows nothing."""
         ...
 
     def accept(self, token: int) -> bool:
@@ -36,7 +37,7 @@ class Grammar(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Tokens that come next whatever the model says; none if that is not known, or the choice is its own."""
+        """The next tokens if the grammar leaves no choice; empty if that is not known, or if there is a choice."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -57,10 +58,10 @@ class MaskFiller(Protocol):
 
 
 class NoGrammars:
-    """For a scheduler whose role lets no request with a grammar pass."""
+    """For a scheduler whose role admits no request with a grammar."""
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
-        raise AssertionError("a request has a grammar that nobody made")
+        raise AssertionError("a request has a grammar that was not compiled")
 
 
 ID_BYTES = 4
@@ -81,7 +82,7 @@ class Phrases:
             lasts[word[:-1].tobytes()].append(int(word[-1]))
         self._lasts = {head: np.asarray(found, dtype=np.int32) for head, found in lasts.items()}
         self._lengths = sorted({len(head) for head in lasts})
-        """Of all that come before a last token, in bytes."""
+        """Lengths in bytes of all texts that come before a last token."""
 
     def after(self, output: Ints) -> Iterator[Ints]:
         """The tokens that are forbidden after `output`, in a few pieces."""
@@ -96,7 +97,7 @@ class Phrases:
 
 
 class TokenRules:
-    """What the masks of one request leave out. A mask is a row of `TokenMask.bits`."""
+    """Tokens that the masks of one request leave out. A mask is a row of `TokenMask.bits`."""
 
     __slots__ = ("_phrases", "_static")
 
@@ -112,7 +113,7 @@ class TokenRules:
             clear_bits(bits, lasts)
 
     def allow(self, token: int, output: Ints) -> bool:
-        """Whether `token` may come after `output`. What was chosen under an empty mask may not."""
+        """True if `token` may follow `output`. A token that was chosen under an empty mask may not."""
         if not int(self._static[token >> 5]) >> (token & 31) & 1:
             return False
         return not any(token in lasts for lasts in self._phrases.after(output))

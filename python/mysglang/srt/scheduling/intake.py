@@ -155,7 +155,7 @@ class Gathering:
         self.coming: set[str] = set()
         """Calls that have requests to come."""
         self._whole = False
-        """Whether a call was completed since the last step was planned. Its requests wait for no other request."""
+        """True if a call was completed since the last step was planned. Its requests wait for no other request."""
         self.arrivals: list[Req] = []
         """Requests that came since the last step was planned."""
         self._unread: list[Req] = []
@@ -189,7 +189,7 @@ class Gathering:
 
     @property
     def worth_waiting(self) -> bool:
-        """Whether more requests are to come, and those that are there do not fill a step and all belong to batches."""
+        """True if more requests are expected, and those that wait do not fill a step and all belong to batches."""
         return bool(self.coming) and not self._whole and not self._fills_step()
 
     def _fills_step(self) -> bool:

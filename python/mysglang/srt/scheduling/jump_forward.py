@@ -22,7 +22,9 @@ from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
 
 MOST_RUNNING = 4
-"""With more, the step that a jump costs all of them is dearer than those that it saves one of them."""
+"""With more running requests, the step that a jump costs all of them is more than the steps that it saves one of
+them.
+"""
 LEAST_FORCED = 3
 """Tokens from which on there is something to save: two steps are needed anyhow."""
 
@@ -31,7 +33,7 @@ class Jumps(Protocol):
     """Lets answers jump over what is forced."""
 
     def jump(self, lane: Lane) -> None:
-        """Called when the tokens of a step of `lane` are applied and told of."""
+        """Called when the tokens of a step of `lane` are applied and reported."""
         ...
 
 
@@ -57,7 +59,7 @@ class JumpForward:
 
     def jump(self, lane: Lane) -> None:
         constrained = self._table.constrained
-        # Whoever waits would come between, and with a prompt half computed nobody is admitted.
+        # A waiting request would be admitted in between, and while a prompt is half computed no request is admitted.
         lanes = self._lanes
         if not constrained.count or lanes.size > MOST_RUNNING or lanes.chunked or len(self._waiting):
             return
@@ -71,7 +73,7 @@ class JumpForward:
         self.count += len(jumping)
 
     def _forced(self, slot: int) -> list[int]:
-        """What may be appended; nothing where each token must be looked at, or its logits are asked for."""
+        """Tokens to append; none if each token must be looked at, or if its logits are wanted."""
         req = self._table.req(slot)
         watched = req.stop_watch.active or req.rules is not None or req.logit_processor is not None
         if req.grammar is None or watched or req.logprobs is not None or req.hidden is not None:
@@ -81,7 +83,9 @@ class JumpForward:
         return list(req.grammar.forced()[: max(room, 0)])
 
     def _fits(self) -> bool:
-        """Whether all that run could run to their ends, so that whoever leaves is admitted again at once."""
+        """True if all running requests could run to their ends in memory, so that a retracted one is admitted again at
+        once.
+        """
         longest = int(self._table.final_len[self._lanes.slots].sum())
         return longest + (MOST_RUNNING + 1) * self._kv.page_size <= self._kv.available_tokens()
 

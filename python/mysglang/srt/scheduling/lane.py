@@ -37,16 +37,16 @@ class Lane:
         """
         self.chunked: Req | None = None
         """A request whose prompt is half computed. Its next chunk comes before any other prefill; it holds its slot and
-        pages meanwhile.
+        pages until then.
         """
         self.pending: Launched | None = None
         """The step in flight, whose result is not applied."""
         self.short = False
-        """Whether memory for the next token of the rows was short while a step was in flight."""
+        """True if memory for the next token of the rows was short while a step was in flight."""
         self.late = False
-        """Whether its rows cannot be planned before the step in flight says how long they are."""
+        """True if its rows cannot be planned before the step in flight has returned their lengths."""
         self.decodes = False
-        """Whether rows decode in the step that was planned last. Then no step may wait for prompts to come."""
+        """True if rows decode in the step that was planned last. Then no step may wait for further prompts."""
         self.waited = 0
         """Prompt tokens that were planned since the last decode step of the rows."""
 
@@ -100,7 +100,7 @@ class Lanes:
 
     @property
     def decode(self) -> bool:
-        """Whether rows of any lane decode in the step that was planned last for it."""
+        """True if rows of any lane decode in the step that was planned last for it."""
         return any(lane.decodes for lane in self.all)
 
     def share(self, coming: int) -> int:
@@ -116,7 +116,7 @@ class Lanes:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step was launched whose result is not applied."""
+        """True if a step was launched whose result is not applied."""
         return any(lane.pending is not None for lane in self.all)
 
 

@@ -35,7 +35,7 @@ class WeightVersion:
 
 
 class Streamer(Protocol):
-    """Told after each step what may be new."""
+    """Sends new output. Called after each step with the slots that may have some."""
 
     to_detokenizer: Sender[ToDetokenizer]
 
@@ -69,7 +69,7 @@ class OutputStreamer:
         self._timeline = timeline
         self._weight_version = weight_version
         self.to_detokenizer = to_detokenizer
-        """Where the messages go. A recorder may stand in its place."""
+        """Sender of the messages. A recorder may take its place."""
 
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
         due = self._due(running)
@@ -138,7 +138,7 @@ class OutputStreamer:
         return {row: book.take() for row, book in books.items() if book is not None}
 
     def _drafts(self, due: Slots, ended: Sequence[Req]) -> dict[int, bytes]:
-        """What became of the drafts of requests that have a decode step behind them."""
+        """Acceptance of the drafts of requests that have finished a decode step."""
         counts = [*self._table.drafted[due], *(req.drafted for req in ended)]
         return {row: pack_ids(found) for row, found in enumerate(counts) if found is not None and found.any()}
 
@@ -149,7 +149,7 @@ class OutputStreamer:
         return {row: book.take() for row, book in books.items() if book is not None}
 
     def _new(self, due: Slots, ended: Sequence[Req]) -> dict[int, SamplingParams]:
-        """The parameters of the requests that are told of for the first time."""
+        """The parameters of the requests that are sent for the first time."""
         rows = self._table.unheard.rows(due).tolist()
         new = {row: self._table.req(int(due[row])) for row in rows}
         new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.heard_of)
@@ -170,7 +170,7 @@ class Timeline(Protocol):
         ...
 
     def of(self, ended: Sequence[Req], *, first_row: int) -> dict[int, RequestTimes]:
-        """What is known of requests that ended just now, by their row in a message, the first of them `first_row`."""
+        """Times of requests that ended just now, by their row in a message; the first row is `first_row`."""
         ...
 
 
@@ -211,5 +211,7 @@ class RequestTimeline:
 
     @staticmethod
     def _answered(req: Req, now: float) -> float:
-        """Of a request that ended in the step of its first token, before that was noted; 0 if it has none."""
+        """Time of the first token of a request that ended in the same step, before it was recorded; 0 if it has
+        none.
+        """
         return now if len(req.output_ids) or req.vector is not None else 0.0

@@ -15,7 +15,9 @@ from typing import Protocol
 from mysglang.srt.scheduling.request import Req
 
 LOOKUP_LIMIT = 128
-"""With more waiting requests, looking every prefix up costs more than the order gains: first come, first served."""
+"""With more waiting requests, looking up every prefix costs more than the order gains; they are then served first come,
+first served.
+"""
 SEED = 0
 
 
@@ -71,14 +73,14 @@ class PromptClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a policy may look at beside the requests that wait."""
+    """Facts that a policy may use in addition to the waiting requests."""
 
     prefix_length: Callable[[Req], int]
     """How many leading tokens of a request are in the prefix cache now."""
     prefix_path: Callable[[Req], tuple[int, ...]]
-    """Where its cached prefix stands in the tree: the names of the nodes from the root down to its end."""
+    """The place of a request's cached prefix in the tree: the names of the nodes from the root down to its end."""
     running: Callable[[], Iterable[Req]]
-    """Those that hold a slot."""
+    """The requests that hold a slot."""
     clock: PromptClock
 
 
@@ -101,7 +103,7 @@ class Fcfs:
 
 
 class LongestPrefixMatch:
-    """Those with the longest cached prefix first, so that it is used before it is evicted."""
+    """Requests with the longest cached prefix first, so that the prefix is used before it is evicted."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._prefix_length = surroundings.prefix_length
@@ -113,9 +115,9 @@ class LongestPrefixMatch:
 
 
 class DepthFirstWeight:
-    """One branch of the prefix tree after the other, and of two branches the one that more requests wait under first.
+    """One branch of the prefix tree after the other; of two branches, the one with more waiting requests comes first.
 
-    So who shares most stands side by side, and a prefix is used by all who wait for it before another takes its
+    So requests with a long common prefix are neighbours, and all of them use the prefix before another takes its
     memory. (SGLang's `dfs-weight`.)
     """
 
@@ -136,7 +138,7 @@ class DepthFirstWeight:
 
 
 class LongestOutput:
-    """Those that may generate most first, so that the last to end are not the last to start."""
+    """Requests that may generate most first, so that the last to end is not the last to start."""
 
     def __init__(self, _surroundings: Surroundings) -> None:
         pass
@@ -156,7 +158,8 @@ class Random:
 
 
 class HighestResponseRatio:
-    """Those first who waited longest for what they are: prompt tokens of others since they came, by tokens to compute.
+    """Requests with the highest ratio first: prompt tokens of other requests since this one arrived, divided by its own
+    tokens to compute.
 
     Short ones soon go first, and a long one goes when it has waited in proportion. (Brinch Hansen, 1971; SGLang's
     `hrrn`.)
@@ -181,7 +184,9 @@ class HighestResponseRatio:
 
 
 class ShortestPrefillFirst:
-    """Those with the fewest prompt tokens to compute first: the least waiting on average, the longest for the long."""
+    """Requests with the fewest prompt tokens to compute first. This has the shortest average wait, and the longest wait
+    for long prompts.
+    """
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._prefix_length = surroundings.prefix_length
@@ -193,7 +198,7 @@ class ShortestPrefillFirst:
 
 
 class RoutingKey:
-    """Those first whose routing key most of the running requests have, so that what belongs together runs together."""
+    """Requests whose routing key most running requests have come first, so that requests of one group run together."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._running = surroundings.running
@@ -224,4 +229,6 @@ POLICIES: dict[str, Callable[[Surroundings], SchedulePolicy]] = {
     "routing-key": RoutingKey,
     "priority": Fcfs,
 }
-"""By their names on the command line. `priority` is fcfs among equals: the urgent come first by `ByPriority`."""
+"""Policies by their names on the command line. `priority` is fcfs among equals: `ByPriority` puts urgent requests
+first.
+"""

@@ -2,7 +2,7 @@
 
 A request is admitted when its pages, and a share of what it and the running ones may still generate, fit the memory.
 `NewTokenRatio` is that share. The pages of an admitted request go to the prefix cache at once, before they are
-computed: the device runs steps in order and stores keys and values before it attends, so the next request, even of the
+computed. The device runs steps in order and stores keys and values before it attends, so the next request, even of the
 same step, may already share them.
 """
 
@@ -71,7 +71,7 @@ class PrefillStep:
     budget: int
     """New tokens that it may still take."""
     room: Room
-    """What the page spaces have left beside what running and admitted requests may still generate."""
+    """Room in the page spaces beside the tokens that running and admitted requests may still generate."""
     rows: list[tuple[Req, int, int]] = field(default_factory=list)
     """(request, first new position, new tokens)."""
     admitted: list[Req] = field(default_factory=list)
@@ -207,7 +207,7 @@ class PrefillPlanner:
         return max((start + step.budget) // page * page - start, 0)
 
     def _take(self, req: Req, start: int, take: int, step: PrefillStep, lane: Lane) -> None:
-        """Put `take` tokens of `req`, whose memory is there, into the step."""
+        """Put `take` tokens of `req` into the step. The memory for them is already held."""
         end = start + take
         step.rows.append((req, start, take))
         step.budget -= take
@@ -274,5 +274,5 @@ class NewTokenRatio:
         self.value = min((generated + RETRACT_HEADROOM * running) / (max_new + 1), 1.0)
 
     def reset(self) -> None:
-        """Nothing runs any more."""
+        """No request runs any more: return to the initial ratio."""
         self.value = self._init

@@ -62,7 +62,7 @@ class Req:
     embeds: Floats | None = None
     """[prompt_len, hidden_size], in the place of the embeddings of its prompt's ids, which then say nothing."""
     grammar: Grammar | None = None
-    """What restricts its tokens, from when its role says that it is ready. Has accepted every known output token."""
+    """Restricts its tokens. Set when the role reports that it is ready; it has accepted every known output token."""
     grammar_after: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Tokens that end its thinking, after which the grammar begins; none: it begins at once."""
     rules: TokenRules | None = None
@@ -70,7 +70,7 @@ class Req:
     logit_processor: str | None = None
     """Name of what changes its logits."""
     thought_start: int | None = None
-    """Token with which the answer may begin to think; None: it begins in a thought, if there is thinking at all."""
+    """Token with which the answer may begin to think. None: the answer begins in a thought, if there is thinking."""
 
     second_text: int | None = None
     """Token with which the second text of a pair begins; None: it is one text."""
@@ -79,30 +79,30 @@ class Req:
     part may be cached still. None: the request is of no session, and only whole pages of it are kept.
     """
     vector: Floats | None = None
-    """What a model that does not generate made of the prompt."""
+    """Vector of the prompt from a model that does not generate."""
 
     fresh: int = field(init=False)
-    """About how many tokens of its prompt must be computed: all, if nobody looked."""
+    """Estimated number of prompt tokens that must be computed; all of them before the cache was looked up."""
     slot: int = NO_SLOT
     arrived_at: float = field(default_factory=time.perf_counter)
-    """Seconds, to be told how long it waited; nothing is planned by it."""
+    """Arrival time in seconds, only for reporting how long the request waited."""
     started_at: float = 0.0
     """When it got its first place; 0 if it has had none."""
     first_token_at: float = 0.0
-    """When its prompt was computed; 0 if it is not, or if nobody notes it."""
+    """Time when its prompt was computed; 0 if it is not, or if times are not recorded."""
     sent: int = 0
     """Tokens of `ids` that need not be sent any more, kept while the request has no slot."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     retractions: int = 0
     drafted: Ints | None = None
-    """As in the request table, while it holds no slot; None: no drafts are tried."""
+    """Value of the request table's column while the request holds no slot; None: no drafts are tried."""
     doubted: bool = False
-    """Whether it was computed once more since what it found in the cache may not have been sound."""
+    """True if it was computed again because its cached prefix may have been wrong."""
     started: bool = False
-    """Whether it ever ran."""
+    """True if it has run at least once."""
     heard_of: bool = False
-    """Whether the detokenizer knows it; kept while the request has no slot."""
+    """True if the detokenizer knows it; kept while the request has no slot."""
     finish: FinishReason | None = None
     decode_flags: int = field(init=False)
 
@@ -166,7 +166,7 @@ class StopWatch:
         self._text: StopText = text or NoStopText()
         self._min_new = min_new
         self.active = bool(token_ids) or text is not None
-        """Whether `check` can ever find anything."""
+        """True if `check` can find anything."""
 
     def check(self, token: int, generated: int) -> Stop | None:
         """Judge `token`, the request's `generated`-th; every token must be shown once, in order."""

@@ -51,9 +51,9 @@ class RequestTable:
         self.widest: Ints = np.ones(num_slots, dtype=np.int32)
         """Tokens that the row may get in one step."""
         self.widest_forced: Ints = np.ones(num_slots, dtype=np.int32)
-        """The same where its grammar forces them; 1 unless the row has a grammar."""
+        """Like `widest`, for rows whose grammar forces tokens; 1 unless the row has a grammar."""
         self.opened_len: Ints = np.zeros(num_slots, dtype=np.int32)
-        """Tokens that were known when the slot was opened: who knows more has had a finite result since."""
+        """Known tokens when the slot was opened. A row with more known tokens has had a finite result since then."""
         self.opened_cached: Ints = np.zeros(num_slots, dtype=np.int32)
         """Tokens that were found in the cache then."""
         self.prompt_len: Ints = np.zeros(num_slots, dtype=np.int32)
@@ -67,13 +67,13 @@ class RequestTable:
         """Known tokens at which the next piece is passed on; a stream's first token goes at once."""
         self.obeys_eos: Bools = np.zeros(num_slots, dtype=np.bool_)
         self.watched = Trait(num_slots)
-        """Has stop rules of its own."""
+        """True if the row has stop rules of its own."""
         self.wants_logprobs = Trait(num_slots)
         self.wants_hidden = Trait(num_slots)
         self.embedded = Trait(num_slots)
-        """Has a prompt of vectors."""
+        """True if the row has a prompt of vectors."""
         self.constrained = Trait(num_slots)
-        """Has a grammar, rules or a logit processor, so that its tokens are chosen last."""
+        """True if the row has a grammar, rules or a logit processor, so that its tokens are chosen last."""
         self.unheard = Trait(num_slots)
         """The detokenizer has heard nothing of it yet."""
         traits = (self.watched, self.wants_logprobs, self.wants_hidden, self.embedded, self.constrained, self.unheard)
@@ -120,8 +120,8 @@ class RequestTable:
         self.drafted[slot] = 0 if req.drafted is None else req.drafted
 
     def limit_width(self, slot: int, most: int | None) -> None:
-        """Set how many tokens the row may get in one step. `most`: so many its sampling features can choose at once;
-        None: as many as a step gives.
+        """Set how many tokens the row may gain in one step. `most`: the largest number that its sampling features can
+        choose at once; None: no limit by them.
 
         A row whose log-probabilities or hidden states are told gets one. So does a row with masks, but for tokens that
         its grammar forces.
@@ -154,7 +154,7 @@ class RequestTable:
         return req
 
     def has_ids(self, slot: int) -> bool:
-        """Whether its prompt is of token ids, not of vectors."""
+        """True if the slot's prompt is token ids, not vectors."""
         return not self.embedded[slot]
 
     def is_constrained(self, slots: Slots) -> Bools:
@@ -162,7 +162,7 @@ class RequestTable:
         return self.constrained.of(slots)
 
     def waits_for_mask(self, slots: Slots, yields: Bools) -> bool:
-        """Whether a mask must be made for some row of these that yields a token."""
+        """True if a mask must be made for any of these rows that yields a token."""
         return self.constrained.count > 0 and bool(yields[self.constrained.rows(slots)].any())
 
     def output_ids(self, slot: int) -> Ints:
@@ -170,7 +170,7 @@ class RequestTable:
         return self.tokens[slot, self.prompt_len[slot] : self.known[slot]]
 
     def ids_with_kv(self, slot: int) -> Ints:
-        """The known tokens whose KV entries are, or are being, written. A view: copy to keep."""
+        """The known tokens whose KV entries are written, or are being written. A view: copy to keep."""
         return self.tokens[slot, : min(self.known[slot], self.low[slot])]
 
     def take_tokens(self, slots: Slots, positions: Ints) -> Ints:

@@ -74,7 +74,7 @@ class Residency:
         req = self._table.close(slot)
         tail_end = 0
         if req.tail_end is not None and had_result:
-            # Without the last token: whether a step has computed that one too depends on the loop.
+            # The last token is left out: whether a step has computed it too depends on the loop.
             tail_end = req.tail_end = len(req.ids) - 1
         self._kv.release(slot, ids_with_kv, req.urgency, tail_end)
         self._sampling.close(slot)
@@ -163,16 +163,16 @@ class Invariants:
         state = self._kv.state()
         problems = []
         if state.protected or state.locked_nodes:
-            problems.append(f"{state.protected} tokens in {state.locked_nodes} nodes are locked by nobody")
+            problems.append(f"{state.protected} tokens in {state.locked_nodes} nodes are locked without an owner")
         if state.private or state.open_rows:
-            problems.append(f"{state.private} tokens in {state.open_rows} rows are held by nobody")
+            problems.append(f"{state.private} tokens in {state.open_rows} rows are held without an owner")
         if state.free + state.evictable != state.total:
             problems.append(f"free {state.free} + evictable {state.evictable} != {state.total} tokens")
         for space in state.spaces:
             if space.held or space.free + space.evictable != space.total:
-                problems.append(f"{space.held} tokens of a page space are held by nobody: {space}")
+                problems.append(f"{space.held} tokens of a page space are held without an owner: {space}")
         if (states := state.states).held or states.free + states.evictable != states.total:
-            problems.append(f"{states.held} states are held by nobody: {states}")
+            problems.append(f"{states.held} states are held without an owner: {states}")
         if not problems:
             return
         message = "KV cache leak: " + "; ".join(problems)

@@ -210,7 +210,7 @@ def finite_rows(output: StepOutput) -> Bools:
 
 
 def everyone_has_one(counts: Ints, total: int) -> bool:
-    """Whether each row has exactly one of `total` tokens."""
+    """True if each row has exactly one of `total` tokens."""
     return len(counts) == total and np.count_nonzero(counts) == total
 
 

@@ -40,7 +40,7 @@ class Role(Protocol):
 
     @property
     def expecting(self) -> bool:
-        """Whether a request may become ready any moment, without a message that tells of it."""
+        """True if a request may become ready at any moment without a message."""
         ...
 
     def abort(self, rid: str) -> Req | None:
@@ -61,7 +61,7 @@ class UnifiedRole:
         return ()
 
     def learn(self, news: Any) -> None:
-        raise AssertionError("nobody waits for anything here")
+        raise AssertionError("no request waits in this role")
 
     def ready(self) -> Iterable[Req]:
         arrived, self._arrived = self._arrived, []

@@ -19,7 +19,7 @@ from mysglang.srt.scheduling.request_table import RequestTable, Trait
 
 
 class SamplingBuilder:
-    """The host sides of the features, and who uses which; `open` and `close` follow the request table's."""
+    """The host sides of the features, and which slots use them; `open` and `close` follow the request table's."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SamplingBuilder:
         slots = table.num_slots
         self._sides: list[tuple[HostSide, Trait]] = [(feature.host(facts), Trait(slots)) for feature in features]
         self._uses = 0
-        """Of features by open slots: a step of plain ones asks none of them."""
+        """Feature -> number of open slots that use it. A step without such slots skips the feature."""
         self._last: tuple[Slots, Longs, SamplingColumns] | None = None
 
     def open(self, slot: int, params: SamplingParams) -> None:
@@ -70,7 +70,7 @@ class SamplingBuilder:
         return SamplingColumns(parts) if parts else PLAIN_SAMPLING
 
     def now(self, batch: ScheduleBatch) -> tuple[FeatureColumns, ...]:
-        """What features say of this step only."""
+        """Columns of the features that are valid for this step only."""
         if not self._uses:
             return ()
         used = [(side, rows) for side, users in self._sides if len(rows := users.rows(batch.slots))]

@@ -23,7 +23,9 @@ from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.step_costs import NoCosts, StepCosts
 
 MAX_PRIORITIES = 64
-"""Priorities that are told apart. A client chooses its priority, and each one that is told is a time series."""
+"""Number of priorities that are counted separately. A client chooses its priority, and each separate one is a time
+series.
+"""
 
 
 def take_census(running: Sequence[Req], waiting: Iterable[Req], urgent_sign: UrgentSign) -> Census:
@@ -74,7 +76,7 @@ class Occupancy:
             self._since = now
 
     def restart(self, now: float) -> None:
-        """Nothing is left to do: the time until the next step is in no window."""
+        """Nothing is left to do: the time until the next step belongs to no window."""
         if self._steps:
             self._close(now)
         self._since = None
@@ -87,12 +89,12 @@ class Occupancy:
 
 @dataclass(slots=True)
 class Acceptance:
-    """What became of drafts in a number of steps."""
+    """Counts of drafts over a number of steps."""
 
     rows: int = 0
     """Decoding rows of these steps, also those that tried no draft."""
     tokens: int = 0
-    """What they got."""
+    """Tokens that the rows gained."""
     tried: int = 0
     """Drafts."""
 
@@ -150,7 +152,7 @@ class SchedulerStats:
         self._occupancy = Occupancy(decode_log_interval)
         self._tries_drafts = table.tokens_per_step > 1
         self._accepted, self._lately, self._last_told = Acceptance(), Acceptance(), Acceptance()
-        """Since the start; since the last line of the log; up to that line, from the one before."""
+        """Counts since the start; since the last log line; and up to that line, from the one before."""
 
     def record(self, launched: Launched, waiting: WaitingQueue) -> None:
         """A step's result was applied."""
@@ -160,7 +162,7 @@ class SchedulerStats:
         self._on_graph = launched.result.on_graph
         step_time = self._time(launched)
         self._occupancy.add(step_time, self._last_result)
-        # Without drafts each row that decodes got one token.
+        # Without drafts, each decoding row gained one token.
         plain = not prompts and batch.new_tokens == decoding
         generated = decoding if plain else int(np.add.reduce(launched.result.complete().counts[prompts:]))
         self._count(batch, prompts, generated, step_time)
@@ -172,7 +174,7 @@ class SchedulerStats:
             self._sheet.add(told.DRAFTS_ACCEPTED, generated - decoding)
         if prompts and logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, waiting, step_time)
-        # A step of prompts may have rows that decode beside them.
+        # Rows may decode beside the prompts of a step.
         if decoding:
             self._decode_steps += 1
             self._generated += generated

@@ -30,7 +30,9 @@ class AttentionShape:
     window: int | None = None
     """Keys that a query sees, itself included; None: all."""
     latent_dim: int | None = None
-    """Elements at the start of a key that are its value too; None: a value is kept beside its key, of the same size."""
+    """Elements at the start of a key that are also its value; None: a value is stored beside its key, with the same
+    size.
+    """
 
     @property
     def score_size(self) -> int:
@@ -43,7 +45,7 @@ class AttentionShape:
         return self.num_kv_heads * self.head_dim * (2 if self.latent_dim is None else 1)
 
     def part(self, tp_size: int) -> AttentionShape:
-        """What each of `tp_size` ranks has of it: at least one head of keys."""
+        """The share of each of `tp_size` ranks: at least one head of keys."""
         return replace(self, num_heads=self.num_heads // tp_size, num_kv_heads=max(self.num_kv_heads // tp_size, 1))
 
 
@@ -59,7 +61,7 @@ class DecoderShape:
     dtype_bytes: int
 
     def part(self, tp_size: int) -> DecoderShape:
-        """What each of `tp_size` ranks has of it."""
+        """The share of each of `tp_size` ranks."""
         return replace(
             self,
             layer_parameters=self.layer_parameters // tp_size,
@@ -77,7 +79,7 @@ class StepCosts(Protocol):
 
 
 class NoCosts:
-    """Nobody asks."""
+    """The null costs: nothing is estimated."""
 
     def count(self, batch: ScheduleBatch, sheet: Sheet) -> None:
         pass

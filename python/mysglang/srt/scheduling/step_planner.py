@@ -183,7 +183,7 @@ class PriorityPreemption:
         self._asked = (self._waiting.changes, self._lanes.slots)
 
     def _asked_already(self) -> bool:
-        """Whether the answer is as before: the same requests run and wait, and no slot is free.
+        """True if the answer is the same as before: the same requests run and wait, and no slot is free.
 
         With a free slot the answer may differ, since running requests may have taken memory since.
         """
@@ -210,7 +210,7 @@ class PriorityPreemption:
 
 
 class Coordinator(Protocol):
-    """What the other ranks say to a planned step. Asked once in each turn, also when no step was planned."""
+    """The other ranks' answer to a planned step. Asked once in each turn, also when no step was planned."""
 
     def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
         """The step that this rank runs."""
@@ -225,7 +225,7 @@ class SoloCoordinator:
 
 
 class PlanDigest:
-    """The Coordinator of a rank that shares each layer with others: all of them plan every step by themselves.
+    """The Coordinator of a rank that shares each layer with others. Every rank plans every step by itself.
 
     Keeps a number that all plans so far have made. The first rank's number comes with the next turn's messages, and a
     rank that has another one ends (`managers/rank_links.py`): without that, ranks whose steps differ but have the same

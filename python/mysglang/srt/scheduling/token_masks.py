@@ -31,13 +31,13 @@ ALL = -1
 
 
 class MakesMasks(Protocol):
-    """Asked for the mask of each step whose tokens are chosen last."""
+    """Makes the mask of each step whose tokens are chosen last."""
 
     def of(self, batch: ScheduleBatch, drafts: DraftColumns | None = None) -> TokenMask:
-        """The mask of a step whose rows' tokens are all known but those that it chooses itself. `drafts`: what the host
-        proposed for the step.
+        """The mask of a step. All tokens of its rows are known, except those that the mask decides about. `drafts`: the
+        host's proposals for the step.
 
-        Rows that ended meanwhile have none: what is chosen for them is dropped. Good until the next call.
+        Rows that have ended since have none: the tokens chosen for them are dropped. Good until the next call.
         """
         ...
 
@@ -71,7 +71,7 @@ class TokenMasks:
         return mask if drafts is None else self._with_drafts(mask, batch, drafts)
 
     def _with_drafts(self, mask: TokenMask, batch: ScheduleBatch, drafts: DraftColumns) -> TokenMask:
-        """The same with a mask for each draft of a row: which tokens may come behind the draft."""
+        """`mask` with one more row for each draft: the tokens that may follow the draft."""
         table = self._table
         rows, places, bits = [mask.rows], [np.zeros(len(mask.rows), dtype=np.int32)], [mask.bits]
         for at in np.flatnonzero(np.isin(drafts.rows, mask.rows)).tolist():
@@ -146,7 +146,7 @@ class TokenMasks:
 
 
 def _to_read(view: Ints) -> Ints:
-    """The same memory, which whoever has this cannot change."""
+    """A read-only view of the same memory."""
     view = view[:]
     view.flags.writeable = False
     return view

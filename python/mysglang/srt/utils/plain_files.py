@@ -1,6 +1,6 @@
 """Reading the files of a model's directory, which may hold anything: only regular files, and never more than expected.
 
-A model is data from elsewhere. Its config.json may be a fifo that nobody writes to, a link to a device without an end,
+A model is data from elsewhere. Its config.json may be a fifo without a writer, a link to a device without an end,
 a circle of links, or a file of gigabytes. Each of these is refused with one line, before anything is read.
 """
 

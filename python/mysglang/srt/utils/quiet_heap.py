@@ -1,9 +1,9 @@
 """QuietHeap: no garbage collection while many short-lived objects are made.
 
-The garbage collector goes through all objects in one go, in which no other thread can run: of the half million that are
-made of one long body it looks at all again and again, up to half a second each time, and finds no cycle. What is made
-of a body goes with its last reference. So long work on one is done without the collector. It has its turn whenever no
-such work runs, and work that begins waits for that once the last turn is too long ago.
+The garbage collector goes through all objects at once, and no other thread can run in that time. It would visit the
+half million objects of one long body again and again, up to half a second each time, and find no cycle. These objects
+are freed with their last reference. So long work on one is done without the collector. It has its turn whenever no such
+work runs, and work that begins waits for that once the last turn is too long ago.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     one key     |------------------ all of it ------------------|
     four keys   |----- first come ------|  k1 |  k2 |  k3 |  k4 |
 
-Where several keys share a room, half of it goes to whoever comes first, and the other half is set aside in equal parts,
+Where several keys share a room, half of it is first come, first served, and the other half is set aside in equal parts,
 one for each key. So a key that floods the room leaves every other key its part. What can be evicted needs no such part:
 there a key may fill the room, and `largest` names the key that gives way when another one comes.
 """

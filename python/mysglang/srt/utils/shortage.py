@@ -1,6 +1,6 @@
-"""What an error means: that the machine has no more open files, processes, threads or memory for the moment, or that a
-library in Rust panicked. A panic is no Exception, so what catches those lets it through: a route answers without words,
-and work in the background never ends.
+"""Recognizes errors which mean that the machine has no more open files, processes, threads or memory for the moment, or
+that a library in Rust panicked. A panic is no Exception, so what catches those lets it through: a route answers without
+words, and work in the background never ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Regular expressions that end a text: matched in one pass, each character at a cost that the pattern alone bounds.
 
 A pattern becomes an automaton without going back (Thompson, "Regular expression search algorithm", CACM 1968), so that
-no pattern of a client's can hold up those who wait for other texts, and so that it is known at any moment which end of
-the text may still become a match. Hence no backreferences, no looking around, and no anchor but a `$` at the end.
+no client's pattern can delay other texts. It is also known at any moment which end of the text may still become a
+match. Hence no backreferences, no looking around, and no anchor but a `$` at the end.
 
 No library does both: the package `regex` reports partial matches and goes back, RE2 does not go back and reports none.
 

@@ -31,7 +31,7 @@ def declared_libraries() -> list[CpuLibrary]:
 def start_building() -> None:
     """Compile into the cache, in the background, the libraries that are missing for this processor.
 
-    Whoever needs one of them meanwhile compiles it, or waits for it.
+    A process that needs one of them in that time compiles it, or waits for it.
     """
     compiler, arch = find_gxx(), present_arch()
     if compiler is not None:

@@ -62,7 +62,7 @@ def experts(
     """[N, width] -> [N, width]: the sum over a row's experts e of gate * down[e] (act(first half) * second half of
     gate_up[e] times the row).
 
-    x: bfloat16, rows at any distance. gate_up: packed [E, 2 * inner, width]; down: packed [E, width, inner]; of int8,
+    x: bfloat16, rows at any distance. gate_up: packed [E, 2 * inner, width]. down: packed [E, width, inner]. For int8,
     `scales` are float32 [E, 2 * inner] and [E, width], dense. biases: bfloat16 of these shapes, dense. ids: [N, k]
     int32, each in [0, E); gates: [N, k] float32.
     """

@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[GrammarBackend]:
 
 
 def drawn() -> list[Case]:
-    """The same for every backend, so that they can be compared."""
+    """The same cases for every backend, so that they can be compared."""
     cases = [case for case in official_cases() if not any(slow in case.name for slow in SLOW_AT_ONCE)]
     return random.Random(48).sample(cases, DRAWN)
 
@@ -146,7 +146,7 @@ def combinations() -> Iterator[tuple[str, dict[str, Any], int]]:
 
 @pytest.mark.parametrize(("schema", "most"), [pytest.param(*rest, id=name) for name, *rest in combinations()])
 def test_nested_choices_stay_small(schema: dict[str, Any], most: int) -> None:
-    """What is handed over grows with the rules times the text of all, and so does the time to compile."""
+    """The size of the grammar grows with the rules times the text of all, and so does the time to compile."""
     pytest.importorskip("xgrammar")
     assert (
         len(backend_named("xgrammar", JsonStyle()).compile(GrammarSpec("json_schema", json.dumps(schema)))) < most << 10
@@ -176,7 +176,7 @@ def bombs() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("schema", list(bombs()), ids=lambda schema: ",".join(schema))
 def test_a_bomb_is_refused(schema: dict[str, Any]) -> None:
-    """By its counts, before any library sees it."""
+    """The counts of its keywords decide, before any library sees it."""
     with pytest.raises(GrammarError, match=r"'\w+'"):
         backend_named("xgrammar").compile(GrammarSpec("json_schema", json.dumps(schema)))
 
@@ -207,7 +207,7 @@ def test_characters_beside_the_forbidden_ones_can_be_said(backend: GrammarBacken
 
 
 def test_usual_schemas_are_taken() -> None:
-    """As pydantic writes them, and as OpenAI's strict mode asks for."""
+    """Schemas as pydantic writes them, and as OpenAI's strict mode asks for."""
     address = {
         "type": "object",
         "title": "Address",

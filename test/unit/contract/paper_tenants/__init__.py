@@ -34,8 +34,13 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
         idle_step       how a rank that sleeps for want of requests is called when another one has some
         idle_step       numbers of the host, exchanged in a group
 
-Said already: rows whose start, length, tokens and KV slots only the device knows, up to a bound for which there is
-memory; several tokens of a row and 0 to k of them in a result; a second model whose pages have the numbers of the
-first, and what it does for the steps of the first; which buffers there are for each slot, and which may be lost; an
-encoder without stores; an install as a prompt of which all but one token is cached; a step without rows.
+The contract can already express:
+
+- rows whose start, length, tokens and KV slots only the device knows, up to a bound for which there is memory;
+- several tokens of a row, and 0 to k of them in a result;
+- a second model whose pages have the numbers of the first, and its work for the steps of the first;
+- the buffers of each slot, and which of them may be lost;
+- an encoder without stores;
+- an install as a prompt of which all but one token is cached;
+- a step without rows.
 """

@@ -56,7 +56,7 @@ class Eagle3Chain:
 
     def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
         """Called before the target's pass, with the tokens and places of the step. CANNOT have the hidden states of the
-        target's layers: nothing is told of the pass before. CANNOT write keys of drafts beyond the rows' own tokens: no
+        target's layers: the pass before is not reported. CANNOT write keys of drafts beyond the rows' own tokens: no
         memory was reserved for them, least of all behind the chunk that ends a prompt.
         """
         assert step.batch.hidden is None, "CANNOT: HiddenColumns are of the last layer, and go to the host"
@@ -101,10 +101,10 @@ def late_step(slots: Slots, high: Ints) -> ModelWorkerBatch:
 
 
 def worker(capacity: WorkerCapacity, verification: Program) -> Worker:
-    """What the scheduler is given."""
+    """The worker for the scheduler."""
     return Eagle3Worker(capacity, verification)
 
 
 def drafter(draft: HelpingModel, memory: ModelMemory) -> Drafter:
-    """What the served model's programs are given."""
+    """The drafter for the served model's programs."""
     return draft.ready(memory, Beside()).drafter

@@ -23,7 +23,7 @@ RANKS = [
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a rank tells the others about a turn."""
+    """Message of a rank to the others about a turn."""
 
     tokens: int
     is_decode: bool
@@ -70,7 +70,7 @@ def idle_batch() -> ScheduleBatch:
 
 
 def idle_step(spaces: int) -> ModelWorkerBatch:
-    """The same, as a worker gets it: no row, no token, and no KV slot in any space. Sayable, and run today."""
+    """The idle step as a worker gets it: no row, no token, and no KV slot in any space. Sayable, and run today."""
     none = np.zeros(0, dtype=np.int32)
     return ModelWorkerBatch(
         mode=ForwardMode.DECODE,

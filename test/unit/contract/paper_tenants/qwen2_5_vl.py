@@ -1,7 +1,7 @@
 """Qwen2.5-VL: a tower turns images into embeddings, which stand in the prompt behind placeholder ids.
 
-Positions have three rows: time, height and width. A text token has the same in all; an image of 2 x 3 merged patches at
-position 5 has t = 5, h = 5 … 6, w = 5 … 7, and the text goes on at 8, though 6 tokens are behind 5.
+Positions have three rows: time, height and width. A text token has the same in all. An image of 2 x 3 merged patches at
+position 5 has t = 5, h = 5 … 6, w = 5 … 7. The text goes on at 8, though 6 tokens follow 5.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tower:
 
     def ready(self, memory: ModelMemory) -> Runnable:
         """CANNOT: a program takes a ModelWorkerBatch of token ids; pixels, and the entries of an encoder cache that
-        they become, have no step. Nor do the programs of two models reach each other.
+        they become, have no step. The programs of two models cannot reach each other either.
         """
         raise NotImplementedError
 

@@ -89,6 +89,6 @@ class ChosenTokens:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         """CANNOT be told which tokens the layer's indexer has chosen [T, 2048]: what is planned is the same for all
-        layers, and there is no other argument. Nor can GLM-5's layers share one choice.
+        layers, and there is no other argument. GLM-5's layers cannot share one choice either.
         """
         return q

@@ -332,7 +332,7 @@ async def test_a_full_queue_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_a_full_disk_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was answered before is not asked again, and the batch can be seen through once there is room."""
+    """Existing answers are not asked again, and the batch can be completed once there is room."""
 
     def full(path: Path, data: bytes) -> None:
         if path.stat().st_size if path.exists() else 0:

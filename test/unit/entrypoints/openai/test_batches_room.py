@@ -1,4 +1,4 @@
-"""Room: batches begin nothing where others wait, and leave a quarter of the engine to whoever comes next."""
+"""Room: batches begin no line while other requests wait, and leave a quarter of the engine to other requests."""
 
 import asyncio
 from types import SimpleNamespace

@@ -17,7 +17,7 @@ from mysglang.srt.entrypoints.openai import batches_journal, batches_service
 async def test_while_a_disk_is_waited_for_the_input_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that deleted it meanwhile would make its own batch fail."""
+    """A client that deleted it in this time would make its own batch fail."""
 
     def full(_path: Path, _data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

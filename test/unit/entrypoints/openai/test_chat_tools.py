@@ -247,7 +247,7 @@ async def test_what_reaches_the_template() -> None:
 
 
 async def test_special_tokens_are_shown_to_be_read() -> None:
-    """Of this tokenizer <|turn|> is special: a format written with it cannot be read with special tokens skipped."""
+    """In this tokenizer <|turn|> is special: a format written with it cannot be read with special tokens skipped."""
     text = "<|turn|>Hm.</|turn|>Yes."
     options = with_parsers(thoughts="<|turn|>...</|turn|>")
     async with serve(says(text), options, template=QWEN) as served:

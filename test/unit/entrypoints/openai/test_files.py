@@ -189,7 +189,7 @@ async def test_a_key_sees_only_what_came_with_it(tmp_path: Path) -> None:
             lambda found: found.json()["status"] == "completed",
         )
         known = done.json()
-        # Its answers belong to whoever asked for them, after a restart too.
+        # Its answers belong to the owner that asked for them, after a restart too.
         for path, count in (("/v1/files", 2), ("/v1/batches", 1)):
             assert len((await served.client.get(path, headers=one)).json()["data"]) == count
             assert (await served.client.get(path, headers=two)).json()["data"] == []
@@ -254,7 +254,7 @@ async def test_uploads_on_their_way_count(tmp_path: Path) -> None:
         asked = [
             asyncio.create_task(served.client.post("/v1/files", content=body(), headers=headers)) for _ in range(10)
         ]
-        # The transport may take a body that nobody reads to its end.
+        # The transport may take a body to its end although it is not read.
         await until(lambda: waiting + sum(task.done() for task in asked) >= 10)
         refused_at_once = sum(task.done() for task in asked)
         go_on.set()

@@ -119,7 +119,7 @@ def test_what_is_empty_is_never_an_error(value: object) -> None:
 
 
 def said(model: type[ChatCompletionRequest], name: str) -> bool:
-    """Whether false asks for something there."""
+    """True if false asks for something there."""
     return True in {**model.unsupported, **model.idle}[name]
 
 

@@ -155,7 +155,7 @@ def test_sglangs_own_fields_are_refused_too(field: str) -> None:
 
 
 def test_an_answer_can_be_sent_back() -> None:
-    """What a client keeps of our message, and OpenAI's client adds to it, is a message again."""
+    """Our message as a client stores it, with the additions of OpenAI's client, is a valid message again."""
     answer: dict[str, object] = {
         "role": "assistant",
         "content": "Yo",

@@ -153,7 +153,7 @@ MEASURED_ON_A_DEVICE = {
     "sglang:kv_cache_memory_usage_gb",
     "sglang:graph_memory_usage_gb",
 }
-"""Told by whoever knows them."""
+"""Reported only by a scheduler that knows them."""
 
 
 def queries(part: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The routes of who runs the server: closed by default, and what each of them asks of the scheduler."""
+"""The operator's routes: closed by default, and the command that each of them sends to the scheduler."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ async def test_commands_reach_the_scheduler() -> None:
 
 
 async def test_numbers_of_a_profile_may_be_strings() -> None:
-    """As SGLang's bench_serving sends them."""
+    """The form in which SGLang's bench_serving sends them."""
     async with serve(options=ADMIN) as served:
         taken = await served.post("/start_profile", {"output_dir": "/x", "num_steps": "3"}, headers=KEY)
         [message] = served.engine.sent

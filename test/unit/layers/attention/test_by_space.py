@@ -13,7 +13,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
-# Without a prefix cache what rows leave behind is nobody's at once.
+# Without a prefix cache, the pages that rows leave behind are free at once.
 TRITON = """
 from dataclasses import replace
 from fixtures.attention_cases import PLAIN
@@ -28,7 +28,7 @@ print("all agree")
 
 
 CAPPED = replace(PLAIN, logit_cap=3.0)
-"""As in Gemma 2: what is nobody's must not get through the cap either."""
+"""Scores are capped as in Gemma 2: the content of free pages must not get through the cap either."""
 
 
 @pytest.mark.parametrize(("page_size", "spec"), [(1, PLAIN), (4, PLAIN), (16, PLAIN), (4, CAPPED)])

@@ -114,7 +114,7 @@ def test_a_wrong_shape_is_told_as_that_of_one_expert(section: int, shape: list[i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_can_be_loaded_again(dtype: torch.dtype) -> None:
-    """What the device made of them keeps their values, and gives them back."""
+    """The device's form of the weights keeps their values, and returns them."""
     experts = mixture(SoloGroup(), dtype).experts
     layouts = {name: value.without_memory() for name, value in experts.named_parameters()}
     loaded = {name: value.data.clone() for name, value in experts.named_parameters()}

@@ -114,7 +114,7 @@ def test_experts(dtype: torch.dtype, activation: str, inner: int) -> None:
     ],
 )
 def test_a_model_whose_weights_change(family: str, name: str, tmp_path: Path) -> None:
-    """Those that are not in an update stay what they are, to the bit."""
+    """Weights that are not in an update stay the same, to the bit."""
     make_checkpoint(family, tmp_path / "model", dtype=torch.bfloat16, seed=0)
     make_checkpoint(family, tmp_path / "other", dtype=torch.bfloat16, seed=1)
     model = ModelConfig.from_path(str(tmp_path / "model"))

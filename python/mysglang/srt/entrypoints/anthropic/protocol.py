@@ -1,7 +1,8 @@
 """The requests of Anthropic's messages API, as clients may send them.
 
 Marks for a prompt cache (`cache_control`) are taken and change nothing: every prompt is cached, as long as there is
-room. So is the signature of a thought, which nobody here checks, and the client's own bookkeeping (metadata).
+room. The same holds for the signature of a thought, which is not checked, and for the client's own bookkeeping
+(metadata).
 """
 
 from __future__ import annotations

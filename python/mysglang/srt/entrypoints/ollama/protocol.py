@@ -1,7 +1,7 @@
 """The requests of Ollama's API, as clients may send them.
 
-Of the options, those that say how to load a model are refused: it is loaded. `keep_alive` is honoured by a server that
-always keeps its model, unless it asks for the contrary.
+Options that say how to load a model are refused, because the model is loaded already. `keep_alive` is honoured by a
+server that always keeps its model, unless it asks for the contrary.
 """
 
 from __future__ import annotations

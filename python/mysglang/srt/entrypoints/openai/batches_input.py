@@ -134,7 +134,7 @@ def read_request(path: Path, line: InputLine) -> tuple[str, dict[str, object]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and bytes of each line. Of a line that is too long, only the beginning is read into memory."""
+    """Number, offset and bytes of each line. Only the beginning of a line that is too long is read into memory."""
     offset = 0
     with path.open("rb") as file:
         for number in range(1, 1 << 62):

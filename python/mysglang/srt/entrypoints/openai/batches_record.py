@@ -1,9 +1,9 @@
-"""A batch: what is known of it, and each step of its life as a function from what was known to what is.
+"""A batch's record, and each step of its life as a function from one record to the next.
 
     validating → in_progress → finalizing → completed
         │             ├──────→ finalizing → expired
         │             ├──────→ cancelling → cancelled
-        └→ failed     └──────→ finalizing → failed: its input was damaged meanwhile
+        └→ failed     └──────→ finalizing → failed: its input was damaged
 
 Knows neither disk nor engine. Times are Unix seconds.
 """
@@ -69,7 +69,7 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of a batch."""
+    """Stored facts about a batch."""
 
     id: str
     endpoint: str
@@ -114,7 +114,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.status in OVER
 
     def wire(self) -> dict[str, object]:
-        """As OpenAI's clients see it."""
+        """The record as OpenAI's clients see it."""
         tally = self.tally or Tally()
         there = self.over
         times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -155,7 +155,7 @@ def new_record(body: CreateBatchRequest, model: str, owner: str, now: int) -> Ba
 
 
 def begun(record: BatchRecord, total: int, now: int) -> BatchRecord:
-    """Its input is valid. What was cancelled meanwhile stays so."""
+    """Its input is valid. A batch that was cancelled before stays cancelled."""
     record = msgspec.structs.replace(record, total=total)
     if record.status != "validating":
         return record
@@ -173,14 +173,14 @@ def blamed(record: BatchRecord, faults: Sequence[BatchFault]) -> BatchRecord:
 
 
 def cancelling(record: BatchRecord, now: int) -> BatchRecord:
-    """Somebody wants it to end, which changes something only while it is asked."""
+    """A client cancels the batch. This has an effect only while its lines are being answered."""
     if record.status not in ("validating", "in_progress"):
         return record
     return msgspec.structs.replace(record, status="cancelling", cancelling_at=now)
 
 
 def counted(record: BatchRecord, tally: Tally) -> BatchRecord:
-    """As it is shown at this moment."""
+    """The record with the present counts."""
     return msgspec.structs.replace(record, tally=tally)
 
 
@@ -195,7 +195,7 @@ def ending(
 
 
 def reopened(record: BatchRecord) -> BatchRecord:
-    """What was answered is not all on the disk any more: the rest is asked again."""
+    """Some answers are no longer on disk: their lines are asked again."""
     status: Status = "in_progress" if record.status == "finalizing" else record.status
     return msgspec.structs.replace(
         record, ending=None, status=status, tally=None, output_file_id=None, error_file_id=None, finalizing_at=None

@@ -16,8 +16,8 @@ class Room:
     """API keys take turns: a free place goes to the key that has the fewest lines inside. Lines of one key come in one
     after the other, in the order in which they ask, so several batches take turns.
 
-    None comes in while as many as three quarters of what the engine runs at once are open, whoever asked for them: the
-    rest is for whoever comes next. Nor while requests of others wait in the engine, for memory or a turn.
+    No line is admitted while open lines of all batches fill three quarters of the engine's slots: the rest is for other
+    requests. No line is admitted while other requests wait in the engine, for memory or a turn.
     """
 
     def __init__(self, manager: Manager, max_in_flight: int, max_running_requests: int) -> None:

@@ -34,7 +34,7 @@ DISK_RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BatchEndpoints:
-    """What batches may ask, and of which model."""
+    """Endpoints that batches may use, and the model's name."""
 
     model: str
     answers: Mapping[str, Answer]
@@ -109,11 +109,11 @@ class Batches:
         return record.wire()
 
     def get(self, batch_id: str, owner: str) -> dict[str, object]:
-        """Raises NotFound, also for somebody else's."""
+        """The batch. Raises NotFound, also for a batch of another owner."""
         return self._shown(self._owned(batch_id, owner)).wire()
 
     def list(self, owner: str, *, after: str | None, limit: int) -> dict[str, object]:
-        """Those of one owner, the newest first. Raises InvalidRequest."""
+        """The batches of one owner, the newest first. Raises InvalidRequest."""
         return page(map(self._shown, self._store.of_owner(owner)), after=after, limit=limit)
 
     async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
@@ -172,7 +172,7 @@ async def _no_answer(_: dict[str, object]) -> dict[str, object]:
 
 
 async def _see_through(run: BatchRun, batch_id: str) -> None:
-    """To its end, however often the disk refuses what was answered meanwhile: what it has taken is not asked again."""
+    """Run to the end, however often the disk refuses answers: an answer that is on disk is not asked again."""
     with run.holding_input():
         while True:
             try:

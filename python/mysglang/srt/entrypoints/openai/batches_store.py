@@ -47,7 +47,7 @@ class BatchStore:
         return list(self._table.select("ends_at IS NULL", oldest_first=True))
 
     def of_owner(self, owner: str) -> Iterator[BatchRecord]:
-        """Those of one key, the newest first. Each is read as the caller comes to it."""
+        """The batches of one key, the newest first. Each is read when the caller reaches it."""
         return self._table.select("owner = ?", owner)
 
     def coming_files(self) -> set[str]:
@@ -62,7 +62,7 @@ class BatchStore:
             await asyncio.to_thread(self._make_room)
 
     async def change(self, batch_id: str, step: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
-        """What `step` makes of the record, on disk when this returns. One change at a time."""
+        """Apply `step` to the record; it is on disk when this returns. One change at a time."""
         async with self._changing:
             record = step(self.get(batch_id))
             await asyncio.to_thread(self._table.write, record)

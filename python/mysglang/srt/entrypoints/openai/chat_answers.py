@@ -95,7 +95,7 @@ class ChatCall:
         self._counters = defaultdict[int, TokenCounter](new_counter)
 
     def news(self, chunk: GenerationChunk) -> ChatNews:
-        """What the chunk adds to its choice."""
+        """New parts of the choice from this chunk."""
         parser = self._parsers[chunk.index]
         parts = parser.feed(chunk.text, last=chunk.finish_reason is not None)
         reasoning = self._counters[chunk.index].count(chunk.token_ids.tolist())

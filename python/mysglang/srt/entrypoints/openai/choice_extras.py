@@ -1,4 +1,4 @@
-"""What choices say beside their text, if it was asked for: token ids, and the last hidden state."""
+"""Extra parts of choices, if they were requested: token ids, and the last hidden state."""
 
 from __future__ import annotations
 

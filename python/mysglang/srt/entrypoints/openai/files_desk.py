@@ -27,7 +27,7 @@ from mysglang.srt.errors import ConfigError, NotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeskOptions:
-    """Where files are kept, and how much of them."""
+    """Folder of the files, and their limits."""
 
     folder: Path
     max_total_bytes: int
@@ -57,7 +57,7 @@ def desk_for(
 
 
 class ClosedDesk:
-    """Of a server that keeps nothing."""
+    """The null desk, for a server that keeps no files."""
 
     @property
     def files(self) -> FileStore:

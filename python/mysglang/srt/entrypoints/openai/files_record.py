@@ -26,7 +26,7 @@ MAX_NAME = 255
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a file beside its bytes. Times are Unix seconds."""
+    """Stored facts about a file, without its bytes. Times are Unix seconds."""
 
     id: str
     bytes: int
@@ -60,7 +60,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Recorded(Protocol):
-    """What can stand in a list."""
+    """An object that can be listed."""
 
     @property
     def id(self) -> str: ...

@@ -77,11 +77,11 @@ class FileStore:
         self._number = SharedRoom(MAX_FILES, num_keys)
         self._held = Counter[str]()
         self._going: set[str] = set()
-        """Files that a thread is removing: nobody can ask for them any more."""
+        """Files that a thread is removing: no client can ask for them any more."""
 
     def load(self, coming: Container[str] = ()) -> None:
         """Blocks. Files whose record cannot be read, or is not that of their bytes, are left alone, with a warning.
-        Bytes without a record are removed, except files that are still `coming`: somebody is going to `adopt` these.
+        Bytes without a record are removed, except files that are still `coming`, which will be passed to `adopt`.
         """
         self._table.load(self._folder)
         for record in list(self._table.select()):
@@ -99,7 +99,7 @@ class FileStore:
             self._remove_orphans(coming)
 
     def get(self, file_id: str, owner: str) -> FileRecord:
-        """Raises NotFound, also for a file whose time is over, or that is somebody else's."""
+        """The file's record. Raises NotFound, also for a file that has expired or belongs to another owner."""
         record = self._table.get(file_id)
         if record is None or record.owner != owner or self._over(record):
             raise NotFound(f"There is no file {file_id!r}.", param="file_id")
@@ -110,7 +110,7 @@ class FileStore:
         return self._content(file_id).exists()
 
     def path(self, record: FileRecord) -> Path:
-        """Where its bytes are."""
+        """Path of its bytes."""
         return self._content(record.id)
 
     def of_owner(self, owner: str, *, oldest_first: bool = False) -> Iterator[FileRecord]:
@@ -163,7 +163,7 @@ class FileStore:
         return record
 
     async def delete(self, file_id: str, owner: str) -> None:
-        """Raises NotFound, and InvalidRequest for a file that somebody holds."""
+        """Delete a file. Raises NotFound, and InvalidRequest for a file that is in use."""
         record = self.get(file_id, owner)
         if self._held[file_id]:
             message = f"{file_id} is the input of a batch that is not complete; cancel that first."
@@ -172,7 +172,7 @@ class FileStore:
 
     @contextmanager
     def held(self, file_id: str) -> Iterator[None]:
-        """Neither a client nor time removes the file meanwhile."""
+        """Context in which neither a client nor expiry removes the file."""
         self._held[file_id] += 1
         try:
             yield

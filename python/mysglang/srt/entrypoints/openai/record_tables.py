@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 DATABASE = "records.sqlite3"
 
 VERSION = 1
-"""Of the tables. A database of another version is refused."""
+"""Version of the tables. A database of another version is refused."""
 
 MAX_RECORD_BYTES = 1 << 20
 """More than any record has. A larger JSON file is not a record."""
@@ -77,7 +77,7 @@ class Record(Protocol):
     def created_at(self) -> int: ...
     @property
     def size(self) -> int | None:
-        """What it takes of the room for its table; None for the bytes of its own JSON."""
+        """Bytes that it takes of the room for its table; None for the bytes of its own JSON."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class Database:
         return not any(self._path.parent.glob(f"{DATABASE}{_DAMAGED}*"))
 
     def close(self) -> None:
-        # A thread may be in the middle of a write that nobody waits for any more.
+        # A thread may be in the middle of a write whose result no caller waits for any more.
         with self._writing:
             self._connections.close()
 

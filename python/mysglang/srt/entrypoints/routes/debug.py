@@ -1,6 +1,6 @@
 """/debug/state: the objects that every process of this server holds for requests, and its use of the machine.
 
-For who looks for a leak. When nobody asks anything and nothing is on its way, all that is held is 0; the detokenizer's
+It helps to find leaks. Without open requests and messages on their way, all counts are 0; the detokenizer's
 count is as old as its last sign of life.
 """
 

@@ -209,7 +209,7 @@ def _gauge_start(page: Page, times: Mapping[str, float]) -> None:
 def _cpu_seconds() -> dict[str, float]:
     """Processor seconds of all processes of this server by component, including children that have ended.
 
-    A process that ends meanwhile is left out.
+    A process that ends during the call is left out.
     """
     server = _server_process()
     spent: dict[str, float] = defaultdict(float)

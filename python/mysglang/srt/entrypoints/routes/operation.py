@@ -44,7 +44,7 @@ class PauseGenerationReqInput(StrictModel):
     """POST /pause_generation."""
 
     mode: PauseMode = "abort"
-    """What happens to running requests: `abort` ends them, `retract` frees their memory, `in_place` keeps it."""
+    """How running requests are treated: `abort` ends them, `retract` frees their memory, `in_place` keeps it."""
 
 
 class ContinueGenerationReqInput(StrictModel):

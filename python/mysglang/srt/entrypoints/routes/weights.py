@@ -1,7 +1,8 @@
 """Routes that change the weights of a running engine, or read them. Closed unless there is an admin key, POST only.
 
-Requests that are open are finished with the old weights, and those that come meanwhile wait, unless generation is
-paused: then the weights change at once. What is wrong with new weights is found before one of the old ones is changed.
+Requests that are open are finished with the old weights, and those that arrive during the change wait, unless
+generation is paused: then the weights change at once. What is wrong with new weights is found before one of the old
+ones is changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dense attention on the CPU by the fused kernel of torch, which keeps no scores.
 
-torch chooses that kernel by itself only where keys and values have one size, and then does not tell the sum of the
-exponents: so it is called by its own name, with values that are padded to the size of the keys. At the sizes of
-DeepSeek-V2-Lite, 512 queries over their own keys, it was measured to take a third of the time of
+torch chooses that kernel by itself only where keys and values have one size, and then does not return the sum of the
+exponents. So it is called by its own name, with values that are padded to the size of the keys. It was measured at the
+sizes of DeepSeek-V2-Lite, with 512 queries over their own keys. It takes a third of the time of
 `scaled_dot_product_attention`, which here is the plain composition.
 """
 
@@ -16,7 +16,7 @@ NAME = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def available() -> bool:
-    """Whether this build of torch has the kernel."""
+    """True if this build of torch has the kernel."""
     return hasattr(torch.ops.aten, NAME)
 
 

@@ -59,7 +59,7 @@ def int8_fused_experts(
 
 
 def biases_of(biases: Biases, expert: int) -> tuple[Tensor | None, Tensor | None]:
-    """Those of one expert's two products."""
+    """Biases of one expert's two products."""
     return (None, None) if biases is None else (biases[0][expert], biases[1][expert])
 
 

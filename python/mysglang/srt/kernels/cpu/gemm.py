@@ -1,6 +1,6 @@
-"""Matrix products on the CPU, with bfloat16 weights laid out once as oneDNN wants them.
+"""Matrix products on the CPU, with bfloat16 weights converted once to oneDNN's layout.
 
-Otherwise oneDNN lays them out anew in every call, which for a few rows costs as much as the product itself. The results
+Otherwise oneDNN converts them in every call, which for a few rows costs as much as the product itself. The results
 are the same bit for bit.
 """
 

@@ -28,7 +28,7 @@ from mysglang.srt.kernels.rotary import Norms
 from mysglang.srt.kernels.sampling import Filters
 
 ROWS = 16
-"""Of one product."""
+"""Rows of one product."""
 GRAIN = 1 << 15
 """Values: `at::internal::GRAIN_SIZE`."""
 VECTORS = 64
@@ -36,7 +36,7 @@ VECTORS = 64
 PROBES = 3
 
 _rows_at_once: dict[tuple[torch.Size, torch.dtype, bool], int] = {}
-"""By shape, dtype and form of a weight."""
+"""Rows at once, by shape, dtype and form of a weight."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,7 +106,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `kernels/norm.py`. A sum of two is exact wherever it is computed."""
+    """See `kernels/norm.py`. The sum of two numbers is the same wherever it is computed."""
     residual = residual.add_(x)
     return rms_norm(residual, weight, eps), residual
 
@@ -158,7 +158,7 @@ def most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count:
         for row, line in enumerate(logprobs):
             lowest = line.topk(count).values[-1]
-            # At least `count`, and more where some equal the lowest; a row of NaN has none and stays in its order.
+            # At least `count`, and more if some equal the lowest. A row of NaN has none, and keeps its order.
             found = (line >= lowest).nonzero().squeeze(1) if not lowest.isnan() else torch.arange(count)
             ranked, order = line[found].sort(descending=True, stable=True)
             values[row], ids[row] = ranked[:count], found[order[:count]]
@@ -212,7 +212,7 @@ def _product_rows(weight: Tensor) -> int:
 
 
 def _places_are_alike(weight: Tensor, rows: int) -> bool:
-    """Whether a row gets the same products at every place of a block. Which code runs there is a matter of shapes."""
+    """True if a row gets the same products at every place of a block. The shapes decide which code runs there."""
     draw = torch.Generator().manual_seed(rows)
     for _ in range(PROBES):
         row = torch.randn(1, weight.shape[1], generator=draw).to(weight.dtype)

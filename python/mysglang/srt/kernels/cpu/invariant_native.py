@@ -1,4 +1,5 @@
-"""Our C++ kernels in deterministic inference, for what they take; for the rest `invariant` beside this.
+"""Our C++ kernels in deterministic inference, for the inputs that they support; `invariant` beside this computes the
+others.
 
 They are invariant as they are: a row belongs to one thread, which does the same to it wherever it stands, and a sum
 goes along its row in one order (`csrc/cpu`).

@@ -18,7 +18,7 @@ from mysglang.srt.kernels.rotary import Norms
 available = rows.available
 
 GAINS = (torch.bfloat16, torch.float32)
-"""What a norm's weight may be."""
+"""Dtypes of a norm's weight."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -76,25 +76,25 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 
 def is_matrix(x: Tensor) -> bool:
-    """Whether these are bfloat16 rows, each dense."""
+    """True if x is bfloat16 rows, each dense."""
     return x.dtype is torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1
 
 
 def takes_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool:
-    """Whether the kernel norms these rows, and adds them to this residual stream, which it writes in place."""
+    """True if the kernel can normalise these rows, and add them to this residual stream, which it writes in place."""
     streams = residual is None or (is_matrix(residual) and residual.is_contiguous())
     return is_matrix(x) and weight.dtype in GAINS and streams
 
 
 def takes_gate(x: Tensor) -> bool:
-    """Whether the kernel gates these rows."""
+    """True if the kernel can apply the gate to these rows."""
     return is_matrix(x) and x.is_contiguous()
 
 
 def takes_rope(
     projections: tuple[Tensor, ...], cos_sin: Tensor, norms: Norms | None, caches: tuple[Tensor, Tensor]
 ) -> bool:
-    """Whether the kernel turns these queries and keys and stores keys and values in these caches."""
+    """True if the kernel can rotate these queries and keys, and store keys and values in these caches."""
     dense = cos_sin.is_contiguous() and all(cache.is_contiguous() for cache in caches)
     plain = norms is None or norms[0].dtype is torch.bfloat16
     return dense and plain and caches[0].dtype in rows.FORMATS and all(is_matrix(x) for x in projections)

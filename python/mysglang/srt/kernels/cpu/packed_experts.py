@@ -1,6 +1,6 @@
-"""Mixtures of experts whose bfloat16 weights our C++ kernel has packed; the others as in `experts` beside this.
+"""Mixtures of experts whose bfloat16 weights are packed for our C++ kernel; `experts` beside this computes the others.
 
-The kernel reads the routing itself: for whoever records a step, it is one call of one shape.
+The kernel reads the routing itself, so a recorded step has one call of one shape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mysglang.srt.kernels.cpu.native import is_matrix
 from mysglang.srt.kernels.experts import Biases, Scales
 
 available = packed.available
-"""Also where other products are better left to oneDNN: it would lay an expert's weights out anew in every call."""
+"""True also where oneDNN is better for other products: it would convert an expert's weights in every call."""
 
 
 def fused_experts(

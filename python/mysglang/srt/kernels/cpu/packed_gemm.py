@@ -13,8 +13,8 @@ from mysglang.srt.kernels.cpu import gemm
 from mysglang.srt.kernels.gemm import int8_linear as int8_linear_op
 
 available = packed.compiles
-"""Where bfloat16 weights are better left to oneDNN, `pack_linear_weight` does so. oneDNN has no product of int8 weights
-with bfloat16 rows.
+"""True if the kernel can run. If oneDNN is better for bfloat16 weights, `pack_linear_weight` uses it; oneDNN has no
+product of int8 weights with bfloat16 rows.
 """
 
 

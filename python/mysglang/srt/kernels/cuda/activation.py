@@ -15,7 +15,7 @@ BLOCK = 1024
 def gated_product(gate, up, KIND: tl.constexpr):
     """The function of that name of gate, times up, of float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
     if KIND == "swigluoai":
-        # As written a NaN stays one, which tl.minimum would lose.
+        # Written so that a NaN stays a NaN; tl.minimum would lose it.
         gate = tl.where(gate > 7.0, 7.0, gate)
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
         gate = gate * tl.sigmoid(1.702 * gate)
@@ -55,27 +55,27 @@ def _cap_kernel(x, stride, width, cap, BLOCK: tl.constexpr, OVERLAP: tl.constexp
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """As `kernels.activation.silu_and_mul`."""
+    """See `kernels.activation.silu_and_mul`."""
     return _gated(x, "silu")
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
-    """As `kernels.activation.gelu_and_mul`."""
+    """See `kernels.activation.gelu_and_mul`."""
     return _gated(x, "gelu")
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """As `kernels.activation.gelu_tanh_and_mul`."""
+    """See `kernels.activation.gelu_tanh_and_mul`."""
     return _gated(x, "gelu_tanh")
 
 
 def swigluoai_and_mul(x: Tensor) -> Tensor:
-    """As `kernels.activation.swigluoai_and_mul`."""
+    """See `kernels.activation.swigluoai_and_mul`."""
     return _gated(x, "swigluoai")
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """As `kernels.activation.soft_cap`."""
+    """See `kernels.activation.soft_cap`."""
     grid = (len(x), triton.cdiv(x.shape[1], BLOCK))
     _cap_kernel[grid](x, x.stride(0), x.shape[1], cap, BLOCK=BLOCK, num_warps=4, **overlapping(x))
     return x

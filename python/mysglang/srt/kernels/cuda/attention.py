@@ -22,11 +22,11 @@ from mysglang.srt.kernels.fp8 import bits, format_of
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
-"""Of one row's keys in decoding; fixed, so that the launch does not depend on lengths and can be captured."""
+"""Splits of one row's keys in decoding; fixed, so that the launch does not depend on lengths and can be captured."""
 
 
 class AttentionShape(Protocol):
-    """What the kernels must know of a layer (forward.forward_batch.AttentionSpec)."""
+    """Facts about a layer that the kernels need (forward.forward_batch.AttentionSpec)."""
 
     @property
     def num_heads(self) -> int: ...
@@ -57,7 +57,7 @@ class AttentionShape(Protocol):
 
 
 ALL, WINDOW, CHUNK = 0, 1, 2
-"""What a query sees: all keys before it, a window of them, or those of its own chunk, which is as long as a window."""
+"""Keys that a query sees: all before it, a window of them, or those of its own chunk, which is as long as a window."""
 
 
 def reach_of(spec: AttentionShape) -> int:
@@ -267,7 +267,7 @@ def _extend_kernel(
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
     sums = tl.zeros((QUERIES,), tl.float32)
     if SINKS:
-        # As if each query had begun with a key of that score, whose value is zero.
+        # A sink acts like a first key with that score and the value zero.
         highest = tl.zeros((QUERIES,), tl.float32) + tl.load(sinks + head) * 1.4426950408889634
         sums = tl.full((QUERIES,), 1.0, tl.float32)
     acc = tl.zeros((QUERIES, WIDTH), tl.float32)

@@ -25,14 +25,16 @@ from mysglang.srt.kernels.cuda.activation import gated_product
 from mysglang.srt.kernels.experts import Biases
 
 SORTED_PAIRS = 1024
-"""That a program of the sort looks at together."""
+"""Pairs that a program of the sort reads together."""
 SUMMED = 1024
 """Values of a row that a program of the sum adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of a product, of one program. `outputs` are those of gate, and as many of up; `depth` is in bytes."""
+    """Tile of a product, computed by one program. `outputs` are those of gate, and as many of up; `depth` is in
+    bytes.
+    """
 
     rows: int
     outputs: int
@@ -42,17 +44,17 @@ class Tile:
 
 
 FEW = Tile(16, 32, 256, 4, 4)
-"""For so few pairs that wider tiles would leave multiprocessors without work."""
+"""Tile for so few pairs that wider tiles would leave multiprocessors without work."""
 SOME = Tile(16, 64, 256, 4, 3)
-"""For a few rows of each expert: what counts is that weights are read at full speed."""
+"""Tile for a few rows of each expert, where weights must be read at full speed."""
 MORE = Tile(64, 64, 128, 4, 3)
 """In deterministic inference for any number of rows, so that a row's sums are taken in one way."""
 MANY = Tile(128, 64, 128, 8, 3)
-"""For prompts. All of these are first choices by arithmetic; none has been measured."""
+"""Tile for prompts. All three tiles were chosen by calculation; none has been measured."""
 TILES = (FEW, SOME, MORE, MANY)
 FEW_PAIRS = 32
 MOST_ROWS = 128
-"""Of a tile."""
+"""Most rows of a tile."""
 
 
 @triton.jit(do_not_specialize=["pairs", "rows"])
@@ -121,8 +123,9 @@ def _product_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """A tile of a block's product with its expert's weight [outputs, inputs]; with an activation KIND, with both halves
-    of a weight [2 * outputs, inputs]. SHARED: pairs of one row of x. Tiles beside each other read the same columns.
+    """A tile of a block's product with its expert's weight [outputs, inputs]; with an activation KIND, it is computed
+    with both halves of a weight [2 * outputs, inputs]. SHARED: pairs of one row of x. Tiles beside each other read the
+    same columns.
     """
     tile = tl.program_id(0)
     # The grid allows for the worst routing; the blocks that this one does not need end at once.
@@ -187,7 +190,7 @@ def fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """As `kernels.experts.fused_experts`."""
+    """See `kernels.experts.fused_experts`."""
     mixture = _Mixture(x, gate_up, down, ids, gates, activation, biases)
     mixture.compile()
     return mixture.run(best_tile(ids.numel(), len(gate_up)))
@@ -202,12 +205,12 @@ def invariant_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """The same, where each row is computed alike whatever rows are beside it."""
+    """`fused_experts` in which each row is computed alike whatever rows are beside it."""
     return _Mixture(x, gate_up, down, ids, gates, activation, biases).run(MORE)
 
 
 def best_tile(pairs: int, experts: int) -> Tile:
-    """By how many rows an expert has on average."""
+    """The tile for the average number of rows of an expert."""
     if pairs <= FEW_PAIRS:
         return FEW
     if pairs <= SOME.rows * experts:
@@ -240,7 +243,9 @@ class _Mixture:
         return out
 
     def compile(self) -> None:
-        """For all tiles, the first time that there are such arguments: else a long prompt would wait for its own."""
+        """Compile all tiles at the first use of such arguments: otherwise a later long prompt would wait for its own
+        tile.
+        """
         kind = self.activation, self.biases is None
         key = self.x.device, self.x.dtype, self.gate_up.shape, self.down.shape, self.ids.shape[1], kind
         if key in _compiled or not len(self.x):
@@ -321,7 +326,7 @@ def _topk_softmax_kernel(
     x = tl.load(logits + row * row_stride + expert, mask=free, other=float("-inf")).to(tl.float32)
     weights = tl.where(free, tl.exp(x - tl.max(x)), 0.0)
     weights = weights / tl.sum(weights)
-    # What is no number makes all gates NaN by the sum above; a place is still given to an expert that exists.
+    # A NaN makes all gates NaN by the sum above; the place still gets an expert that exists.
     x = tl.where(x == x, x, float("-inf"))
     chosen = tl.zeros((PLACES,), tl.int32)
     gate = tl.zeros((PLACES,), tl.float32)
@@ -339,7 +344,7 @@ def _topk_softmax_kernel(
 
 
 def topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """As `kernels.experts.topk_softmax`. logits: [N, E], rows dense."""
+    """See `kernels.experts.topk_softmax`. logits: [N, E], rows dense."""
     rows, experts = logits.shape
     ids = torch.empty(rows, top_k, dtype=torch.int32, device=logits.device)
     gates = torch.empty(rows, top_k, dtype=torch.float32, device=logits.device)

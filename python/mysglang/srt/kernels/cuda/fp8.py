@@ -24,7 +24,7 @@ def _coded(x, inverse, FORMAT: tl.constexpr):
     REBIAS: tl.constexpr = (120 if FORMAT == 1 else 112) << 23
     LARGEST: tl.constexpr = ((135 if FORMAT == 1 else 142) << 23) | 0x600000
     LEAST_NORMAL: tl.constexpr = REBIAS + (1 << 23)
-    # A float32 whose last bit is worth as much as the last one of a stored number below the least normal one.
+    # A float32 whose last bit has the value of the last bit of a stored number below the smallest normal one.
     MAGIC: tl.constexpr = (141 if FORMAT == 1 else 134) << 23
     given = x.to(tl.float32)
     wide = (given * inverse).to(tl.int32, bitcast=True)

@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mysglang.srt.kernels.cuda.overlap import overlapping
 
 PLAIN_ROWS = 2
-"""Up to here plain multiplications keep up with reading, whatever the shape of the weight."""
+"""Up to this many rows, plain multiplications keep up with reading, whatever the shape of the weight."""
 DOT_ROWS = 16
 """The most rows that fit one tensor core product."""
 DOT_WEIGHT = 1 << 22
@@ -120,7 +120,7 @@ def _dot_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `kernels.gemm.linear`."""
+    """See `kernels.gemm.linear`."""
     rows = x.numel() // weight.shape[1]
     if not weight.is_contiguous() or not _rows_are_dense(x):
         return F.linear(x, weight, bias)
@@ -193,5 +193,5 @@ def _dot(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
 
 
 def _rows_are_dense(x: Tensor) -> bool:
-    """Whether x is [inputs] or [rows, inputs] with nothing between the values of a row."""
+    """True if x is [inputs], or [rows, inputs] with dense rows."""
     return x.dim() <= 2 and x.stride(-1) == 1

@@ -29,25 +29,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of queries, all heads counted, and how it is computed."""
+    """Tile of queries, all heads counted, and how it is computed."""
 
     lines: int
     warps: int
     stages: int
-    """Of the pipeline that fetches keys and values."""
+    """Stages of the pipeline that fetches keys and values."""
 
 
 TILE = Tile(64, 4, 2)
 DECODE_TILES = (TILE, Tile(16, 1, 3), Tile(64, 4, 4))
-"""For decode steps, whose tiles hold no more than the query heads of one KV head. Of those that give the bits of TILE
-on this device, the quickest is taken."""
+"""Tiles for decode steps, which hold no more than the query heads of one KV head. The fastest one that gives the bits
+of TILE on this device is used.
+"""
 
 
 @triton.jit
 def _joined(top, total, attended, part_top, part_total, part):
     """Two maxima, sums of exponents and weighted sums as one. -inf, 0, 0 add nothing."""
     highest = tl.maximum(top, part_top)
-    # Nothing at all would compare -inf with -inf.
+    # An explicit constant, because otherwise -inf would be compared with -inf.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     old = tl.exp2(top - base)
     new = tl.exp2(part_top - base)
@@ -56,7 +57,7 @@ def _joined(top, total, attended, part_top, part_total, part):
     return highest, total, attended
 
 
-# What differs between steps must not choose another compiled kernel.
+# Values that differ between steps must not select another compiled kernel.
 @triton.jit(do_not_specialize=["splits", "programs", "spans"])
 def _part_kernel(
     q,
@@ -91,8 +92,8 @@ def _part_kernel(
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """One tile of one row's queries, of one KV head. Of the row's `splits`, `spans` spans of keys each, it has every
-    one of so many `programs`.
+    """One tile of one row's queries, for one KV head. A row has `splits` splits of `spans` spans of keys each; this
+    program computes every `programs`-th of them.
     """
     TOKENS: tl.constexpr = LINES // GROUP_LINES
     row = tl.program_id(0)
@@ -193,7 +194,7 @@ def _join_kernel(
         part = tl.load(parts + at[:, None] * DIM + d[None, :], mask=inside, other=0.0)
         top, total, attended = _joined(top, total, attended, part_top, part_total, part)
     if SINKS:
-        # As if each head had one more key of that score, whose value is zero: after all parts, however many they are.
+        # A sink acts like one more key with that score and the value zero, after all parts, whatever their number.
         sink = tl.load(sinks + head, mask=head < heads, other=0.0) * 1.4426950408889634
         one, nothing = tl.full((HEADS,), 1.0, tl.float32), tl.zeros((HEADS, WIDTH), tl.float32)
         top, total, attended = _joined(top, total, attended, sink, one, nothing)
@@ -229,7 +230,7 @@ def invariant_attention(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What `invariant_attention` is told of the rows of a step."""
+    """Rows of a step, as `invariant_attention` needs them."""
 
     table: Tensor
     slots: Tensor
@@ -241,7 +242,7 @@ class Rows:
 
 
 def decode_tile(q: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: AttentionShape) -> Tile:
-    """Of the tiles that the query heads of one KV head fit into, and that give the bits of TILE here, the quickest."""
+    """The fastest tile that holds the query heads of one KV head, and that gives the bits of TILE on this device."""
     if not q.is_cuda:
         return TILE
     group = spec.num_heads // spec.num_kv_heads
@@ -266,7 +267,7 @@ TIMED_ROWS, TIMED_KEYS, TIMED_RUNS = 256, 1024, 5
 def _microseconds(
     tile: Tile, like: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: AttentionShape
 ) -> float:
-    """Of a decode step of many rows that read these keys and values, whatever they are."""
+    """Time of a decode step of many rows that read these keys and values, whatever their content."""
     pages = max(1, min(TIMED_KEYS, len(keys)) // page_size)
     table = torch.randint(len(keys) // page_size, (TIMED_ROWS, pages), device=like.device, dtype=torch.int32)
     slots = torch.arange(TIMED_ROWS, device=like.device)
@@ -291,8 +292,8 @@ TRIED_KV_HEADS = 2
 def agree(
     one: Tile, other: Tile, like: Tensor, page_size: int, spec: AttentionShape, stored: torch.dtype | None = None
 ) -> bool:
-    """Whether two tiles give the same float32 results of decode steps, for queries like these and keys and values that
-    are stored in the given dtype, that of the queries if there is none.
+    """True if two tiles give the same float32 results of decode steps, for queries like these and keys and values that
+    are stored in the given dtype (None: that of the queries).
     """
     draw = torch.Generator(like.device).manual_seed(26)
     lengths = torch.tensor(TRIED_LENGTHS, dtype=torch.int32, device=like.device)

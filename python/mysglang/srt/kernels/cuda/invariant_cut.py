@@ -7,9 +7,11 @@ from dataclasses import dataclass
 SPAN = 512
 """Keys, a multiple of those of a tile."""
 SPLIT_ROWS = 64
-"""Most rows of a decode step whose spans are shared among programs: more keep the device busy with one for each."""
+"""Most rows of a decode step whose spans are shared among programs: more rows keep the device busy with one program
+each.
+"""
 PROGRAMS = 528
-"""As many are worth starting: four for each multiprocessor of the largest device."""
+"""Number of programs that is worth starting: four for each multiprocessor of the largest device."""
 FLOAT_BYTES = 4
 
 
@@ -23,7 +25,7 @@ class Cut:
 
 
 def cut_of(rows: int, max_context: int, num_kv_heads: int, *, decoding: bool) -> Cut:
-    """By what a captured step is captured for, and by no length."""
+    """The cut for the sizes of a captured step; it depends on no length."""
     spans = -(-max_context // SPAN)
     if not decoding or rows > SPLIT_ROWS:
         return Cut(1, spans, 1)
@@ -31,6 +33,8 @@ def cut_of(rows: int, max_context: int, num_kv_heads: int, *, decoding: bool) ->
 
 
 def partial_bytes(max_tokens: int, max_context: int, num_heads: int, head_dim: int) -> int:
-    """The most that is taken beside q and the result, for a step of up to so many new tokens and rows that long."""
+    """Largest number of bytes beside q and the result, for a step of up to that many new tokens and rows of that
+    length.
+    """
     parts = max(max_tokens, SPLIT_ROWS * -(-max_context // SPAN))
     return parts * num_heads * (head_dim + 2) * FLOAT_BYTES

@@ -33,7 +33,7 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of the result, of one program."""
+    """Tile of the result, computed by one program."""
 
     rows: int
     outputs: int
@@ -41,24 +41,26 @@ class Tile:
 
 
 WIDE = 8192
-"""Outputs from which on tiles of 128 of them occupy the device, whatever the rows."""
+"""Number of outputs from which tiles of 128 outputs occupy the device, whatever the rows."""
 NARROW = 2048
 """Outputs below which there are too few tiles of 64."""
 ROWS = 64
-"""Of tiles that the weight alone decides."""
+"""Rows of tiles that depend on the weight alone."""
 LARGE_TILES = (Tile(128, 256, 8), Tile(128, 128, 8))
-"""For many rows, the largest first: the more a program multiplies with what it reads, the better."""
+"""Tiles for many rows, the largest first: a program with a larger tile multiplies more with each value that it
+reads.
+"""
 ENOUGH_PROGRAMS = 120
 """A tile should leave so many, to occupy a device."""
 
 LIBRARY_ROWS = (4096, 1024)
 """Rows of the blocks that cuBLAS is given, the largest first; what is left of a step goes the other ways."""
 COMPARED_ROWS = 256
-"""Of such a block at a time, so that the comparison takes little memory."""
+"""Rows of a block that are compared at a time, so that the comparison takes little memory."""
 
 TRIED_WEIGHTS = ((1024, 3072), (4096, 1024), (9216, 2056))
 TRIED_ROWS = (1, 7, 16, 65, 130, 200, 256)
-"""On which the device is asked."""
+"""Numbers of rows with which the device is tested."""
 
 
 # How many rows there are must not choose another compiled kernel either.
@@ -98,7 +100,7 @@ def _linear_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `kernels.gemm.linear`."""
+    """See `kernels.gemm.linear`."""
     flat = x.reshape(-1, weight.shape[1])
     if flat.stride(1) != 1:
         flat = flat.contiguous()
@@ -121,7 +123,7 @@ FEWEST = Ways(waves=False, large_tiles=False)
 
 @cache
 def _ways(device: torch.device, dtype: torch.dtype) -> Ways:
-    """Those that give the same bits on this device."""
+    """The methods that give the same bits on this device."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return FEWEST
     assert not torch.cuda.is_current_stream_capturing(), "products are tried out before anything is captured"
@@ -134,7 +136,7 @@ def _ways(device: torch.device, dtype: torch.dtype) -> Ways:
 
 
 def _alike(product: Product, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether it gives the bits of the tiles that the weight alone decides, for few rows and many."""
+    """True if it gives the bits of the tiles that depend on the weight alone, for few rows and many."""
     draw = torch.Generator(device).manual_seed(16)
     for outputs, inputs in TRIED_WEIGHTS:
         weight = torch.randn(outputs, inputs, device=device, generator=draw).mul_(inputs**-0.5).to(dtype)
@@ -175,7 +177,7 @@ _agreed: dict[tuple[object, ...], bool] = {}
 
 
 def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
-    """Whether cuBLAS gives the bits of the others for so many rows of x and a weight of this shape."""
+    """True if cuBLAS gives the bits of the other methods for that many rows of x and a weight of this shape."""
     half = x.dtype in (torch.bfloat16, torch.float16)
     if not (x.is_cuda and half and x.is_contiguous()) or x.data_ptr() % 16 or weight.data_ptr() % 16:
         return False
@@ -197,7 +199,7 @@ def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
 
 
 def tells(found: Tensor) -> bool:
-    """Whether another order of the sums would show in this product: not in zeros, nor in what is not finite."""
+    """True if another order of the sums would change this product; zeros and values that are not finite hide it."""
     return bool(found.isfinite().all()) and int(found.count_nonzero()) > found.numel() // 2
 
 
@@ -218,7 +220,7 @@ def _of_some_rows(x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) ->
 
 
 def fixed_tile(outputs: int) -> Tile:
-    """By the weight alone."""
+    """The tile for a weight."""
     if outputs >= WIDE:
         return Tile(ROWS, 128, 4)
     return Tile(ROWS, 64 if outputs >= NARROW else 32, 4)
@@ -233,7 +235,7 @@ def best_tile(rows: int, outputs: int) -> Tile:
 
 
 def _with_tile(tile: Tile) -> Product:
-    """By the Triton kernel."""
+    """The product by the Triton kernel with this tile."""
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         outputs, inputs = weight.shape
@@ -267,7 +269,7 @@ def _has_waves() -> bool:
 
 
 def _by_waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """By Hopper's kernel; None where it does not take the shape, or the copy engine not the addresses."""
+    """The product by Hopper's kernel; None if it does not support the shape, or the copy engine not the addresses."""
     waves = importlib.import_module("mysgl_kernel.gemm")
     aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
     plan = waves.whole_plan(len(x), *weight.shape) if aligned and len(x) else None
@@ -275,7 +277,7 @@ def _by_waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def _waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same, for shapes that it takes."""
+    """The product by Hopper's kernel, for shapes that it supports."""
     found = _by_waves(x, weight, bias)
     assert found is not None
     return found

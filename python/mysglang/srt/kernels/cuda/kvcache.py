@@ -47,7 +47,7 @@ def _store_kernel(
 def store_kv(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, scales: KvScales = UNSCALED
 ) -> None:
-    """As `kernels.kvcache.store_kv`."""
+    """See `kernels.kvcache.store_kv`."""
     width = k_cache.shape[1] * k_cache.shape[2]
     block = triton.next_power_of_2(width)
     _store_kernel[(len(locations),)](
@@ -94,7 +94,7 @@ WORD_BYTES = 8
 
 
 def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """As `kernels.kvcache.copy_pages`: in one launch if all are alike, as the layers of most models are.
+    """See `kernels.kvcache.copy_pages`. One launch is enough if all buffers are alike, as in the layers of most models.
 
     The device reads and writes pinned memory of the host by itself.
     """
@@ -125,7 +125,7 @@ def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], 
 
 @lru_cache(maxsize=1024)
 def _addresses(where: tuple[int, ...], device: torch.device) -> Tensor:
-    """On the device; the same ones come again until memory was given back in between."""
+    """Addresses of the tensors, on the device. The same ones recur until memory is released in between."""
     return torch.tensor(where, dtype=torch.int64, device=device)
 
 

@@ -3,8 +3,8 @@
     row of a token    [ latent, LATENT numbers | rotary part, TURNED numbers ]     key: all of it; value: the latent
 
 All heads of all new tokens of a row of the batch are queries of one key-value head, so a program reads keys once for as
-many of them as fit into a tile: for DeepSeek-V2-Lite the 16 heads of a decoding row. The latent part of a key is read
-once, for the scores and for the sum. Otherwise as `attention.py` beside this.
+many of them as fit into a tile. For DeepSeek-V2-Lite these are the 16 heads of a decoding row. The latent part of a key
+is read once, for the scores and for the sum. Everything else works as in `attention.py` beside this.
 """
 
 from typing import Protocol
@@ -21,11 +21,11 @@ from mysglang.srt.kernels.cuda.overlap import overlapping
 KEYS = 32
 """Read at once. At the sizes of DeepSeek (512 and 64) a decoding program then takes 58 KiB of shared memory."""
 DECODE_QUERIES, EXTEND_QUERIES = 16, 32
-"""Of a program."""
+"""Queries of a program."""
 
 
 class LatentShape(Protocol):
-    """What the kernel must know of a layer (forward.forward_batch.AttentionSpec)."""
+    """Facts about a layer that the kernel needs (forward.forward_batch.AttentionSpec)."""
 
     @property
     def num_heads(self) -> int: ...

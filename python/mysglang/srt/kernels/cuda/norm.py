@@ -38,7 +38,7 @@ def _fused_add_rms_norm_kernel(
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     stream = residual + row * residual_stride + columns
     values += tl.load(stream, mask=inside, other=0.0).to(tl.float32)
-    # What is normalised is the sum as it is kept, rounded.
+    # The sum is rounded to its stored dtype before it is normalised.
     rounded = values.to(residual.dtype.element_ty)
     tl.store(stream, rounded, mask=inside)
     values = rounded.to(tl.float32)
@@ -47,7 +47,7 @@ def _fused_add_rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `kernels.norm.rms_norm`. x: [..., dim], rows dense."""
+    """See `kernels.norm.rms_norm`. x: [..., dim], rows dense."""
     dim = x.shape[-1]
     rows = x.reshape(-1, dim)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -59,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `kernels.norm.fused_add_rms_norm`: the norm is written over x, the sum over residual. Both [T, dim]."""
+    """See `kernels.norm.fused_add_rms_norm`: the norm overwrites x, the sum overwrites residual. Both [T, dim]."""
     dim = x.shape[-1]
     block = triton.next_power_of_2(dim)
     _fused_add_rms_norm_kernel[(len(x),)](

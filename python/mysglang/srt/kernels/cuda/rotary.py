@@ -19,7 +19,7 @@ from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
 HEADS = 8
-"""Of one program."""
+"""Heads of one program."""
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def _rope_and_store_kernel(
     k_parts = tl.cdiv(k_heads, HEADS)
     i = tl.arange(0, HALF)[None, :]
     if part < q_parts + k_parts:
-        # What the host copied here, and constants: nothing that the kernel ahead may still be writing.
+        # Values that the host copied here, and constants: the preceding kernel writes none of them.
         angles = cos_sin + tl.load(positions + token) * 2 * HALF + i
         cos, sin = tl.load(angles), tl.load(angles + HALF)
         if part < q_parts:
@@ -118,7 +118,7 @@ def rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """As `kernels.rotary.rope_and_store`. head_dim is a power of two."""
+    """See `kernels.rotary.rope_and_store`. head_dim is a power of two."""
     k_heads, head_dim = k_cache.shape[1:]
     q_heads = q.shape[-1] // head_dim
     q_weight, k_weight, eps = norms or (q, k, 0.0)

@@ -54,7 +54,7 @@ def _greedy_part_kernel(
         better = inside & (x > highest)
         highest = tl.where(better, x, highest)
         highest_id = tl.where(better, ids, highest_id)
-    # Of equals the lowest id, as argmax of the reference gives it.
+    # Among equals the lowest id, as argmax of the reference gives it.
     top = tl.max(highest)
     tl.store(best + row * SPLITS + part, top)
     tl.store(best_id + row * SPLITS + part, tl.min(tl.where(highest == top, highest_id, 0x7FFFFFFF)))
@@ -73,7 +73,7 @@ def _greedy_join_kernel(best, best_id, broken, tokens, SPLITS: tl.constexpr):
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """As `kernels.sampling.greedy_tokens`."""
+    """See `kernels.sampling.greedy_tokens`."""
     rows, vocab = logits.shape
     splits = SPLITS if rows < MANY_ROWS else FEW_SPLITS
     best = torch.empty(rows, splits, dtype=torch.float32, device=logits.device)
@@ -311,7 +311,7 @@ def draw_tokens(
     temperature: Tensor,
     filters: Filters,
 ) -> Tensor:
-    """As `kernels.sampling.draw_tokens`."""
+    """See `kernels.sampling.draw_tokens`."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     few = min(FEW, triton.next_power_of_2(vocab))
@@ -353,7 +353,7 @@ def _bitmask_kernel(logits, rows, bits, row_stride, words, vocab, BLOCK: tl.cons
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """As `kernels.sampling.apply_token_bitmask`; needs unit stride along the vocabulary, and packed bits."""
+    """See `kernels.sampling.apply_token_bitmask`; needs unit stride along the vocabulary, and packed bits."""
     assert logits.stride(1) == 1 and bits.is_contiguous() and bits.dtype == torch.int32
     vocab = logits.shape[1]
     grid = (len(rows), triton.cdiv(vocab, MASK_BLOCK))
@@ -379,7 +379,7 @@ def _record_kernel(newest, slots, tokens, count, BLOCK: tl.constexpr):
 
 
 def resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
-    """As `kernels.sampling.resolve_tokens`."""
+    """See `kernels.sampling.resolve_tokens`."""
     resolved = torch.empty_like(input_ids)
     count = len(input_ids)
     _resolve_kernel[(triton.cdiv(count, TOKEN_BLOCK),)](input_ids, slots, newest, resolved, count, BLOCK=TOKEN_BLOCK)
@@ -387,7 +387,7 @@ def resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
 
 
 def record_tokens(newest: Tensor, slots: Tensor, tokens: Tensor) -> None:
-    """As `kernels.sampling.record_tokens`."""
+    """See `kernels.sampling.record_tokens`."""
     count = len(tokens)
     _record_kernel[(triton.cdiv(count, TOKEN_BLOCK),)](newest, slots, tokens, count, BLOCK=TOKEN_BLOCK)
 
@@ -398,7 +398,7 @@ def invariant_draw_tokens(
     temperature: Tensor,
     filters: Filters,
 ) -> Tensor:
-    """As `kernels.sampling.draw_tokens`. With and without filters there are two kernels, whose sums differ: a row must
+    """See `kernels.sampling.draw_tokens`. With and without filters there are two kernels, whose sums differ: a row must
     not be drawn by another kernel because a row beside it has filters, so all use the one with filters.
     """
     if filters.top_k is None:
@@ -409,14 +409,16 @@ def invariant_draw_tokens(
 
 
 def invariant_log_probabilities(logits: Tensor) -> Tensor:
-    """As `kernels.sampling.log_probabilities`."""
+    """See `kernels.sampling.log_probabilities`."""
     vocab = logits.shape[1]
     padded = F.pad(logits.float(), (0, -vocab % ALIGNED), value=float("-inf")).clone()
     return padded.log_softmax(dim=-1)[:, :vocab]
 
 
 def invariant_most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As `kernels.sampling.most_likely`; of equals the lower id, however many are wanted: `topk` leaves that open."""
+    """See `kernels.sampling.most_likely`. Among equals the lower id comes first, however many are wanted; `topk` leaves
+    that open.
+    """
     if count == 0:
         return logprobs[:, :0], torch.empty(len(logprobs), 0, dtype=torch.int64, device=logprobs.device)
     ranked = logprobs.sort(dim=-1, descending=True, stable=True)

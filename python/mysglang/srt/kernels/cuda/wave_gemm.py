@@ -17,14 +17,14 @@ available = waves.available
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `kernels.gemm.linear`."""
+    """See `kernels.gemm.linear`."""
     if _fits(x, weight) and (plan := waves.plan(len(x), *weight.shape)) is not None:
         return waves.linear(x, weight, bias, plan)
     return gemm.linear(x, weight, bias)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """As `kernels.gemm.gated_linear`."""
+    """See `kernels.gemm.gated_linear`."""
     if _fits(x, weight) and activation in waves.GATES:
         plan = waves.plan(len(x), *weight.shape, gated=True)
         if plan is not None:
@@ -33,7 +33,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether these are bfloat16 matrices as the copy engine reads them. One row needs no tensor cores."""
+    """True if these are bfloat16 matrices in the form that the copy engine reads. One row needs no tensor cores."""
     return (
         x.dtype is weight.dtype is torch.bfloat16
         and x.dim() == 2

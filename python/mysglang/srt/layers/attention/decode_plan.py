@@ -293,7 +293,8 @@ def chain(*tables: Lines) -> Lines:
 
 
 def place_parts(parts: Longs, layout: Layout) -> tuple[Longs, Longs, Longs, Longs]:
-    """Where partial results lie, those of a row one after another: of its groups in their order, then its own.
+    """Places of the partial results; those of a row follow one another: first those of its groups in their order, then
+    its own.
 
     parts: [S] that each segment leaves for each of its rows. Returns, for each row, the first of its own (-1 if it
     needs none), how many it has in all (1: none) and the first of all; and for each member the first of that group's.

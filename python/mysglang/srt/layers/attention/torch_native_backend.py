@@ -9,7 +9,7 @@ block, and one scaled-dot-product call attends for all its rows.
       300 new          ─ in chunks         mask [R, 1, n * group, L]
 
 Decode steps whose rows share pages are computed in parts: torch_native_cascade.py. Knows the page table and the pool;
-it plans anew for every step and holds nothing of one.
+it plans every step separately and keeps nothing of it.
 """
 
 from __future__ import annotations

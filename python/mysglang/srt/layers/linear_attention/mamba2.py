@@ -174,7 +174,9 @@ class SharedParts:
 
 
 class SharedGateThenNorm(GateThenNorm):
-    """The same where ranks share a part. The formulas are those of the ops that the others call."""
+    """The gate and then the norm, for ranks that share a group. The formulas are those of the ops that the others
+    call.
+    """
 
     def __init__(self, section: Section, groups: int, eps: float, context: LayerContext) -> None:
         """`groups`: parts of all numbers, fewer than ranks."""
@@ -189,7 +191,7 @@ class SharedGateThenNorm(GateThenNorm):
 
 
 class SharedNormThenGate(SharedGateThenNorm):
-    """norm(x) * silu(gate), likewise."""
+    """norm(x) * silu(gate), for ranks that share a group."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         return (self.weight * self._normed(x.float()).to(x.dtype) * F.silu(gate.float())).to(x.dtype)

@@ -3,10 +3,10 @@ loaded.
 
     w[o, i] ≈ q[o, i] * scale[o],   scale[o] = max |w[o, :]| / 127,   q rounded to nearest
 
-Half the bytes that a decode step reads for them. Activations, embedding and logits stay as they are. Taking the
-weights apart and rounding them again changes nothing: the largest of a row comes back as itself, so the scale is the
-same, and the others are nearest to their own integer: bfloat16 is off by at most 2^-9 of a value, so a quotient of two
-by at most 2^-8, and 127 times that is less than a half.
+Half the bytes that a decode step reads for them. Activations, embedding and logits stay as they are. Taking the weights
+apart and rounding them again changes nothing. The largest of a row comes back as itself, so the scale is the same. The
+others are nearest to their own integer: bfloat16 is off by at most 2^-9 of a value, a quotient of two by at most 2^-8,
+and 127 times that is less than a half.
 """
 
 from __future__ import annotations

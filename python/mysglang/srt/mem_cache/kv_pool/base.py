@@ -4,7 +4,8 @@
     [padding] [tokens] [tokens]  …                 [tokens]          for each layer and each of its buffers
               KV slot of a token = page * page_size + offset in the page
 
-Who may write a slot is the scheduler's business: a step writes the slots it was given and reads through the page table.
+The scheduler decides which step may write a slot: a step writes the slots it was given and reads through the page
+table.
 """
 
 from __future__ import annotations

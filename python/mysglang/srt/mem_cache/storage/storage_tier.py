@@ -5,7 +5,7 @@
                  ──▶ [reader: bytes to pages, batch by batch] ──▶ the host's tree         while a request waits
 
 Plans and the tree are the scheduler's, between steps (`learn`); whatever may wait for a disk is a runner's. Pages that
-a runner reads are locked, pages that it fills belong to nobody else until it says how far it came.
+a runner reads are locked, pages that it fills are its own until it reports how far it came.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ class StorageTier:
     def weights_changed(self) -> None:
         """Stop using storage until the host tier is emptied: stored pages belong to another model, and the host's may.
 
-        Nobody can name the model that there is, so what it computes is found in this process only.
+        The present model has no name, so its pages are found in this process only.
         """
         self._cancel()
         self._identity = f"{self._identity} {token_hex(16)}"

@@ -1,7 +1,7 @@
 """The seam to transformers: its attention modules call the function that is registered here under one name.
 
-Who answers a call is said for the time of a forward pass (`attending`): the probe that looks at a model before it is
-loaded, the steps of the server, or a plain computation that both are compared with.
+The object that answers calls is set for the time of a forward pass (`attending`): the probe that looks at a model
+before it is loaded, the steps of the server, or a plain computation that both are compared with.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 class NoCache(Cache):  # type: ignore[misc]
-    """What a model gets as its cache: keys and values are stored by the object that answers the attention calls.
+    """The cache object of a model: keys and values are stored by the object that answers the attention calls.
 
     With it transformers makes masks of the step alone, and does not look at positions to find where prompts begin,
     which would wait for the device.

@@ -1,6 +1,6 @@
 """Converts the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json of the same model.
 
-tokenizer.ggml.model    gpt2: BPE over bytes, whose words `tokenizer.ggml.pre` tells apart
+tokenizer.ggml.model    gpt2: BPE over bytes, whose words `tokenizer.ggml.pre` defines
                         llama: BPE by the scores of a SentencePiece model, unknown characters as bytes
 tokenizer.huggingface.json, where it is there, is the tokenizer.json itself
 

@@ -1,7 +1,7 @@
 """POST /v1/responses, as clients may send it.
 
-Metadata and the client's own bookkeeping are taken and change nothing. Of reasoning there is no summary, so that "auto"
-is honoured by none; an answer's thoughts are told in full.
+Metadata and the client's own bookkeeping are taken and change nothing. There is no summary of reasoning, so "auto"
+means none; an answer's thoughts are told in full.
 """
 
 from __future__ import annotations

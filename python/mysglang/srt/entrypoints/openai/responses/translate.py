@@ -1,7 +1,7 @@
 """A request of the Responses API -> the same request in the words of chat; items -> messages.
 
-An item is what the API stores and tells of: a message, a thought, a call, what a call gave. In chat, what an assistant
-thought, said and called in one turn is one message.
+An item is a unit that the API stores and reports: a message, a thought, a call, or the result of a call. In chat, what
+an assistant thought, said and called in one turn is one message.
 """
 
 from __future__ import annotations
