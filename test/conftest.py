@@ -27,6 +27,8 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What gRPC does in a forked process breaks those that a test starts while a collector of its own listens.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Every worker and each of some hundred servers load the same modules: compiled once, not again by each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

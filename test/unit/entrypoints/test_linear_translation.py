@@ -27,6 +27,8 @@ FEW, MORE = 500, 8
 MOST = 4 * MORE
 """Work of MORE times as much, in that of FEW: MORE if it is linear, its square if it is quadratic."""
 TRIES = 3
+LOOKS = 8
+"""A comparison that does not hold is made again, so often at most: a busy host adds to some, and a square to all."""
 JOINED = 8
 """Times as many of what is joined to one turn: to copy a list is quick, so it takes a long one to tell."""
 
@@ -131,4 +133,5 @@ def test_the_work_grows_as_the_request_does(make: Callable[[int], Work | ChatCom
         made = make(count)
         return made if callable(made) else lambda: make(count)
 
-    assert cost(work(MORE * FEW)) < MOST * cost(work(FEW))
+    few, many = work(FEW), work(MORE * FEW)
+    assert any(cost(many) < MOST * cost(few) for _ in range(LOOKS))

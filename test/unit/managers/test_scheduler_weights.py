@@ -82,7 +82,7 @@ class Changing(LateScheduler):
     def replies_now(self) -> list[ControlReqOutput]:
         return [reply for reply in self.replies.drain() if isinstance(reply, ControlReqOutput)]
 
-    def ask(self, command: Command) -> list[ControlReqOutput]:
+    def order(self, command: Command) -> list[ControlReqOutput]:
         self.requests.send(command)
         # The step in flight is settled first.
         self.turn(2)
@@ -98,7 +98,7 @@ def test_those_before_end_first_and_those_after_wait(overlap: bool) -> None:
     scheduler = Changing(Setup(overlap=overlap))
     scheduler.send("before", PROMPT, 20, ignore_eos=True)
     scheduler.turn(4)
-    assert not scheduler.ask(update(1))
+    assert not scheduler.order(update(1))
     scheduler.send("after", PROMPT, 20, ignore_eos=True)
     scheduler.turn(5)
     assert not scheduler.weights.open
@@ -134,7 +134,7 @@ def test_a_waiting_request_can_be_aborted() -> None:
     scheduler = Changing(Setup())
     scheduler.send("before", PROMPT, 20, ignore_eos=True)
     scheduler.turn(4)
-    scheduler.ask(update(1))
+    scheduler.order(update(1))
     scheduler.send("after", PROMPT, 20)
     scheduler.send("last", PROMPT, 20, ignore_eos=True)
     scheduler.turn(1)
@@ -150,7 +150,7 @@ def test_all_can_be_aborted_for_it() -> None:
     scheduler = Changing(Setup())
     scheduler.send("before", PROMPT, 50, ignore_eos=True)
     scheduler.turn(6)
-    [reply] = scheduler.ask(update(1, change=WeightUpdate(abort_all_requests=True)))
+    [reply] = scheduler.order(update(1, change=WeightUpdate(abort_all_requests=True)))
     assert reply.success
     scheduler.turn(1)
     assert isinstance(scheduler.answers["before"].finish, Abort)
@@ -162,22 +162,22 @@ def test_while_paused_it_happens_at_once(mode: Any) -> None:
     scheduler = Changing(Setup())
     scheduler.send("a", PROMPT, 20, ignore_eos=True)
     scheduler.turn(6)
-    scheduler.ask(PauseGenerationReq(id=1, mode=mode))
-    [reply] = scheduler.ask(update(2))
+    scheduler.order(PauseGenerationReq(id=1, mode=mode))
+    [reply] = scheduler.order(update(2))
     # The cache of requests that keep their memory cannot be emptied, and nothing was changed then.
     assert reply.success == (mode == "retract")
     assert len(scheduler.weights.open) == (mode == "retract")
-    [reply] = scheduler.ask(update(3, change=WeightUpdate(flush_cache=False, weight_version="three")))
+    [reply] = scheduler.order(update(3, change=WeightUpdate(flush_cache=False, weight_version="three")))
     assert reply.success
     assert reply.details == {"num_paused_requests": 1}
-    scheduler.ask(ContinueGenerationReq(id=4))
+    scheduler.order(ContinueGenerationReq(id=4))
     scheduler.run()
     assert scheduler.answers["a"].ids == solo(PROMPT, 20, VOCAB, ignore_eos=True)
 
 
 def test_what_does_not_fit_is_told_and_requests_go_on() -> None:
     scheduler = Changing(Setup())
-    [reply] = scheduler.ask(update(1, "bad"))
+    [reply] = scheduler.order(update(1, "bad"))
     assert (reply.success, reply.message, reply.param) == (False, "tensor a has shape [1]", "names")
     assert scheduler.assembled.scheduler.standstill.held == {}
     scheduler.send("a", PROMPT, 20, ignore_eos=True)
@@ -203,21 +203,21 @@ def test_groups_sums_and_values() -> None:
     join = InitWeightsUpdateGroupReq(
         id=1, master_address="x", master_port=1, rank_offset=1, world_size=2, group_name="g", backend="gloo"
     )
-    assert not scheduler.ask(join)
+    assert not scheduler.order(join)
     scheduler.weights.joining.set_result(None)
     scheduler.turn()
     assert [(reply.id, reply.success) for reply in scheduler.replies_now()] == [(1, True)]
     receive = UpdateWeightsFromDistributedReq(
         id=2, names=["a"], dtypes=["float32"], shapes=[[2, 3]], group_name="g", update=UPDATE
     )
-    assert not scheduler.ask(CheckWeightsReq(id=3, action="compare"))[0].success
-    assert scheduler.ask(CheckWeightsReq(id=4, action="snapshot"))[0].success
-    assert scheduler.ask(receive)[0].success
-    assert scheduler.ask(CheckWeightsReq(id=5, action="compare"))[0].details == {"changed": ["a"]}
-    assert scheduler.ask(CheckWeightsReq(id=6, action="checksum"))[0].details["checksums"] == {"a": "g", "b": "2"}
-    assert scheduler.ask(GetWeightsByNameReq(id=7, name="a", truncate_size=2))[0].details["parameter"] == [[1.0, 1.0]]
-    [reply] = scheduler.ask(DestroyWeightsUpdateGroupReq(id=8, group_name="g"))
+    assert not scheduler.order(CheckWeightsReq(id=3, action="compare"))[0].success
+    assert scheduler.order(CheckWeightsReq(id=4, action="snapshot"))[0].success
+    assert scheduler.order(receive)[0].success
+    assert scheduler.order(CheckWeightsReq(id=5, action="compare"))[0].details == {"changed": ["a"]}
+    assert scheduler.order(CheckWeightsReq(id=6, action="checksum"))[0].details["checksums"] == {"a": "g", "b": "2"}
+    assert scheduler.order(GetWeightsByNameReq(id=7, name="a", truncate_size=2))[0].details["parameter"] == [[1.0, 1.0]]
+    [reply] = scheduler.order(DestroyWeightsUpdateGroupReq(id=8, group_name="g"))
     assert (reply.message, reply.param) == ("no group g", "group_name")
     scheduler.weights.joining = Future()
     scheduler.weights.joining.set_exception(InvalidRequest("nobody came"))
-    assert scheduler.ask(join)[0].message == "nobody came"
+    assert scheduler.order(join)[0].message == "nobody came"

@@ -123,11 +123,12 @@ def test_a_device_leaves_a_copy_on_the_host_if_there_is_room(
     weights._platform = SimpleNamespace(device=torch.device("meta"))  # type: ignore[assignment]  # not the host
     monkeypatch.setattr(CpuPlatform, "memory", lambda _platform: DeviceMemory(free=free, total=1 << 40))
     if free:
+        weights.check_release()
         weights.release(tick)
         weights.resume(tick)
     else:
         with pytest.raises(InvalidRequest, match="has no room for a copy"):
-            weights.release(tick)
+            weights.check_release()
     assert says(worker) == before
 
 

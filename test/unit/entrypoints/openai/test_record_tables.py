@@ -73,7 +73,9 @@ with table_in(Path(sys.argv[1])) as table:
 
 @pytest.mark.promise(50)
 def test_a_kill_in_the_middle_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    with running([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with running(command, stdout=subprocess.PIPE, text=True, env=path) as writer:
         assert writer.stdout is not None
         told = [int(next(writer.stdout)) for _ in range(20)]
         writer.send_signal(signal.SIGKILL)
