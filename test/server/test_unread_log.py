@@ -51,7 +51,7 @@ def test_a_log_that_nobody_reads(unread: UnreadPipe) -> None:
         found = re.search(r"sglang:log_lines_dropped\{.*\} ([\d.e+]+)", httpx.get(f"{url}/metrics").text)
         assert found is not None and float(found[1]) > 0
         log = unread.read()
-        assert re.search(r"^\[[\d: -]+ TP0\] .*scheduler set up in", log, re.MULTILINE)
+        assert re.search(r"^\[[\d: -]+ TP0\] .*Setting up the scheduler took", log, re.MULTILINE)
         assert "GET /health?why=xxx" in log
         ask(url)
         log += unread.read()

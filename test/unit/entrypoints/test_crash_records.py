@@ -125,7 +125,7 @@ async def test_a_disk_that_takes_nothing_is_no_further_error(tmp_path: Path, cap
     records = RecentRequests(tmp_path, contents=False)
     records._folder.rmdir()
     await records.write(records.lines("it broke"))
-    assert "the crash dump could not be written" in caplog.text
+    assert "The crash dump could not be written" in caplog.text
 
 
 def test_as_the_options_say(tmp_path: Path) -> None:

@@ -102,4 +102,4 @@ def test_a_long_file_says_how_far_it_is(
         for name in file.names:
             progress.note(file, name, file.stored_bytes(name))
     progress.close()
-    assert caplog.messages == ["Loaded 2.0 of 4.0 GiB (0.17 GiB/s)", "Loaded m.safetensors (1 of 1)"]
+    assert caplog.messages == ["Loaded 2.0 of 4.0 GiB (0.17 GiB/s).", "Loaded m.safetensors (1 of 1)."]

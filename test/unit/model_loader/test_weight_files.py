@@ -150,6 +150,6 @@ class TestReading:
         with caplog.at_level(logging.INFO):
             list(read_weights(open_weight_files(tmp_path), show_progress=True))
         assert caplog.messages == [
-            "Loaded model-1-of-2.safetensors (1 of 2)",
-            "Loaded model-2-of-2.safetensors (2 of 2)",
+            "Loaded model-1-of-2.safetensors (1 of 2).",
+            "Loaded model-2-of-2.safetensors (2 of 2).",
         ]

@@ -90,8 +90,8 @@ def test_llama_by_both_codes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO):
         own = pair_of(theirs, tmp_path, torch.float32)
         foreign = pair_of(theirs, tmp_path, torch.float32, impl="transformers")
-    assert "LlamaForCausalLM: its layers are the code of mysglang." in caplog.messages
-    assert "LlamaForCausalLM: its layers are the code of transformers." in caplog.messages
+    assert "LlamaForCausalLM runs with the model code of mysglang." in caplog.messages
+    assert "LlamaForCausalLM runs with the model code of transformers." in caplog.messages
     assert sum(isinstance(module, RMSNorm) for module in foreign.ours.modules()) == 7
     assert sum(isinstance(module, GatedMLP) for module in foreign.ours.modules()) == 3
     check_scenario(own, decode, page_size=16)

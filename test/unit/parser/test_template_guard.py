@@ -71,7 +71,7 @@ def test_what_is_too_large_is_not_compiled(name: str) -> None:
 def test_a_hostile_template_of_the_model_is_one_line_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     manager = TemplateManager({"chat_template": HOSTILE[0]}, {})
     assert [record.message for record in caplog.records] == [
-        "the model's chat template 'default' cannot be used: it takes too much time or memory for a message of two "
+        "The model's chat template 'default' cannot be used: it takes too much time or memory for a message of two "
         "letters"
     ]
     with pytest.raises(InvalidRequest, match="--chat-template"):

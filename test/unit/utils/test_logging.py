@@ -52,9 +52,9 @@ def test_main_process_has_no_role(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_timed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with timed(logging.getLogger("x"), "weights loaded"):
+    with timed(logging.getLogger("x"), "The warm-up"):
         assert not caplog.messages
-    assert re.fullmatch(r"weights loaded in \d+\.\d s", caplog.messages[0])
+    assert re.fullmatch(r"The warm-up took \d+\.\d s\.", caplog.messages[0])
 
 
 def test_timed_is_silent_about_what_failed(caplog: pytest.LogCaptureFixture) -> None:

@@ -93,7 +93,9 @@ class AnswerGrammar:
         try:
             accepted = self.matcher.accept(token)
         except LIBRARY_FAULTS:
-            logger.exception("a grammar failed, and its answer ends by that")
+            logger.exception(
+                "The matcher of a grammar failed, so this request ends with an error; others are not affected."
+            )
             accepted = False
         self.patience.took(self.patience.clock() - began)
         return accepted
@@ -187,7 +189,9 @@ def _fill_one(backend: GrammarBackend, grammar: AnswerGrammar, bits: Ints, row: 
     try:
         backend.fill([grammar.matcher], bits, [row])
     except LIBRARY_FAULTS:
-        logger.exception("a grammar failed, and its answer ends by that")
+        logger.exception(
+            "The matcher of a grammar failed, so this request ends with an error; others are not affected."
+        )
         bits[row] = 0
     return grammar.patience.clock() - began
 

@@ -224,10 +224,14 @@ class GrammarCompiler:
             return self._make_backend()
         except (ImportError, OSError, RuntimeError, ValueError, MemoryError, GrammarError) as error:
             if shortage := shortage_in(error):
-                logger.error("the grammar backend cannot be loaded now: %s", shortage)
+                logger.error(
+                    "The grammar backend cannot be loaded now, so the waiting grammars are refused: %s", shortage
+                )
                 self._refuse_all(_short_of(shortage))
                 return None
-            logger.exception("there is no grammar backend")
+            logger.exception(
+                "The grammar backend cannot be loaded. Requests with a grammar are refused until a restart."
+            )
             failure = Failure(f"the grammar backend cannot be loaded: {error}", lasting=True, status=500)
         while not self._closing:
             self._refuse_all(failure)
@@ -252,7 +256,9 @@ class GrammarCompiler:
             )
         except (OSError, MemoryError) as error:
             shortage = shortage_in(error) or str(error)
-            logger.error("the grammar compiler cannot be started now: %s", shortage)
+            logger.error(
+                "The grammar compiler cannot be started now, so the waiting grammars are refused: %s", shortage
+            )
             self._refuse_all(_short_of(shortage))
             return None
         assert process.stdin is not None and process.stdout is not None
@@ -311,7 +317,9 @@ class GrammarCompiler:
         try:
             messages = link.frames.feed(data)
         except msgspec.MsgspecError as error:
-            logger.error("the grammar compiler talks nonsense: %s", error)
+            logger.error(
+                "The grammar compiler sent a message that cannot be decoded, so its process is replaced: %s", error
+            )
             return False
         for message in messages:
             link.patient_until = AWAKE.now() + self._setup.timeout_s + GRACE_S
@@ -323,7 +331,7 @@ class GrammarCompiler:
             spec = wanted.spec
             self._turns.end(spec)
             if isinstance(message, Compiled):
-                logger.info("compiled a grammar (%s) in %.3f s", spec.kind, message.seconds)
+                logger.info("Compiled a grammar (%s) in %.3f s.", spec.kind, message.seconds)
                 self._done.put((spec, self._load(backend, spec, message.data)))
             else:
                 self._done.put((spec, Failure(message.reason, message.lasting, message.status)))
@@ -335,14 +343,17 @@ class GrammarCompiler:
             return backend.load(spec, data)
         except (RuntimeError, ValueError, MemoryError, GrammarError) as error:
             # It was already loaded once, in the process that compiled it.
-            logger.error("a compiled grammar cannot be loaded: %s", error)
+            logger.error(
+                "A compiled grammar cannot be loaded, so the requests that wait for it end with an error: %s", error
+            )
             return Failure("the compiled grammar cannot be loaded", lasting=False, status=500)
 
     def _bury(self, link: Link) -> None:
         """The process is gone or stuck: its jobs are asked for again, or given up."""
         self._end(link)
         self._link = None
-        logger.error("the grammar compiler (pid %d) %s", link.process.pid, describe_exit(link.process.returncode))
+        end = describe_exit(link.process.returncode)
+        logger.error("The grammar compiler (pid %d) %s; a new process continues its work.", link.process.pid, end)
         for wanted in link.jobs.values():
             if wanted.attempts < ATTEMPTS:
                 self._turns.again(wanted.spec)

@@ -300,7 +300,7 @@ class GrammarQueue:
             try:
                 matcher = outcome.matcher()
             except Exception:  # libraries raise what they like
-                logger.exception("no matcher could be made for a grammar")
+                logger.exception("A compiled grammar gave no matcher, so its request ends with an error.")
                 req.finish = Abort(f"{spec.kind}: the compiled grammar cannot be used; try again.", status=500)
             else:
                 req.grammar = AnswerGrammar(matcher, thought_end, req.thought_start, patience, self._cut)

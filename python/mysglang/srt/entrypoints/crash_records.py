@@ -113,9 +113,12 @@ class RecentRequests:
 
         def work() -> None:
             try:
-                logger.error("The requests of the last minutes are in %s", self._write(lines))
+                logger.error(
+                    "The requests of the last minutes are in %s; `mysglang replay` sends them again.",
+                    self._write(lines),
+                )
             except OSError as error:
-                logger.error("the crash dump could not be written: %s", error)
+                logger.error("The crash dump could not be written: %s", error)
             done.set()
 
         # A thread that the end of the process does not wait for: a disk may hang, and the server must end.

@@ -52,7 +52,10 @@ class Reception:
     def __call__(self, *, server_state: ServerState, **rest: Any) -> asyncio.Protocol:
         full = len(server_state.connections) >= self._most
         if full and not self._full:
-            logger.warning("%d connections are open, and no more are served until some end.", self._most)
+            logger.warning(
+                "%d connections are open, which is the limit: new connections are refused until some of these close.",
+                self._most,
+            )
         self._full = full
         return TurnedAway() if full else self._make(server_state=server_state, **rest)
 

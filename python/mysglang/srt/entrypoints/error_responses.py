@@ -290,5 +290,10 @@ async def respond_to_shortage(request: Request, error: Exception) -> Response:
     shortage = shortage_in(error)
     if shortage is None:
         raise error
-    logger.warning("%s %s is answered 503: %s", request.method, request.url.path, shortage)
+    logger.warning(
+        "%s %s was answered with status 503, because the system ran short of a resource: %s",
+        request.method,
+        request.url.path,
+        shortage,
+    )
     return await respond(request, error)

@@ -209,7 +209,7 @@ class OneAtATime(HttpToolsProtocol):
             return
         self._deaf = self.transport.client_sends = True
         self._droppable = min(self._droppable, MAX_BYTES_OF_REFUSED)
-        logger.info("The client at %s is refused: %s", self.client, why.message)
+        logger.info("The client at %s was refused: %s", self.client, why.message)
         if self._answering and not self._arriving:
             self.cycle.keep_alive = False
             return

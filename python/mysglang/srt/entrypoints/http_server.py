@@ -97,7 +97,7 @@ class StopSignals:
         if self.requested.is_set():
             if now - self._requested_at < SAME_SIGNAL_S:
                 return
-            logger.warning("Ended by a second %s.", number.name)
+            logger.warning("The server ends at once, because a second %s came; open requests are lost.", number.name)
             self.kill()
             flush_logs()
             os._exit(ExitCode.CUT_OFF)

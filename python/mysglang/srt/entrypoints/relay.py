@@ -117,7 +117,7 @@ class Relayed(Response):
                     await _pass_body_on(receive, writer)
             await while_connected(Request(scope, receive), _pass_answer_on(reader, send))
         except ClientDisconnected:
-            logger.debug("a client left while its request was with the main process")
+            logger.debug("A client closed its connection while the main process worked on its request.")
         finally:
             # Incomplete answers end with the connection.
             writer.transport.abort()

@@ -142,13 +142,13 @@ class _Keeper:
         """Have the line written, unless a disk has fallen behind by MAX_WAITING bytes."""
         with self._lock:
             if self._waiting and self._waiting + len(line) > MAX_WAITING:
-                logger.error("a request could not be kept: the disk takes too long")
+                logger.error("A request was left out of the request dump, because the disk is too slow.")
                 return
             if self._thread is None:
                 try:
                     self._thread = ServiceThread("request dump", self._keep)
                 except RuntimeError as error:
-                    logger.error("a request could not be kept: %s", error)
+                    logger.error("A request could not be added to the request dump: %s", error)
                     return
                 atexit.register(written)
             self._waiting += len(line)
@@ -176,4 +176,4 @@ def _append(folder: Path, line: bytes) -> None:
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
             file.write(line)
     except OSError as error:
-        logger.error("a request could not be kept: %s", error)
+        logger.error("A request could not be added to the request dump: %s", error)

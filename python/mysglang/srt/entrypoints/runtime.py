@@ -166,7 +166,11 @@ class Runtime:
                 death = Death(WorkerDied(f"in the main process {self._thread_death.result()}"), ExitCode.WORKER_DIED)
             else:
                 ended = next(service for service in services if service.done())
-                logger.error("the main process lost its service %r", ended.get_name(), exc_info=ended.exception())
+                logger.error(
+                    "The task %r of the main process died, so the server ends.",
+                    ended.get_name(),
+                    exc_info=ended.exception(),
+                )
                 death = Death(
                     WorkerDied(f"the main process lost its service {ended.get_name()!r}"), ExitCode.WORKER_DIED
                 )

@@ -126,12 +126,12 @@ async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
     runtime.drain()
     patience = runtime.server_args.serving.drain_timeout
     if open_requests := runtime.board.total(Column.OPEN_REQUESTS):
-        logger.info("Shutting down: %d open requests get %g s to end.", open_requests, patience)
+        logger.info("Shutting down: %d open requests have %g s to end (--drain-timeout).", open_requests, patience)
     if await _emptied(runtime, patience):
-        logger.info("Shut down.")
+        logger.info("The server has shut down.")
         return ExitCode.DONE
     open_requests = runtime.board.total(Column.OPEN_REQUESTS)
-    logger.warning("Shutting down: %d requests did not end in time and are cut off.", open_requests)
+    logger.warning("Shutting down: %d requests did not end in time (--drain-timeout) and are cut off.", open_requests)
     runtime.cut_off(f"it ends requests that are not complete {patience:g} s after it was told to (--drain-timeout)")
     await _emptied(runtime, LAST_WORDS_S)
     return ExitCode.CUT_OFF

@@ -85,7 +85,7 @@ class EventStream(Response):
         try:
             await while_connected(Request(scope, receive), self._send_all(scope, send))
         except ClientDisconnected:
-            logger.debug("a client left its stream")
+            logger.debug("A client closed its connection before its stream ended.")
         finally:
             await self._frames.aclose()
 
@@ -107,6 +107,6 @@ class EventStream(Response):
             facts = describe(error)
             if facts.status == 500:
                 # An exception that is raised on purpose needs no stack in the log.
-                logger.error("a stream failed: %s", error, exc_info=not isinstance(error, RequestError))
+                logger.error("A stream ended with an error: %s", error, exc_info=not isinstance(error, RequestError))
             await send({"type": "http.response.body", "body": error_frame(facts, scope), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

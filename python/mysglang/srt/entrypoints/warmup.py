@@ -30,7 +30,7 @@ async def warm_up(front: Front) -> None:
         request = GenerateReqInput(input_ids=[0], sampling_params=PARAMS, clip_max_new_tokens=True)
     else:
         request = GenerateReqInput(text=PROMPT, sampling_params=PARAMS, clip_max_new_tokens=True)
-    with timed(logger, "warm-up"):
+    with timed(logger, "The warm-up"):
         try:
             async for _ in front.tokenizer_manager.generate_request(request):
                 pass

@@ -108,7 +108,11 @@ class Op(Generic[P, R]):
                     continue
                 if not getattr(implementation, "available", _always)():
                     if module not in _missed:
-                        logger.warning("%s: %s is not available on this device, going on without.", self.name, module)
+                        logger.warning(
+                            "%s: %s is not available on this device, so another implementation is used.",
+                            self.name,
+                            module,
+                        )
                         _missed.add(module)
                     continue
                 found: Callable[P, R] = getattr(implementation, function)

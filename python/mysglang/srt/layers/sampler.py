@@ -113,7 +113,7 @@ class Sampler:
         try:
             return self._sample(logits, step)
         except Exception:
-            logger.exception("%d rows could not be sampled together; each is sampled by itself", len(logits))
+            logger.exception("%d requests could not be sampled together, so each is now sampled alone.", len(logits))
             return sample_apart(self._sample, logits, step)
 
     def _sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
@@ -166,7 +166,7 @@ def _sample_one(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
     try:
         return sample(logits, step)
     except Exception:
-        logger.exception("a request could not be sampled, and ends by that")
+        logger.exception("A request could not be sampled and ends with an error; others are not affected.")
     tokens = torch.full((1,), -1, dtype=torch.int64, device=logits.device)
     if step.output_query is None:
         return Sampled(tokens)

@@ -88,7 +88,7 @@ def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
         # Not logged, because the last line of the log is reserved for the cause.
         tell_parent(link, Failed([summary(error)], follows=True))
     except Exception as error:
-        logger.exception("this process cannot go on")
+        logger.exception("This process failed and ends.")
         tell_parent(link, Failed([summary(error)]))
     sys.exit(1)
 

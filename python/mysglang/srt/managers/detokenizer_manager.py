@@ -178,7 +178,9 @@ class DetokenizerManager:
         self.decode_status[rid] = status
         if len(self.decode_status) > self._max_live:
             oldest, _ = self.decode_status.popitem(last=False)
-            logger.error("more than %d requests are open; forgot the text of %s", self._max_live, oldest)
+            logger.error(
+                "More than %d requests are open, so the detokenizer forgot the text of %s.", self._max_live, oldest
+            )
 
 
 def run_detokenizer_process(link: ParentLink) -> None:

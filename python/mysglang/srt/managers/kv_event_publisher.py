@@ -88,7 +88,7 @@ class ZmqPublisher:
         number, self._number = self._number, self._number + 1
         lost = not self._handover.offer((number.to_bytes(NUMBER_BYTES, "big"), batch))
         if lost and not self._dropping:
-            logger.warning("KV events: the queue is full; batches from %d on are lost", number)
+            logger.warning("The queue of KV events is full, so batches from number %d on are lost.", number)
         self._dropping = lost
 
     def close(self) -> None:

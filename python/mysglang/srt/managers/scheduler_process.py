@@ -47,7 +47,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
         # All ranks run the same steps, and the first one reports them.
         logging.getLogger("mysglang.srt.scheduling.stats").setLevel(logging.WARNING)
     times: dict[str, float] = {}
-    with timed(logger, "scheduler set up"), measured(times, "scheduler_e2e"), paused_gc():
+    with timed(logger, "Setting up the scheduler"), measured(times, "scheduler_e2e"), paused_gc():
         if ranks.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
             os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), ranks.world.size)))
@@ -57,14 +57,14 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
 
         loop, facts = (build or build_scheduler)(args, launch.port_args, ranks)
     logger.info(
-        "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each",
+        "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each.",
         facts.max_total_num_tokens,
         facts.memory_usage.get("kvcache", 0.0),
         facts.max_running_requests,
         facts.context_len,
     )
     if facts.max_total_num_tokens_swa:
-        logger.info("KV cache of layers with a sliding window: %d tokens", facts.max_total_num_tokens_swa)
+        logger.info("KV cache of layers with a sliding window: %d tokens.", facts.max_total_num_tokens_swa)
     freeze_heap()
     tell_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
     while True:

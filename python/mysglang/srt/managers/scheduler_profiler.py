@@ -168,10 +168,10 @@ class _Profile:
             try:
                 path = recording.finish()
             except OSError as error:
-                logger.error("a profile could not be written: %s", error)
+                logger.error("A profile could not be written: %s", error)
                 self.error = str(error)
             else:
-                logger.info("Profile written to %s", path)
+                logger.info("Profile written to %s.", path)
                 self.written.append(path)
 
 

@@ -167,5 +167,5 @@ def _drain(socket: zmq.Socket[bytes], codec: Codec[Message]) -> list[Message]:
         try:
             messages.append(codec.decode(data))
         except msgspec.MsgspecError as error:
-            logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
+            logger.error("A message of %d bytes was dropped, because it cannot be decoded: %s", len(data), error)
     return messages

@@ -206,7 +206,7 @@ class TokenCaptures:
             try:
                 capture(captured)
             except CannotCapture as error:
-                logger.warning("Steps run without a graph, not as %s: %s.", name, error)
+                logger.warning("The program %s is left out, so its steps run without a graph: %s.", name, error)
                 captured.left_out[name] = str(error)
         captured.programs = [self._drafter.beside(program) for program in captured.programs]
         return captured

@@ -82,5 +82,5 @@ def capture_all(
         shown = tqdm(sorted(sizes, reverse=True), desc=f"Capturing {what}", delay=SILENT_S)
         by_size = {size: capture(size, recorder) for size in shown}
     seconds, nbytes = time.perf_counter() - began, recorder.nbytes - before
-    logger.info("Captured %d %s in %.1f s, %.2f GiB", len(sizes), what, seconds, nbytes / GIB)
+    logger.info("Captured %d %s in %.1f s, %.2f GiB.", len(sizes), what, seconds, nbytes / GIB)
     return by_size

@@ -162,7 +162,7 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
             f"{free / GIB:.2f} GiB that are free there, --hicache-host-memory-fraction {config.memory_fraction} may be "
             "taken, and at least one page must fit. Change --hicache-size or --hicache-ratio."
         )
-    logger.info("Hierarchical cache: %d pages on the host, %.2f GiB.", num_pages, (num_pages + 1) * size / GIB)
+    logger.info("Hierarchical cache: %d pages in host memory, %.2f GiB.", num_pages, (num_pages + 1) * size / GIB)
     host = HostKvPool(pool, num_pages, layout=config.mem_layout, platform=platform)
     return PageMover(pool, host, platform, config.io_backend, identity)
 

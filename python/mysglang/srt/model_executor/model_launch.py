@@ -119,8 +119,8 @@ class Setup:
         if given:
             raise ConfigError(f"--enable-deterministic-inference has kernels of its own: leave out {', '.join(given)}.")
         logger.info(
-            "Deterministic: attention %s, products of fixed tiles, no cascade, no whole-step kernel, no captured "
-            "prompts.",
+            "Deterministic: attention %s, matrix products of fixed tiles, no cascade attention, no whole-step kernel, "
+            "no captured prompts.",
             ", ".join(self._attentions()),
         )
 

@@ -92,7 +92,7 @@ def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: S
             try:
                 steps[size] = PersistentStep(decoder.DecodeStep(tensors, size), pool)
             except decoder.DoesNotFitError as error:
-                logger.debug("Steps of %d rows run layer by layer: %s", size, error)
+                logger.debug("Decode steps of %d rows run layer by layer, not as one kernel: %s", size, error)
     if not steps:
         raise DoesNotCover(f"it takes steps of up to {MOST_ROWS} rows, and none of these sizes is captured")
     return steps

@@ -69,17 +69,19 @@ def _scales(config: RunnerConfig, model: ModelConfig, load: LoadConfig, stored: 
     if stored is not SCALED:
         if found:
             logger.info(
-                "KV pages hold %s: the scales of %s are for fp8_e4m3, and not used.", dtype_name(stored), origin
+                "The KV cache is stored in %s. The scales of %s are for fp8_e4m3, so they are not used.",
+                dtype_name(stored),
+                origin,
             )
         return {}
     missing = model.num_layers - len(found)
     if missing:
         logger.warning(
-            "KV pages hold fp8_e4m3 numbers, and %d of %d layers have no scales: 1 is taken. Numbers beyond 448 "
-            "are cut off there.",
+            "The KV cache is stored in fp8_e4m3, but the checkpoint has no scales for %d of %d layers. These use a "
+            "scale of 1, so values beyond 448 are clipped. See docs/quantized_kv_cache.md.",
             missing,
             model.num_layers,
         )
     if found:
-        logger.info("KV pages hold fp8_e4m3 numbers, with the scales of %d layers from %s.", len(found), origin)
+        logger.info("The KV cache is stored in fp8_e4m3, with scales for %d layers from %s.", len(found), origin)
     return {layer: KvScales(*pair) for layer, pair in found.items()}

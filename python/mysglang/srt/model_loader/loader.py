@@ -60,7 +60,7 @@ def load_as(
     """Load a model as class `kind`, which its architecture must be."""
     began = time.perf_counter()
     whose = "transformers" if model_config.served_as.foreign else model_config.served_as.package.partition(".")[0]
-    logger.info("%s: its layers are the code of %s.", model_config.architecture, whose)
+    logger.info("%s runs with the model code of %s.", model_config.architecture, whose)
     filler = filler_of(model_config, load_config)
     context = LayerContext(dtype=dtype, tp=tp, quant=quant_config(load_config.quantization))
     try:
@@ -79,7 +79,7 @@ def load_as(
             f"the weights of {model_config.path} do not fit into the memory of {device}; use a smaller model, another "
             "--dtype, or more devices with --tp-size or --pp-size"
         ) from error
-    logger.info("Loaded %.2f GiB of weights in %.1f s", num_bytes / GIB, time.perf_counter() - began)
+    logger.info("Loaded %.2f GiB of weights in %.1f s.", num_bytes / GIB, time.perf_counter() - began)
     return model
 
 

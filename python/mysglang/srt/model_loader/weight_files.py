@@ -173,10 +173,10 @@ class Progress:
         now = self._clock()
         if name == file.names[-1]:
             self._done_files += 1
-            logger.info("Loaded %s (%d of %d)", file.path.name, self._done_files, len(self._files))
+            logger.info("Loaded %s (%d of %d).", file.path.name, self._done_files, len(self._files))
         elif now - self._said >= SILENCE_S:
             speed = self._done / GIB / (now - self._began)
-            logger.info("Loaded %.1f of %.1f GiB (%.2f GiB/s)", self._done / GIB, self._total / GIB, speed)
+            logger.info("Loaded %.1f of %.1f GiB (%.2f GiB/s).", self._done / GIB, self._total / GIB, speed)
         else:
             return
         self._said = now

@@ -135,7 +135,7 @@ class TemplateManager:
                 templates[name] = ChatTemplate(source)
             except jinja2.TemplateSyntaxError as error:
                 self._missing = f"The model's chat template cannot be read ({error}); give one with --chat-template."
-                logger.warning("the model's chat template %r cannot be read: %s", name, error)
+                logger.warning("The model's chat template %r cannot be read: %s", name, error)
         return templates
 
     def _drop_hostile(self, override: str | None) -> None:
@@ -149,7 +149,7 @@ class TemplateManager:
                 if override is not None:
                     raise ConfigError(f"--chat-template {override} cannot be used: {why}") from error
                 self._missing = f"The model's chat template cannot be used ({why}); give one with --chat-template."
-                logger.warning("the model's chat template %r cannot be used: %s", name, why)
+                logger.warning("The model's chat template %r cannot be used: %s", name, why)
                 del self._templates[name]
             except InvalidRequest:
                 continue  # it only wants more than one message

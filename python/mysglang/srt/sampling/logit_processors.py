@@ -138,7 +138,10 @@ class ProcessorRun(Act, frozen=True, eq=False):
         try:
             return self.processor(found, self.params).to(logits).reshape(found.shape)
         except Exception:  # code that is not ours must not end the server
-            logger.exception("the logit processor %s failed", type(self.processor).__name__)
+            name = type(self.processor).__name__
+            logger.exception(
+                "The logit processor %s failed. Requests for which it fails alone end with an error.", name
+            )
             return None
 
 

@@ -130,7 +130,9 @@ class Retraction:
         """Put the request in `slot` back in the queue, in front."""
         req = self._residency.leave(slot)
         self.put_back(req)
-        logger.info("%s: request %s retracted after %d tokens", why, req.rid, len(req.output_ids))
+        logger.info(
+            "%s: request %s was retracted after %d tokens and waits to continue.", why, req.rid, len(req.output_ids)
+        )
         return req
 
     def put_back(self, req: Req) -> None:
@@ -177,4 +179,4 @@ class Invariants:
             return
         message = "KV cache leak: " + "; ".join(problems)
         assert not self._strict, message
-        logger.error("%s. Please report this.", message)
+        logger.error("%s. The server continues. Please report this as a bug.", message)

@@ -245,5 +245,9 @@ class Distrust:
             else:
                 req.finish = NOT_FINITE
                 ended.append(req)
-        logger.error("%d requests had results that are not finite numbers; %d ended by it", len(broken), len(ended))
+        logger.error(
+            "%d requests had logits that are NaN or infinite. %d of them end with an error; the others run again.",
+            len(broken),
+            len(ended),
+        )
         return ended

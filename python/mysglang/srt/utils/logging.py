@@ -67,7 +67,7 @@ def measured(times: dict[str, float], phase: str) -> Iterator[None]:
 
 @contextmanager
 def timed(logger: logging.Logger, what: str) -> Iterator[None]:
-    """Log `what` and the time it took, once it is done: `weights loaded in 3.2 s`."""
+    """Logs how long the block took when it ends without an error: `The warm-up took 3.2 s.`"""
     start = time.perf_counter()
     yield
-    logger.info("%s in %.1f s", what, time.perf_counter() - start)
+    logger.info("%s took %.1f s.", what, time.perf_counter() - start)

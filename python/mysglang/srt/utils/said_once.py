@@ -23,6 +23,8 @@ class SaidOnce:
             return
         self._told.add(thing)
         if len(self._told) > MAX_REMEMBERED:
-            self._logger.warning("There were more than %d %s; no more are logged.", MAX_REMEMBERED, self._what)
+            self._logger.warning(
+                "More than %d %s were reported; further ones are not logged.", MAX_REMEMBERED, self._what
+            )
         else:
             self._logger.warning("%s", words)

@@ -51,6 +51,6 @@ class ServiceThread(threading.Thread):
             self._die(f"the thread {self.name!r} died: {cause}")
 
     def _die(self, cause: str) -> None:
-        logger.critical("%s", cause, exc_info=True)
+        logger.critical("This process cannot continue: %s", cause, exc_info=True)
         for mourner in [self._on_death] if self._on_death is not None else list(_mourners):
             mourner(cause)

@@ -271,7 +271,7 @@ async def test_torn_records_keep_no_server_from_starting(
         assert set(await desk.entries(kept.output_file_id)) == {"a"}
         assert lost.output_file_id not in [file.id async for file in await desk.api.files.list()]
     for record_id in torn:
-        assert caplog.text.count(f"{record_id} is not readable") == 1
+        assert caplog.text.count(f"{record_id} cannot be read") == 1
         # What cannot be read may be mended by hand.
         assert records(tmp_path, table_of(record_id))[record_id] == data
     assert (tmp_path / "files" / f"{lost.output_file_id}.bin").exists()

@@ -331,7 +331,7 @@ async def test_a_batch_of_a_key_that_is_gone_asks_nothing(tmp_path: Path, caplog
         batch = (await served.post("/v1/batches", batch_of(file_id), headers=key("two"))).json()["id"]
         await until(lambda: served.engine.requests)
     async with keyed(tmp_path, ("one",)) as served:
-        assert f"{batch} waits for a server that knows the API key" in caplog.text
+        assert f"{batch} waits: this server does not have the API key" in caplog.text
         for _ in range(20):
             await asyncio.sleep(0)
         assert not served.engine.requests

@@ -111,7 +111,7 @@ async def test_records_of_an_older_version_are_taken_over(tmp_path: Path, caplog
     assert caplog.text.count("1 records of an older version were moved") == 1
     assert {path.name for path in tmp_path.rglob("*.json")} == {"file-torn.json", "pipe.json"}
     assert torn.with_suffix(".bin").exists()
-    assert f"{torn} is not readable and is left alone" in caplog.text
+    assert f"{torn} cannot be read, so it was not moved" in caplog.text
 
 
 def pages_of(folder: Path) -> list[bytes]:

@@ -102,7 +102,10 @@ def test_a_backend_that_cannot_read_them_is_not_taken(
     with caplog.at_level("INFO"):
         found = choose_backends(AskedBackends(), available, [PLAIN], half, E4M3)
     assert found == ChosenBackends("flashinfer", "flashinfer")
-    assert "flashinfer instead of sgl_kernel: it does not read KV pages of torch.float8_e4m3fn" in caplog.text
+    assert (
+        "using flashinfer instead of sgl_kernel, because it does not read KV pages of torch.float8_e4m3fn"
+        in caplog.text
+    )
     with pytest.raises(ConfigError, match="sgl_kernel: it does not read KV pages"):
         choose_backends(AskedBackends(decode="sgl_kernel"), available, [PLAIN], half, E5M2)
     with pytest.raises(ConfigError, match="flashinfer: it does not read KV pages"):

@@ -175,7 +175,11 @@ class BatchRun:
             # Any failure of a line becomes its answer here, as at the edge of HTTP.
             facts = describe(error)
             if facts.status == 500:
-                logger.exception("line %d of %s failed", line.number, self._id)
+                logger.exception(
+                    "Line %d of %s failed. The error file has it with status 500; the batch continues.",
+                    line.number,
+                    self._id,
+                )
             response = {"status_code": facts.status, "request_id": name, "body": {"error": facts.fields(name)}}
             entry = {"custom_id": custom_id, "response": response, "error": None, "line": line.number}
             journal.add(entry, good=False)
@@ -189,7 +193,9 @@ class BatchRun:
         for path, file_id, kind in ((output, record.output_file_id, "output"), (errors, record.error_file_id, "error")):
             if file_id is not None:
                 if not self._files.is_there(file_id) and not path.exists():
-                    logger.warning("%s: the %s file is lost, and is empty now.", self._id, kind)
+                    logger.warning(
+                        "The journal of the %s file of %s is gone, so the client gets an empty file.", kind, self._id
+                    )
                     path.touch()
                 name = f"{record.id}_{kind}.jsonl"
                 life_s = record.output_life_s

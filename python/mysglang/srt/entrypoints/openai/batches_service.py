@@ -70,9 +70,17 @@ class Batches:
             if record.status == "cancelling":
                 self._begin(record)
             elif record.owner not in self._owners:
-                logger.warning("%s waits for a server that knows the API key it came with.", record.id)
+                logger.warning(
+                    "%s waits: this server does not have the API key that created it. Start one that has the key.",
+                    record.id,
+                )
             elif record.model != self._endpoints.model or record.endpoint not in self._endpoints.answers:
-                logger.warning("%s waits for a server of %s at %s.", record.id, record.model, record.endpoint)
+                logger.warning(
+                    "%s waits: it needs a server of the model %s with the endpoint %s.",
+                    record.id,
+                    record.model,
+                    record.endpoint,
+                )
             else:
                 self._begin(record)
 
@@ -162,9 +170,11 @@ class Batches:
         if error is None:
             return
         if isinstance(error, BaseExceptionGroup) and error.split(ServerEnded)[1] is None:
-            logger.warning("%s goes on after the next start.", task.get_name())
+            logger.warning("%s continues after the next start of the server.", task.get_name())
         else:
-            logger.error("%s broke off, and is tried again after the next start", task.get_name(), exc_info=error)
+            logger.error(
+                "%s failed. It is tried again after the next start of the server.", task.get_name(), exc_info=error
+            )
 
 
 async def _no_answer(_: dict[str, object]) -> dict[str, object]:
@@ -182,7 +192,10 @@ async def _see_through(run: BatchRun, batch_id: str) -> None:
                 if (fault := _disk_fault(error)) is None:
                     raise
                 logger.warning(
-                    "%s goes on in %g s; the system refused a file or a thread: %s", batch_id, DISK_RETRY_S, fault
+                    "%s continues in %g s, because the system refused a file or a thread: %s",
+                    batch_id,
+                    DISK_RETRY_S,
+                    fault,
                 )
             await asyncio.sleep(DISK_RETRY_S)
 

@@ -90,7 +90,12 @@ class FileStore:
             if content.is_symlink() or not content.is_file():
                 self._table.hide(record.id)
             elif (size := content.stat().st_size) != record.bytes:
-                logger.warning("%s has %d bytes instead of %d and is left alone.", content, size, record.bytes)
+                logger.warning(
+                    "%s has %d bytes instead of %d: clients cannot use it, and it is kept on disk.",
+                    content,
+                    size,
+                    record.bytes,
+                )
                 self._table.hide(record.id)
         for owner, (number, size) in self._table.used().items():
             self._number.take(owner, number)

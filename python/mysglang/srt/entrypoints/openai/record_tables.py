@@ -217,7 +217,11 @@ class RecordTable(Generic[Kind]):
             try:
                 self._read(text, record_id)
             except ValueError as error:
-                logger.warning("The record of %s is not readable and is left alone: %s", record_id, error)
+                logger.warning(
+                    "The record of %s cannot be read: clients cannot use it, and it is kept on disk. %s",
+                    record_id,
+                    error,
+                )
                 ids.append(record_id)
         return ids
 
@@ -239,7 +243,7 @@ class RecordTable(Generic[Kind]):
                     record = self._read(read_plain(path, MAX_RECORD_BYTES), path.stem)
                 # Text that is not UTF-8 is a ValueError of Python's own, not msgspec's.
                 except (ConfigError, ValueError) as error:
-                    logger.warning("%s is not readable and is left alone: %s", path, error)
+                    logger.warning("%s cannot be read, so it was not moved into the database: %s", path, error)
                     continue
                 self._put(db, record, "DO NOTHING")
                 taken.append(path)
@@ -316,7 +320,9 @@ def _salvage(path: Path, damage: sqlite3.Error) -> None:
             new.executemany(f"INSERT OR IGNORE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", found)
         new.execute("COMMIT")
     number = sum(map(len, rows.values()))
-    logger.warning("%s is damaged (%s). %d records are kept; the damaged file is %s.", path, damage, number, aside)
+    logger.warning(
+        "%s is damaged (%s). %d records could be saved; the damaged file was moved to %s.", path, damage, number, aside
+    )
 
 
 def _set_aside(path: Path) -> Path:

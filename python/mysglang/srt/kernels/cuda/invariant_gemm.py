@@ -131,7 +131,7 @@ def _ways(device: torch.device, dtype: torch.dtype) -> Ways:
         waves=dtype is torch.bfloat16 and _has_waves() and _alike(_waves, device, dtype),
         large_tiles=all(_alike(_with_tile(tile), device, dtype) for tile in LARGE_TILES),
     )
-    logger.info("Deterministic products in %s: %s.", dtype, found)
+    logger.info("Deterministic matrix products in %s use these kernels: %s.", dtype, found)
     return found
 
 
@@ -194,7 +194,7 @@ def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
             torch.equal(part, expected(drawn[place * COMPARED_ROWS :][:COMPARED_ROWS], weight, bias))
             for place, part in enumerate(found.split(COMPARED_ROWS))
         )
-        logger.debug("Deterministic products of cuBLAS, %s: %s.", key, _agreed[key])
+        logger.debug("Deterministic matrix products by cuBLAS, %s: %s.", key, _agreed[key])
     return _agreed[key]
 
 

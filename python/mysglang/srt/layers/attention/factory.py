@@ -231,7 +231,7 @@ def _choose(flag: str, name: str | None, available: Sequence[str], task: Attenti
     # A faster one may have been given up for fewer bits of a page: the user should know what they cost.
     for better in available[: available.index(able)]:
         if not _why_not_layers(better, task.specs, task.dtype):
-            logger.info("%s: %s instead of %s: %s.", flag, able, better, reasons[better])
+            logger.info("%s: using %s instead of %s, because %s.", flag, able, better, reasons[better])
     return able
 
 

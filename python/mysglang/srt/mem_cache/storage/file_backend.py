@@ -59,7 +59,7 @@ class FileBackend:
             with contextlib.suppress(OSError):
                 os.utime(path)
             return block
-        logger.warning("%s is damaged, and is deleted.", path)
+        logger.warning("%s is damaged, so it is deleted; its tokens will be computed again.", path)
         with contextlib.suppress(OSError):
             path.unlink()
         return None
@@ -77,7 +77,11 @@ class FileBackend:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             if not self._complained:
-                logger.error("The KV cache cannot be written to %s: %s. Going on without.", self._root, error)
+                logger.error(
+                    "The KV cache cannot be written to %s: %s. The server continues without storing these pages.",
+                    self._root,
+                    error,
+                )
             self._complained = True
             return False
         self._complained = False

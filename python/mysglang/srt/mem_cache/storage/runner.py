@@ -36,4 +36,4 @@ class ThreadRunner:
             try:
                 work()
             except Exception:
-                logger.exception("Storage of the KV cache failed; going on.")
+                logger.exception("A read or write of the KV cache's storage failed; the server continues.")

@@ -42,7 +42,9 @@ class BackgroundJobs:
             if error is None:
                 return
             if not isinstance(error, RequestError | WorkerDied):
-                logger.error("a background response failed", exc_info=error)
+                logger.error(
+                    "A background response failed; its client finds the error in the stored response.", exc_info=error
+                )
             if known:
                 failed(error)
 
