@@ -57,7 +57,9 @@ class NativeBackend:
     path = "/generate"
 
     def __init__(self, *, incremental: bool = False) -> None:
-        """`incremental`: the server was started with --incremental-streaming-output, so texts are pieces."""
+        """`incremental`: True if the server was started with --incremental-streaming-output. Then each chunk has only
+        the new text, not the whole text so far.
+        """
         self._incremental = incremental
         self._decoder = msgspec.json.Decoder(_NativeFrame)
 

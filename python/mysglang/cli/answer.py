@@ -19,7 +19,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """The part of an answer that has arrived."""
+    """The part of a streamed answer that has arrived so far."""
 
     text: str = ""
     thought: str = ""

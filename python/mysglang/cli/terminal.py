@@ -13,7 +13,7 @@ CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160))) | {9: "  
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Texts in colour, or as they are."""
+    """Adds ANSI colours to a text, or returns it unchanged if `colours` is false."""
 
     colours: bool
 

@@ -12,7 +12,9 @@ PROMPTS_AT_ONCE = 64
 
 
 def answers(items: Sequence[Item], flags: Sequence[str]) -> Iterator[str]:
-    """The greedy answer to each item, in order. `flags` are the server's. Raises ConfigError for bad ones."""
+    """Starts an engine with the server options `flags`, and yields its greedy answer to each item, in order. Raises
+    ConfigError for invalid options.
+    """
     template = chat_template()
     prompts = [prompt_text(template, item) for item in items]
     sampling = {"temperature": 0.0, "max_new_tokens": LONGEST_ANSWER}

@@ -46,7 +46,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. `thought` is what the assistant thinks first when thinking is on; it is never part of `content`."""
+    """One message of a conversation. `thought` is the assistant's thinking before its answer, if thinking is on;
+    `content` never contains it.
+    """
 
     role: Role
     content: str

@@ -154,7 +154,7 @@ _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNOREC
 
 
 class HumanEval:
-    """Each function is a message of its own. Judging an answer runs it."""
+    """HumanEval: each function to be written is one chat message. Judging an answer executes the code in it."""
 
     chat = True
     stop: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ class Expression:
         raise NotImplementedError
 
     def names(self) -> Iterator[str]:
-        """The variables that this expression sets."""
+        """Yields the names of the variables that this expression sets."""
         return iter(())
 
     def __add__(self, other: Expression | str) -> Expression:

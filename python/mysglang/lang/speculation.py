@@ -49,7 +49,7 @@ class Speculation(Protocol):
 
 
 class NoSpeculation:
-    """Each generation is a request of its own."""
+    """A null object: each `gen` sends a request of its own."""
 
     def fill(self, state: GrowingState, value: str) -> bool:
         return False

@@ -29,7 +29,7 @@ from mysglang.srt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgGroups:
-    """The groups, in the order in which `resolve` fills them."""
+    """All groups of server options, in the order in which `resolve` fills in their defaults."""
 
     parallel: ParallelArgs = field(default_factory=ParallelArgs)
     model: ModelArgs = field(default_factory=ModelArgs)

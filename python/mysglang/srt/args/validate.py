@@ -291,7 +291,7 @@ def _last_gpu(groups: ArgGroups) -> int:
 
 
 def _several(groups: ArgGroups) -> str:
-    """The options that ask for several ranks."""
+    """Returns the options that ask for more than one rank, as text for an error."""
     sizes = {"--tp-size": groups.parallel.tp_size, "--pp-size": groups.parallel.pp_size}
     return " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 

@@ -71,7 +71,9 @@ class Weights:
     """Weight elements of one copy, over all layers."""
 
     def read_by(self, rows: int) -> float:
-        """Elements that a step of `rows` tokens reads, if each token takes experts at random."""
+        """Returns how many elements a step of `rows` tokens reads, on average, if each token is routed to random
+        experts.
+        """
         return self.elements * self.copies * (1 - (1 - self.used / self.copies) ** rows)
 
 

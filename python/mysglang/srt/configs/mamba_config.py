@@ -1,4 +1,4 @@
-"""MambaConfig: the keys of config.json that decoders with Mamba-2 layers have in common."""
+"""MambaConfig: the keys of config.json that all model families with Mamba-2 layers share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ NO_LIMITS = (0.0, float("inf"))
 
 
 class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
-    """`mamba_d_head: "auto"` divides `mamba_expand * hidden_size` among the heads."""
+    """Base of the configs with Mamba-2 layers. If `mamba_d_head` is "auto", the size of a head is
+    `mamba_expand * hidden_size / mamba_n_heads`.
+    """
 
     mamba_n_heads: Heads = 128
     mamba_d_head: HeadDim | Literal["auto"] = "auto"

@@ -104,7 +104,7 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: inputs, B and C."""
+        """Returns the number of channels of the convolution: the inputs, B and C."""
         return self.inner + 2 * self.groups * self.state_size
 
     def state_bytes(self, dtype_bytes: int) -> int:

@@ -33,7 +33,7 @@ Cut: TypeAlias = Callable[[str], tuple[int, ...]]
 
 
 class AnswerGrammar:
-    """Implements Grammar."""
+    """The grammar of one answer, and how far the answer has come in it (a `Grammar`)."""
 
     __slots__ = ("_cut", "_ruled", "_runs", "_thought", "_thought_end", "matcher", "patience", "thought_start")
 
@@ -184,7 +184,7 @@ class AnswerMasks:
 
 
 def _fill_one(backend: GrammarBackend, grammar: AnswerGrammar, bits: Ints, row: int) -> float:
-    """The seconds that it took."""
+    """Writes the token mask of one row, and returns how many seconds this took."""
     began = grammar.patience.clock()
     try:
         backend.fill([grammar.matcher], bits, [row])

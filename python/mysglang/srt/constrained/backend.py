@@ -80,7 +80,7 @@ class CompiledGrammar(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """Bound to one vocabulary."""
+    """A grammar library, bound to the vocabulary of one model."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Do all slow work for a grammar. Raises GrammarError; may take any time and memory, or end the process."""

@@ -18,7 +18,7 @@ Message = TypeVar("Message")
 
 
 class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to the process."""
+    """First message to the compiler process: what all grammars have in common."""
 
     backend: str
     tokenizer_path: str
@@ -33,7 +33,7 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """Compile this, at once."""
+    """Message to the compiler process: compile this grammar at once."""
 
     number: int
     kind: GrammarKind
@@ -47,7 +47,7 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The process can compile."""
+    """Message from the compiler process: it is ready to compile."""
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):

@@ -62,7 +62,7 @@ READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class Child:
-    """One grammar being compiled."""
+    """A forked process that compiles one grammar."""
 
     job: Job
     pid: int
@@ -96,7 +96,7 @@ class CompileServer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self, source: int) -> None:
-        """Until `source` ends."""
+        """Serves jobs until `source` ends."""
         self._selector.register(source, selectors.EVENT_READ)
         _send(self._output, Started())
         while True:

@@ -66,7 +66,7 @@ Outcome: TypeAlias = CompiledGrammar | Failure
 
 
 class Compiler(Protocol):
-    """Compiles grammars elsewhere."""
+    """Compiles grammars outside of the scheduler's thread."""
 
     def submit(self, spec: GrammarSpec, tenant: str) -> None:
         """`tenant` wants this grammar. Returns at once."""
@@ -132,7 +132,7 @@ class Link:
 
 
 class GrammarCompiler:
-    """Implements Compiler."""
+    """Compiles grammars in a separate process, so that a hard grammar cannot stop the server (a `Compiler`)."""
 
     def __init__(
         self, setup: CompilerSetup, make_backend: Callable[[], GrammarBackend], *, eager: bool = False
@@ -191,7 +191,7 @@ class GrammarCompiler:
             os.write(self._wake_up, b"!")
 
     def _run(self) -> None:
-        """The thread."""
+        """The body of the compiler's thread."""
         if not self._eager:
             self._sleep()
         backend = self._load_backend()
@@ -213,7 +213,7 @@ class GrammarCompiler:
             self._end(self._link)
 
     def _sleep(self) -> None:
-        """Until something changes."""
+        """Waits until a grammar is requested or withdrawn, or the compiler is closed."""
         os.read(self._waking, WAKE_BYTES)
 
     def _load_backend(self) -> GrammarBackend | None:

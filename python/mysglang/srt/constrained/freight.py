@@ -33,7 +33,7 @@ class Freight(Protocol):
 
 
 class NoFreight:
-    """The null freight, for one rank."""
+    """A null object for a server with one rank: no grammar is sent to other ranks."""
 
     def pack(self, spec: GrammarSpec) -> bytes:
         return b""

@@ -39,7 +39,7 @@ class _Tokens:
 
 
 class LLGuidanceMatcher:
-    """One answer's place in a grammar."""
+    """The position of one answer in a grammar."""
 
     __slots__ = ("_ended", "_eos", "_stopped", "handle")
 
@@ -73,7 +73,7 @@ class LLGuidanceMatcher:
 
 
 class LLGuidanceCompiled:
-    """Copied for each answer."""
+    """A compiled grammar. Each answer gets a copy of its matcher."""
 
     def __init__(self, matcher: ll.LLMatcher, eos: frozenset[int], nbytes: int) -> None:
         self._matcher = matcher
@@ -85,7 +85,7 @@ class LLGuidanceCompiled:
 
 
 class LLGuidanceBackend:
-    """Implements GrammarBackend."""
+    """Compiles and matches grammars with llguidance (a `GrammarBackend`)."""
 
     def __init__(self, vocabulary: Vocabulary, style: JsonStyle) -> None:
         self._eos = frozenset(vocabulary.eos_ids)

@@ -21,7 +21,7 @@ MAX_ROLLBACK = 32
 
 
 class OutlinesMatcher:
-    """One answer's place in the table."""
+    """The position of one answer in the table of transitions."""
 
     __slots__ = ("_ended", "_eos", "guide")
 
@@ -69,7 +69,7 @@ class OutlinesCompiled:
 
 
 class OutlinesBackend:
-    """Implements GrammarBackend."""
+    """Compiles regular expressions with outlines_core, and matches them by its tables (a `GrammarBackend`)."""
 
     def __init__(self, vocabulary: Vocabulary, style: JsonStyle) -> None:
         self._eos = vocabulary.eos_ids

@@ -34,7 +34,7 @@ class Patience:
         self._slow = 0.0
 
     def took(self, seconds: float) -> None:
-        """One step did."""
+        """Counts the seconds that one step took."""
         if self._slow > ENOUGH:
             return
         if seconds > SLOW_S:

@@ -32,7 +32,7 @@ class StructuredOutput:
 
     @classmethod
     def none(cls) -> StructuredOutput:
-        """Requests with grammars are refused."""
+        """Returns a null object: requests with grammars are refused."""
         return cls(GrammarQueue(NoCompiler()), NoGrammars())
 
     @classmethod

@@ -82,7 +82,7 @@ class XGrammarCompiled:
 
 
 class XGrammarBackend:
-    """Implements GrammarBackend."""
+    """Compiles and matches grammars with xgrammar (a `GrammarBackend`)."""
 
     def __init__(self, vocabulary: Vocabulary, style: JsonStyle) -> None:
         self._style = style

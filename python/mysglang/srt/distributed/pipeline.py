@@ -44,8 +44,8 @@ class Stage(Protocol):
         ...
 
     def receive(self, stream: Tensor) -> Tensor:
-        """The hidden states that the stage before has sent next: of the shape and dtype of `stream`, which this
-        overwrites.
+        """Receives the next hidden states from the previous pipeline stage into `stream`, which gives their shape and
+        dtype, and returns it.
         """
         ...
 
@@ -63,7 +63,7 @@ class Stage(Protocol):
 
 
 class WholeModel:
-    """The null stage: every layer is here."""
+    """A null object for a model without pipeline stages: every layer is on this rank."""
 
     first = True
     last = True
@@ -91,10 +91,10 @@ WHOLE_MODEL = WholeModel()
 
 
 class Sending(Protocol):
-    """A tensor on its way."""
+    """A tensor that is being sent."""
 
     def wait(self) -> None:
-        """Until it is sent. Raises PeerLost."""
+        """Waits until the tensor is sent. Raises PeerLost if the other rank is gone."""
         ...
 
 

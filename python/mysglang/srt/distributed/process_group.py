@@ -37,7 +37,7 @@ GONE = "another rank of this server is gone"
 
 
 class Work(Protocol):
-    """A collective under way."""
+    """A collective operation that is under way."""
 
     def wait(self) -> bool: ...
 
@@ -73,7 +73,7 @@ class Sending:
         self._tensor = tensor
 
     def wait(self) -> None:
-        """Until the tensor is sent; on CUDA the current stream waits. Raises PeerLost."""
+        """Waits until the tensor is sent; on CUDA, the current stream waits instead of the host. Raises PeerLost."""
         _finish(self._work)
 
 
@@ -92,7 +92,7 @@ def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup:
 
 
 class ProcessGroup:
-    """Implements `groups.Group`."""
+    """A group of ranks over torch.distributed (a `groups.Group`)."""
 
     def __init__(self, group: Any, place: Place, device: torch.device) -> None:
         """`group`: one of torch's, which holds tensors of `device`."""
@@ -136,7 +136,7 @@ class ProcessGroup:
         return least
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """[size, *x.shape]."""
+        """Returns [size, *x.shape]: the tensors of all ranks."""
         flat = x.contiguous().view(-1)
         parts = torch.empty(self.size * len(flat), dtype=x.dtype, device=x.device)
         if len(flat):  # no rank has anything then

@@ -66,7 +66,7 @@ class RankContext:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Metric labels of this rank, by the names that SGLang's dashboards know."""
+        """Returns the Prometheus labels of this rank, under the names that SGLang's dashboards use."""
         return {"tp_rank": str(self.tp.rank), "pp_rank": str(self.pp.rank), "moe_ep_rank": str(self.ep.rank)}
 
 

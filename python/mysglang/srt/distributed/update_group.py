@@ -67,5 +67,5 @@ class UpdateGroup:
             torch.cuda.synchronize()
 
     def leave(self) -> None:
-        """Free what the group holds."""
+        """Leaves the group, and frees its resources."""
         dist.destroy_process_group(self._group)

@@ -49,7 +49,7 @@ class Arrival:
             self._bytes += size
 
     def stop(self) -> None:
-        """No request is on its way."""
+        """Ends the watch, because no request is on its way any more."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

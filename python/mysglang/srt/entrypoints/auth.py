@@ -156,7 +156,7 @@ def route_path(scope: Scope) -> str:
 
 
 def _key_in(headers: Headers) -> str:
-    """The key that a request brings, or "", which no server has."""
+    """Returns the API key in the request's headers, or "" if there is none. No server has "" as its key."""
     if "authorization" not in headers:
         return headers.get("x-api-key", "").strip()
     scheme, _, key = headers["authorization"].partition(" ")

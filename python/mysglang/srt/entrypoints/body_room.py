@@ -43,7 +43,7 @@ class BodyRoom:
 
     @property
     def held(self) -> int:
-        """Bytes of all callers."""
+        """Bytes that the bodies of all callers hold now."""
         return self._held.total()
 
     def hold(self, caller: str) -> BodyHold:
@@ -82,7 +82,7 @@ class BodyHold:
         self._size += size
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Gives back all bytes that this body holds."""
         size, self._size = self._size, 0
         self._room.give_back(self._caller, size)
 

@@ -22,8 +22,8 @@ Note = TypeVar("Note")
 
 
 class ContextNote(ABC, Generic[Note]):
-    """Middleware: what a request does from here on, in its own task and those that it begins, finds its note in
-    `variable`.
+    """Middleware that sets the context variable `variable` to the note of a request. The task that handles the request,
+    and every task that it starts, can read the note there.
     """
 
     variable: ClassVar[ContextVar]  # type: ignore[type-arg]  # of Note, which a class's own field cannot say
@@ -33,7 +33,7 @@ class ContextNote(ABC, Generic[Note]):
 
     @abstractmethod
     def note(self, scope: Scope) -> Note:
-        """The note of a request."""
+        """Returns the note of a request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

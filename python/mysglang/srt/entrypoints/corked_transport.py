@@ -38,7 +38,9 @@ class Cork:
 
 
 class CorkedTransport:
-    """The part of a transport that an HTTP protocol uses."""
+    """An asyncio transport that sends all writes of one turn of the event loop together. It has the methods that the
+    HTTP protocol calls.
+    """
 
     def __init__(self, transport: asyncio.Transport, cork: Cork) -> None:
         self._transport = transport

@@ -40,12 +40,12 @@ WRITE_S = 3.0
 
 
 class CrashRecords(Protocol):
-    """Sees requests come and go."""
+    """Records the requests that come and go, for a crash dump."""
 
     def watched(
         self, obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None]
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Pass on the chunks, and record them."""
+        """Passes on the chunks of an answer, and records them."""
         ...
 
     def lines(self, cause: str) -> list[bytes]:
@@ -58,7 +58,7 @@ class CrashRecords(Protocol):
 
 
 class NoCrashRecords:
-    """Keeps nothing."""
+    """A null object: requests are not recorded."""
 
     def watched(
         self, obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None]
@@ -145,7 +145,7 @@ class RecentRequests:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Drop what is too old, or too much."""
+        """Drops the oldest records if they are too old or too many."""
         finished = self._finished
         while finished and (finished[0][0] < now - WINDOW_S or len(finished) > MAX_REQUESTS or self._bytes > MAX_BYTES):
             self._bytes -= len(finished.popleft()[1])

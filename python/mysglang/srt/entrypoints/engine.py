@@ -218,7 +218,7 @@ class Engine:
         return self.weights.init_group(master_address, master_port, rank_offset, world_size, **group)
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
-        """Leave it."""
+        """Leave a group for weight updates."""
         return self.weights.destroy_group(group_name)
 
     def release_memory_occupation(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> tuple[bool, str]:
@@ -226,7 +226,7 @@ class Engine:
         return self.weights.release_memory(tags)
 
     def resume_memory_occupation(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> tuple[bool, str]:
-        """Take it again."""
+        """Take back the memory that `release_memory_occupation` gave to the device."""
         return self.weights.resume_memory(tags)
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:

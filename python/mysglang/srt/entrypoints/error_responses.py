@@ -151,15 +151,15 @@ class NativeError(ErrorFields, kw_only=True, tag_field="object", tag="error"):
 
 
 class ErrorShape(Protocol):
-    """How a dialect says it."""
+    """How an API dialect writes an error as JSON."""
 
     @property
     def told(self) -> type[msgspec.Struct]:
-        """Type of `body`."""
+        """The struct that describes `body` in the API docs."""
         ...
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
-        """The JSON of a whole answer."""
+        """Returns the JSON body of an error response."""
         ...
 
     def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
@@ -220,7 +220,7 @@ def describe(error: Exception) -> ErrorFacts:
 
 
 def _param(error: Exception) -> str | None:
-    """The field to blame, if it is one."""
+    """Returns the name of the field that caused the error, or None."""
     if isinstance(error, RequestValidationError):
         return str(error.errors()[0]["loc"][-1])
     param: str | None = getattr(error, "param", None)

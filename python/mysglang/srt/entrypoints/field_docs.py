@@ -67,8 +67,8 @@ def _by_place(kind: type) -> dict[str, str]:
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """Field -> its docstring, also of the fields that it inherits. A name loses the underscore at its end, which
-    keeps it apart from a word of Python's or a method of pydantic's.
+    """Maps each field of a class, inherited ones included, to its docstring. A field's trailing underscore is removed:
+    it only keeps the name apart from a Python keyword or a pydantic method.
     """
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):

@@ -78,7 +78,7 @@ class Framing:
         self._excess -= _EARNED_BY_A_CHUNK
 
     def body(self, size: int) -> None:
-        """Count `size` bytes of the body."""
+        """Counts `size` more bytes of the body."""
         self._excess -= size * (1 + _EARNED_BY_A_BYTE)
 
     def parsed(self, size: int) -> None:

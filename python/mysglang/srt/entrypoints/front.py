@@ -42,7 +42,7 @@ class Signs(Protocol):
 
     @property
     def heartbeat(self) -> HeartBeat | None:
-        """The scheduler's last."""
+        """The scheduler's last heartbeat."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Manager(Protocol):
 
     @property
     def open_requests(self) -> int:
-        """Answers that are not complete."""
+        """Number of answers that are not complete."""
         ...
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
@@ -111,7 +111,7 @@ class Front(Protocol):
 
     @property
     def template_manager(self) -> TemplateManager | None:
-        """None where there is no tokenizer."""
+        """The chat templates; None if the server has no tokenizer."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from mysglang.srt.server_args import PortArgs, ServerArgs
 
 
 class FrontLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """The descriptors are inherited."""
+    """What a front process needs to start. The file descriptors are inherited."""
 
     server_args: ServerArgs
     port_args: PortArgs

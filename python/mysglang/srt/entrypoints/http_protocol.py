@@ -161,7 +161,7 @@ class OneAtATime(HttpToolsProtocol):
             self._parse(piece)
 
     def _parse(self, piece: bytes | memoryview) -> None:
-        """Parse what is within `framing.room`."""
+        """Parses as many bytes as `framing.room` allows."""
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserError:

@@ -46,7 +46,7 @@ class _Part(NamedTuple):
 
 
 class PieceReader:
-    """Reads one text."""
+    """Reads one JSON text piece by piece, so that other work can run in between."""
 
     def __init__(self, body: memoryview, layout: JsonLayout, checkpoint: Callable[[], None]) -> None:
         """`checkpoint`: called between pieces; what it raises ends the work."""

@@ -44,7 +44,7 @@ def _pieces(data: object) -> Iterator[bytes]:
 
 
 def _weight(data: object) -> int:
-    """How many numbers and texts, about."""
+    """Returns about how many numbers and strings a value has."""
     if isinstance(data, list | tuple):
         return len(data) * _weight_of_one(data)
     if isinstance(data, dict):

@@ -132,7 +132,7 @@ class Subprocesses:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Title -> process id."""
+        """Maps the title of each process to its id."""
         return {child.title: child.pid for child in self._children}
 
     async def wait_ready(self) -> SchedulerFacts:

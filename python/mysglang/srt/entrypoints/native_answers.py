@@ -131,7 +131,7 @@ class ChangingOptions(Answer):
 
 
 class InternalStateSet(Answer):
-    """POST /set_internal_state."""
+    """Answer to POST /set_internal_state."""
 
     updated: Literal[True]
     server_args: ChangingOptions
@@ -145,13 +145,13 @@ class LoggingSettings(Answer):
 
 
 class ServerVersion(Answer):
-    """GET /version."""
+    """Answer to GET /version."""
 
     version: str
 
 
 class ModelInfo(Answer):
-    """GET /model_info."""
+    """Answer to GET /model_info."""
 
     model_path: str | None
     tokenizer_path: str | None
@@ -239,7 +239,7 @@ class Load(Answer):
 
 
 class Loads(Answer):
-    """GET /v1/loads."""
+    """Answer to GET /v1/loads."""
 
     timestamp: str
     version: str
@@ -255,14 +255,14 @@ class FoundCall(Answer):
 
 
 class FoundCalls(Answer):
-    """POST /parse_function_call."""
+    """Answer to POST /parse_function_call."""
 
     normal_text: str
     calls: list[FoundCall]
 
 
 class SeparatedReasoning(Answer):
-    """POST /separate_reasoning."""
+    """Answer to POST /separate_reasoning."""
 
     reasoning_text: str
     text: str

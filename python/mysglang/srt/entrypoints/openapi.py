@@ -77,7 +77,7 @@ def _schemas_of(types: tuple[object, ...]) -> tuple[tuple[dict[str, Any], ...], 
 
 
 def gives_bytes() -> dict[str, Any]:
-    """`openapi_extra` of a route that answers 200 with bytes that were uploaded before."""
+    """Returns the `openapi_extra` of a route that answers with the bytes of an uploaded file."""
     content = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
     return {"responses": {"200": {"content": content}}}
 

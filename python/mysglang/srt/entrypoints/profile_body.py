@@ -24,7 +24,7 @@ Number = Annotated[int, BeforeValidator(_number, json_schema_input_type=int | st
 
 
 class ProfileReqInput(StrictModel):
-    """POST /start_profile."""
+    """Body of POST /start_profile."""
 
     output_dir: Annotated[str, Field(min_length=1)] = "/tmp"
     start_step: Annotated[Number, Field(ge=0)] = 0

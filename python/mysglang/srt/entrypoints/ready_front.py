@@ -32,7 +32,7 @@ BEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReadyFront:
-    """`entrypoints.front.Front`."""
+    """A front whose scheduler is ready (an `entrypoints.front.Front`)."""
 
     tokenizer_manager: Manager
     tokenizer: Tokenizer | None
@@ -53,7 +53,7 @@ class FrontText:
 
     @classmethod
     def load(cls, args: ServerArgs) -> FrontText:
-        """Takes a while. Raises ConfigError."""
+        """Loads the tokenizer and chat template, which takes seconds. Raises ConfigError."""
         tokenizer = load_tokenizer(args.model)
         if tokenizer is None:
             return cls(None, None)

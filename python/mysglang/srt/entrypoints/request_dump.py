@@ -169,7 +169,7 @@ _KEEPER = _Keeper()
 
 
 def _append(folder: Path, line: bytes) -> None:
-    """One file for each process and day."""
+    """Appends a line to the dump file of this process and day."""
     path = folder / f"requests-{time.strftime('%Y%m%d')}-{os.getpid()}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,8 @@ class Runtime:
         self._forget_threads = on_thread_death(partial(self._mourn, asyncio.get_running_loop()))
 
     async def wait_ready(self) -> ReadyFront:
-        """Until requests can be served, and one has been. Raises ConfigError or WorkerDied with the cause as soon as
-        something keeps it from that.
+        """Waits until the server can answer requests and has answered one (the warm-up). Raises ConfigError or
+        WorkerDied, with the cause, as soon as the start fails.
         """
         args = self.server_args
         loading = asyncio.create_task(self._subprocesses.wait_ready())

@@ -41,7 +41,7 @@ TURN_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A finished request: int32 bytes."""
+    """A finished request of a session. Its tokens are int32 bytes."""
 
     prompt: bytes
     output: bytes
@@ -85,7 +85,7 @@ class _Session:
         return self.name[0]
 
     def forget_after(self, rid: str) -> None:
-        """Forget what grew out of the request `rid`."""
+        """Removes every turn that continues the request `rid`, directly or through other turns."""
         gone = [rid]
         while gone:
             parent = gone.pop()

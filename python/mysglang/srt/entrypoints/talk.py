@@ -22,7 +22,7 @@ from mysglang.srt.managers.text_pool import TextPool
 
 
 class Teller(Protocol):
-    """Chunks -> frames, in a route's own shape."""
+    """Turns chunks of an answer into frames, in the format of one route."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
         """How many log-probabilities and the like `tell` will tell of."""
@@ -33,13 +33,13 @@ class Teller(Protocol):
         ...
 
     def end(self) -> bytes:
-        """Frames after the last chunk."""
+        """Returns the frames that follow the last chunk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """The request, and the Teller of its answer."""
+    """A request that is being answered: the chunks of its answer, and the Teller that turns them into frames."""
 
     chunks: AsyncGenerator[GenerationChunk, None]
     teller: Teller
@@ -63,7 +63,7 @@ def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
 
 
 class _Going:
-    """A talk from its beginning."""
+    """The stream of one Talk. The talk begins with the first frame."""
 
     def __init__(self, begin: Callable[[], Awaitable[Talk]]) -> None:
         self._begin = begin

@@ -62,7 +62,7 @@ class HostPages(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until all of them have."""
+        """Waits until all of them are complete."""
         ...
 
     # Access to the bytes, for threads other than the scheduler's.

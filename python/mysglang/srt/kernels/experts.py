@@ -119,12 +119,12 @@ def _int8_fused_experts(
 
 
 def _pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """See `pack_experts`."""
+    """Returns the weights unchanged: the reference has no packed form. See `pack_experts`."""
     return gate_up, down
 
 
 def _unpack_int8_experts(weights: Tensor) -> Tensor:
-    """See `unpack_experts`."""
+    """Returns the weights unchanged: the reference has no packed form. See `unpack_experts`."""
     return weights
 
 

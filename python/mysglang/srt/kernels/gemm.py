@@ -90,12 +90,14 @@ def _int8_gated_linear(
 
 
 def _pack_int8_weight(weight: Tensor) -> Tensor:
-    """The weight in the form that `int8_linear` is quickest with: itself, or a copy that nothing else may look into."""
+    """Returns the weight in the layout that is fastest for `int8_linear`: unchanged here, and a packed copy on some
+    devices. Other code must not read a packed copy.
+    """
     return weight
 
 
 def _unpack_int8_weight(weight: Tensor) -> Tensor:
-    """The opposite."""
+    """Returns the plain weight that was given to `pack_int8_weight`."""
     return weight
 
 

@@ -28,11 +28,11 @@ class Filters(NamedTuple):
 
     @property
     def given(self) -> bool:
-        """True if any row has a filter."""
+        """True if at least one filter is set."""
         return any(values is not None for values in self)
 
     def of(self, rows: slice) -> Filters:
-        """The filters of some rows."""
+        """Returns the filters of the selected rows only."""
         return Filters(*(None if values is None else values[rows] for values in self))
 
 

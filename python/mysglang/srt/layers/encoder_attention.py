@@ -26,7 +26,7 @@ SHORTEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows of similar length."""
+    """Rows of similar length that are computed together as [rows, length]. `padded`: some of them are shorter."""
 
     rows: int
     length: int

@@ -178,7 +178,7 @@ def _sample_one(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
 
 
 def _rows(step: SamplingStep, count: int) -> Iterator[SamplingStep]:
-    """The step of each row alone."""
+    """Yields one sampling step for each row."""
     for row in range(count):
         acts = tuple(act for whole in step.acts if (act := whole.alone(row)))
         yield SamplingStep(acts=acts, output_query=_query(step.output_query, row))

@@ -54,10 +54,11 @@ class Beam:
 class Search:
     """The beams of one prompt, as transformers' beam search keeps them (`early_stopping` false).
 
-    The best `wanted` of all continuations of the open beams are considered. Those of the best `width` that end are
-    kept, if they are among the best `width` whole answers; the best `width` that do not end go on. A whole answer's
-    score is its log-probability over its length to the power of `length_penalty`. The search ends when there are
-    `width` whole answers, and no open beam has, as long as it is now, a better score than the worst of them.
+    Each step considers the best `wanted` continuations of all open beams. A continuation that ends, and is among the
+    best `width`, is kept if it is also among the best `width` complete answers so far. The best `width` continuations
+    that do not end become the open beams. The score of a complete answer is its log-probability divided by its length
+    to the power of `length_penalty`. The search ends when there are `width` complete answers and no open beam, scored
+    at its present length, is better than the worst of them.
     """
 
     width: int

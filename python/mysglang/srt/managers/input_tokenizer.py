@@ -333,7 +333,9 @@ class InputTokenizer:
         return self._tokenizer
 
     def _checked(self, rows: Sequence[Sequence[int]], field: str) -> list[bytes]:
-        """int32 bytes of each row of ids. Raises InvalidRequest that names `field` if not all are in the vocabulary."""
+        """Packs each row of token ids into int32 bytes. Raises InvalidRequest, which names `field`, for an id that is
+        outside the vocabulary.
+        """
         last = self._limits.vocab_size - 1
         packed = packed_prompts(rows, last)
         if packed is not None:

@@ -1,14 +1,14 @@
-"""RankLinks: what ranks say to each other beside tensors, and what a rank that follows has in the place of other parts.
+"""RankLinks: the messages that ranks exchange in addition to tensors, and the null objects of a rank that follows.
 
     first rank    requests of the fronts, and its own news ──▶ Turn 1, Turn 2, … ──▶ every other rank
 
 So all ranks apply the same messages in the same order between the same steps. A rank that follows waits for the next
-turn wherever the first rank would ask its socket; it has no other way to hear of anything. Turns are numbered, and say
-what the first rank has planned so far: a rank that misses a turn, or has planned something else, ends.
+turn where the first rank would read its socket; it receives nothing else. Turns are numbered, and have a digest of what
+the first rank has planned so far: a rank that missed a turn, or has planned something else, ends.
 
-A rank that follows plans and computes every step as the first rank does. It has null objects for what only the first
-rank does: `NoRequests` hears no front and `NoListener` sends no answers; `NoMasks` (`scheduling/token_masks.py`) and
-`SilentStreamer` (`scheduling/output_streamer.py`) make none.
+A rank that follows plans and computes every step as the first rank does. It has null objects for the work that only the
+first rank does: `NoRequests` receives nothing from fronts and `NoListener` sends no answers; `NoMasks`
+(`scheduling/token_masks.py`) makes no masks, and `SilentStreamer` (`scheduling/output_streamer.py`) makes no answers.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ class ReqState:
 
 
 def _raise_refusal(reason: FinishReason) -> None:
-    """If it is one."""
+    """Raises the error of a request that was refused or aborted; does nothing for other reasons."""
     match reason:
         case Abort(message=message, status=400, param=str(param)):
             raise InvalidRequest(message, param=param)

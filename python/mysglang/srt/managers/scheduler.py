@@ -426,7 +426,9 @@ class Standstill:
         return [self.held.pop(name) for name in rids if name in self.held]
 
     def turn(self, scheduler: Scheduler) -> None:
-        """Do what can be done now, then admit the requests that waited for it."""
+        """Runs the pending work whose turn it is (it may need an idle or paused scheduler). When none is left, admits
+        the requests that waited for it.
+        """
         while self._works and (scheduler.paused or not scheduler.busy) and not scheduler.in_flight:
             self._works[0]()
             self._works.popleft()

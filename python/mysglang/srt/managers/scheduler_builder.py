@@ -247,7 +247,7 @@ def _prefix_cache(
 
 
 def _role(args: ServerArgs, inner: Role, lower: LowerTier) -> Role:
-    """`inner`, and before that the storage where there is one."""
+    """Returns `inner`; with a storage backend, wrapped so that requests first wait for their pages from the storage."""
     if args.hicache.hicache_storage_backend is None:
         return inner
     return PrefetchQueue(inner, lower, args.hicache.hicache_storage_prefetch_policy)
@@ -267,7 +267,9 @@ DTYPE_BYTES = {"float32": 4}
 
 
 def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
-    """True if the costs of steps are wanted, and the model is a decoder of our own that makes logits."""
+    """True if the server must estimate the cost of each step: the option is set, and the model is a decoder with
+    logits, run by our own code.
+    """
     return args.observability.enable_mfu_metrics and model.pooling is None and model.decoder is not None
 
 

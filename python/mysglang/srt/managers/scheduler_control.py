@@ -163,7 +163,7 @@ class SchedulerControl:
 
 
 class SchedulerSettings:
-    """Changes options of a scheduler."""
+    """Handles the control message that changes scheduler options of a running server."""
 
     def __init__(
         self, table: RequestTable, ratio: NewTokenRatio, stats: SchedulerStats, to_tokenizer: Sender[ToTokenizer]
@@ -269,7 +269,7 @@ class CacheWatch:
     def __init__(
         self, cache: PrefixCache, to_tokenizer: Sender[ToTokenizer], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock`: seconds."""
+        """`clock` returns seconds."""
         self._cache = cache
         self._to_tokenizer = to_tokenizer
         self._clock = clock

@@ -233,7 +233,7 @@ class _TorchRecording:
 
 
 def _check(message: StartProfileReq) -> None:
-    """Raises ValueError for a GPU that is not there."""
+    """Raises ValueError if the request wants to record the GPU, but there is none."""
     if "GPU" in message.activities:
         from torch.cuda import is_available
 

@@ -76,7 +76,7 @@ class StepTrace:
         self._add({"name": name, "ph": "C", "ts": self._now(), "args": dict(values)})
 
     def write(self, path: Path, title: str) -> None:
-        """Write the trace as compressed JSON. The file appears when it is complete. Raises OSError."""
+        """Writes the trace as gzipped JSON. The file gets its name only when it is complete. Raises OSError."""
         names = [("process_name", 0, title), ("thread_name", HOST, "host"), ("thread_name", FLIGHT, "in flight")]
         heads = [
             {"name": kind, "ph": "M", "pid": self._process, "tid": track, "args": {"name": name}}

@@ -44,7 +44,7 @@ class PageAllocator:
         return self._num_free
 
     def alloc(self, count: int) -> Ints:
-        """Take `count` pages; the caller has seen to it that as many are free."""
+        """Takes `count` free pages and returns their numbers. The caller must have checked that this many are free."""
         bottom = self._num_free - count
         assert 0 <= bottom <= self._num_free, f"{count} pages asked for, {self._num_free} free"
         pages = self._stack[bottom : self._num_free][::-1].copy()

@@ -40,7 +40,7 @@ class PageListener(Protocol):
 
 
 class NoListener:
-    """The null listener."""
+    """A null object: nobody subscribed to KV events, so changes of the cache are not recorded."""
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
         pass
@@ -112,7 +112,7 @@ class KvEventLog:
         self._events: list[KvEvent] = [] if events is None else events
 
     def of_host(self, num_pages: int) -> KvEventLog:
-        """A log for the pages of a host tier. Its events are ordered together with those of this log."""
+        """Returns a log for the pages in host memory. Its events and those of this log share one order."""
         return HostEventLog(num_pages, self._page_size, CPU, self._events)
 
     def take(self) -> list[KvEvent]:

@@ -106,7 +106,7 @@ class ReqToTokenPool:
         return self.locations_at(np.repeat(slots, lens), concatenated_ranges(starts, lens))
 
     def locations_at(self, slots: Slots, positions: Ints | Longs) -> Ints:
-        """KV slots of single positions; all [N]."""
+        """Returns the KV slot of one position in each request: slots, positions and result are [N]."""
         if self.page_size == 1:
             location: Ints = self._flat[slots * self.width + positions]
             return location
@@ -116,7 +116,7 @@ class ReqToTokenPool:
         return pages * np.int32(self.page_size) + offsets.astype(np.int32)
 
     def pages_at(self, slots: Slots, columns: Longs) -> Ints:
-        """Single entries; all [N]."""
+        """Returns one page-table entry for each request: slots, columns and result are [N]."""
         pages: Ints = self._flat[slots * self.width + columns]
         return pages
 

@@ -256,8 +256,8 @@ class WindowSpace:
             num_pages -= len(valid)
 
     def revive(self, pages: Ints, copies: Ints) -> None:
-        """Let missing places of `pages`, which the prefix cache has, take over existing places of `copies`, which no
-        row reads any more. Both hold the same tokens after the same prefix.
+        """Gives pages of the prefix cache whose window entries were freed the entries of `copies`, which no row reads
+        any more. Both hold the same tokens after the same prefix.
         """
         better = (self.page_of[pages] == 0) & (self.page_of[copies] != 0)
         pages, copies = pages[better], copies[better]

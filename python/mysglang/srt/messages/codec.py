@@ -72,7 +72,7 @@ def scheduler_codec() -> Codec[ToScheduler]:
 
 
 def detokenizer_codec() -> Codec[ToDetokenizer]:
-    """The link from the schedulers to the detokenizer."""
+    """Returns the codec of messages from the schedulers to the detokenizer."""
     return Codec(ToDetokenizer)
 
 

@@ -40,7 +40,7 @@ class FlushCacheReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class GetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Ask a scheduler what it holds."""
+    """Asks a scheduler for its sizes, counters and options."""
 
     id: int
 
@@ -112,14 +112,14 @@ PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
 
 class PauseGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Launch no step until ContinueGenerationReq. Requests that arrive in between wait."""
+    """Tells the scheduler to launch no step until ContinueGenerationReq. Requests that arrive meanwhile wait."""
 
     id: int
     mode: PauseMode = "abort"
 
 
 class ContinueGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Continue after a pause."""
+    """Tells the scheduler to launch steps again after a pause."""
 
     id: int
 
@@ -158,7 +158,7 @@ class StartProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class StopProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Stop recording and write the trace."""
+    """Tells the scheduler to stop recording and to write the trace."""
 
     id: int
 
@@ -238,7 +238,7 @@ NOBODY = Census()
 
 
 class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
-    """How a scheduler is doing."""
+    """The current load of a scheduler, in figures."""
 
     num_grammar_queue_reqs: int = 0
     """Requests that wait for their grammar."""

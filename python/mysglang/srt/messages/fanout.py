@@ -1,7 +1,7 @@
-"""One link to several readers: each request's messages go the same way from its beginning to its end.
+"""Fanout: a link with several readers. All messages of one request go to the same reader.
 
-A request's name between the processes ends in the number of the front that asked, so its answers find back; which of
-several detokenizers has it, its hash says. Where there is one reader, nothing here is used.
+The name of a request between processes ends in the number of the front that sent it, so its answers return to that
+front. The hash of the name chooses one of several detokenizers. With a single reader, this module is not used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def call_of(name: str) -> str:
 
 
 def front_of(name: str) -> int:
-    """The front that asked for the request of that wire name."""
+    """Returns the number of the front that sent the request. It is the end of `name`, the request's name between
+    processes.
+    """
     # Few servers have more than ten.
     return int(name[-1]) if name[-2] == "." else int(name[name.rindex(".") + 1 :])
 

@@ -48,7 +48,7 @@ class InitWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=T
 
 
 class DestroyWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Leave such a group."""
+    """Tells the scheduler to leave a group for weight updates."""
 
     id: int
     group_name: str
@@ -66,7 +66,7 @@ class UpdateWeightsFromDistributedReq(msgspec.Struct, frozen=True, tag=True, kw_
 
 
 class UpdateWeightVersionReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Give the weights another name."""
+    """Changes the version name of the weights, and nothing else."""
 
     id: int
     new_version: str

@@ -1,9 +1,9 @@
-"""DecodeGraphRunner: decode steps captured once for each of some batch sizes, padded and replayed.
+"""DecodeGraphRunner: captures a decode step once for each of a few batch sizes, then pads each batch and replays it.
 
     captured for a size: page table writes -> newest tokens -> the size's program, to logits and greedy tokens -> record
 
 A step of R rows runs as the smallest captured size that holds it. Padding rows have the padding slot, length 1 and KV
-slot 0, and touch nothing that a request owns. A replay's outputs are good until the next replay, of whatever size.
+slot 0, so they write nothing that a request owns. The next replay, of any size, overwrites a replay's outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CapturedStep:
 
 
 class DecodeGraphRunner:
-    """Implements `programs.Program`; captures on construction."""
+    """Runs decode steps by replaying captured graphs (a `programs.Program`). The constructor captures them."""
 
     def __init__(
         self,

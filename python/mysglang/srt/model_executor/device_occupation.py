@@ -42,7 +42,7 @@ class Pool(Protocol):
 
 
 class DeviceOccupation:
-    """Implements `forward.weights.Occupation`."""
+    """Releases and restores the device memory of weights, KV cache and captures (a `forward.weights.Occupation`)."""
 
     def __init__(
         self,

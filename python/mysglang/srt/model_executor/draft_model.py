@@ -63,7 +63,7 @@ def drafting(setup: Setup, launch: ModelLaunch) -> LoadHelp:
 
 
 class DraftModel:
-    """Implements `programs.HelpingModel`."""
+    """The draft model of STANDALONE (a `programs.HelpingModel`)."""
 
     def __init__(self, setup: Setup, launch: ModelLaunch, model: TokenModel, ops: SamplingOps) -> None:
         self.model = model
@@ -95,7 +95,7 @@ class DraftModel:
 
 
 class DraftChain:
-    """Implements `programs.Drafter`."""
+    """Proposes a chain of drafts with the draft model (a `programs.Drafter`)."""
 
     slot_buffers: Sequence[SlotBuffer] = ()
 

@@ -11,7 +11,7 @@ from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
 
 
 class EagerProgram:
-    """Implements `programs.Program`."""
+    """Runs any step without a graph, kernel by kernel (a `programs.Program`)."""
 
     name = EAGER
     takes = "every other step"

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """Implements `forward.worker.Worker`."""
+    """Runs the steps of one rank's models on its device (a `forward.worker.Worker`)."""
 
     def __init__(
         self,

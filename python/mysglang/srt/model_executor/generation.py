@@ -82,7 +82,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
 
 
 class GenerationModel:
-    """Implements `programs.ServedModel`."""
+    """A model that generates text, with its captured steps (a `programs.ServedModel`)."""
 
     def __init__(
         self,

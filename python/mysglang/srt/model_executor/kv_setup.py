@@ -1,4 +1,4 @@
-"""Creates the KV pool and the device tables for a loaded model and the free memory."""
+"""Creates the KV pool and the device tables of a loaded model, as large as the free memory allows."""
 
 from __future__ import annotations
 

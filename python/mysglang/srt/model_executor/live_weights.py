@@ -65,7 +65,7 @@ class Origin:
 
 
 class LiveWeights:
-    """Implements `forward.weights.ModelWeights`."""
+    """The weights of a running model, which can be read and updated (a `forward.weights.ModelWeights`)."""
 
     def __init__(
         self,

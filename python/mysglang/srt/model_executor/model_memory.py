@@ -93,7 +93,9 @@ def plan_memory(
 
 
 def allocate(budget: KvBudget, models: Sequence[Keeps], platform: Platform) -> list[ModelMemory]:
-    """The tables, and a pool for each model. Raises ConfigError where they do not fit into the device."""
+    """Allocates the device tables, and a KV pool and state pool for each model. Raises ConfigError if they do not fit
+    into the device's memory.
+    """
     try:
         tables = make_tables(budget, platform)
         return [

@@ -144,7 +144,7 @@ class HelpingModel(Protocol):
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """See `ServedModel.workspace`."""
+        """Bytes of workspace that the model needs. See `ServedModel.workspace`."""
         ...
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
@@ -165,7 +165,7 @@ class ServedModel(Protocol):
 
     @property
     def attention(self) -> str:
-        """Name of its attention, for /server_info."""
+        """The name of the program's attention backend, as /server_info shows it."""
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:

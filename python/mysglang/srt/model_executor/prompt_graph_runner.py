@@ -40,7 +40,7 @@ class CapturedPrompt:
 
 
 class PromptGraphRunner:
-    """Implements `programs.Program`; captures on construction."""
+    """Runs prefill steps by replaying captured graphs (a `programs.Program`). The constructor captures them."""
 
     name = CAPTURED_PROMPTS
 

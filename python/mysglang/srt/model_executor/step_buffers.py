@@ -91,7 +91,7 @@ class StepShape:
 
     @classmethod
     def captured_prompts(cls, tokens: int) -> StepShape:
-        """A captured step with so many new tokens, of rows that are not too many."""
+        """Returns the shape of a captured prefill step with `tokens` new tokens in at most MOST_PROMPT_ROWS + 1 rows."""
         return cls(
             mode=ForwardMode.EXTEND,
             tokens=tokens,
@@ -181,7 +181,7 @@ class Places:
 
 
 class StepBuffers:
-    """Prepares the steps of one model."""
+    """Prepares the columns of each step of one model, in buffers that are reused from step to step."""
 
     def __init__(self, tables: DeviceTables, platform: Platform, *, tokens: int, rows: int) -> None:
         """Memory for steps of that many new tokens and rows. A larger step, usually one on a long cached prefix,

@@ -35,7 +35,7 @@ def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
 
 
 class PoolingModel:
-    """Implements `programs.ServedModel`."""
+    """A decoder that turns prompts into vectors or scores (a `programs.ServedModel`)."""
 
     def __init__(self, setup: Setup, launch: ModelLaunch, model: PoolingDecoder) -> None:
         self.model = model
@@ -101,7 +101,7 @@ def encoder(setup: Setup, launch: ModelLaunch) -> Load:
 
 
 class EncodingModel:
-    """Implements `programs.ServedModel`."""
+    """An encoder that turns prompts into vectors or scores (a `programs.ServedModel`)."""
 
     attention = "sdpa"
 

@@ -28,7 +28,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 
 class Verification:
-    """Implements `programs.Program`."""
+    """Runs steps with drafts, and keeps the drafts that the served model confirms (a `programs.Program`)."""
 
     name = VERIFICATION
     takes = "steps that try drafts"

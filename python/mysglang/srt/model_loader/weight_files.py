@@ -59,7 +59,7 @@ class WeightFile(Protocol):
 
 
 class SafetensorsFile:
-    """Implements `WeightFile`."""
+    """A safetensors file of a checkpoint (a `WeightFile`)."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError for a file that is damaged."""

@@ -50,7 +50,7 @@ ENDS = ("embed_tokens", "norm", "lm_head")
 
 
 def elsewhere() -> Any:
-    """A module without parameters in the place of a part that another stage has. It must not be called."""
+    """Returns an empty module for a part of the model that another pipeline stage has. It must not be called."""
     return nn.Module()
 
 
@@ -139,7 +139,7 @@ class Decoder(CheckpointModel):
         return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
 
     def state_specs(self) -> list[StateSpec]:
-        """One for each layer of this rank that keeps a state for each request, by layer."""
+        """Returns a spec for each layer of this rank that keeps a state for each request, in the order of layers."""
         return [module.spec for module in self.modules() if isinstance(module, StateLayer)]
 
     def workspace(self, max_tokens: int) -> int:
@@ -173,7 +173,9 @@ class Decoder(CheckpointModel):
         return other or unused or self._of_other_stage(name) or super().ignores(name)
 
     def _of_other_stage(self, name: str) -> bool:
-        """True if a checkpoint tensor belongs to layers, or to the embedding, norm or head, of another stage."""
+        """True if another pipeline stage has this checkpoint tensor, because it has the tensor's layer, the embedding,
+        the final norm or the head.
+        """
         part, _, rest = self._own_names.target(name).parameter.partition(".")
         if part == "layers":
             index = rest.partition(".")[0]

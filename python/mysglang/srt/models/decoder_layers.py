@@ -109,7 +109,9 @@ class ParallelDecoderLayer(DecoderLayer):
 
 
 class ParallelNormsLayer(DecoderLayer):
-    """Attention and MLP side by side, each on a norm of its own of the residual stream."""
+    """A layer whose attention and MLP both read the same residual stream, each through its own norm. Their outputs are
+    added.
+    """
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         (before_attention, before_mlp), (mixer,) = self.norms_before, self.mixers

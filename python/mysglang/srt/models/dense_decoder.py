@@ -1,7 +1,7 @@
-"""describe: a dense decoder as plain tensors, for code that computes it in another way than layer by layer.
+"""describe: the weights of a dense decoder as plain tensors, for a kernel that computes all layers in one launch.
 
-What can be said is attention with rotary positions and a gated MLP, a norm before each, plain weights, one rank. The
-plan and the linears tell whether that is all that a model is.
+A model can be described if each layer is attention with rotary positions and a gated MLP, with a norm before each, and
+if its weights are not quantized and not divided among ranks. The plan and the linear layers show whether this holds.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ class Page(Collector):
                 self.instrument(instrument, layout.part(row, instrument))
 
     def instrument(self, instrument: Instrument, numbers: Sequence[float]) -> None:
-        """Put it on the page; several of one name, with different labels, stand together."""
+        """Adds an instrument with its present numbers to the page. Instruments with one name and different labels form
+        one family.
+        """
         labels = {**self.labels, **dict(instrument.labels)}
         names, values = list(labels), list(labels.values())
         family = self._families.get(instrument.name)

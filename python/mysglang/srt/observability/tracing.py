@@ -90,7 +90,7 @@ class Spans:
         span.end(whole.ended)
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Sends the spans that are still buffered, and stops the exporter."""
         with contextlib.suppress(Exception):  # the collector's trouble is no trouble of this server's end
             self._provider.shutdown()
 

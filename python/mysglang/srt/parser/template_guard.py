@@ -381,7 +381,7 @@ class Guard:
         return self.attr(owner, key) if isinstance(key, str) else self.environment.undefined(None, owner, key)
 
     def methods_of(self, owner: Any) -> Mapping[str, Callable[..., Any]]:
-        """The methods that a template may call on this value."""
+        """Returns the methods, by name, that a template may call on this value."""
         found = self._methods.get(type(owner))
         if found is None:
             found = next((table for kind, table in self._methods.items() if isinstance(owner, kind)), {})

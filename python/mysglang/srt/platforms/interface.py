@@ -137,7 +137,7 @@ class Platform(ABC):
 
     @abstractmethod
     def pin(self, memory: Tensor) -> None:
-        """Let the device read and write this memory of the host by itself, as long as the tensor lives."""
+        """Pins host memory, so that the device can read and write it directly, for as long as the tensor lives."""
 
     @abstractmethod
     def recorder(self) -> AbstractContextManager[GraphRecorder]:

@@ -142,7 +142,7 @@ def drawing_columns(
 
 
 def one_drawing_row(top_k: int) -> FeatureColumns:
-    """Columns of a batch of one row, which draws from its top_k."""
+    """Returns the columns of a batch with one row that samples with `top_k`, temperature 1 and top_p 1."""
     one, row = np.ones(1, dtype=np.float32), np.zeros(1, dtype=np.int64)
     ranks = np.full(1, top_k, dtype=np.int32)
     return drawing_columns(row, temperature=one, top_k=ranks, top_p=one, min_p=0 * one, seeds=row)

@@ -1,8 +1,9 @@
-"""The random number of a draw, from a request's seed and the length of its text: numpy only, equal on every machine.
+"""Random numbers for sampling. Each is a function of the request's seed and the number of its tokens, computed with
+numpy alone, so it is the same on every machine.
 
-A counter-based generator: nothing is carried from step to step, so a retracted, chunked or batched request draws what
-it would have drawn alone. Mixing is splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014), once over the seed and once more over the length.
+This is a counter-based generator: it keeps no state from step to step, so a retracted, chunked or batched request
+samples the tokens that it would have sampled alone. The numbers are mixed by splitmix64 (Steele, Lea and Flood, "Fast
+Splittable Pseudorandom Number Generators", 2014), once for the seed and once for the length.
 """
 
 from __future__ import annotations

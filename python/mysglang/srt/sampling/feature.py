@@ -54,7 +54,7 @@ class Stage(IntEnum):
 
 
 class FeatureColumns(msgspec.Struct, frozen=True, eq=False):
-    """Columns that a step carries for one feature."""
+    """The arrays that one sampling feature adds to a step."""
 
     feature: str
     rows: Slots | None
@@ -107,7 +107,7 @@ class StepRows(Protocol):
 
     @property
     def starts(self) -> Ints:
-        """Tokens in the KV cache before this step."""
+        """Tokens of each row that were in the KV cache before this step."""
         ...
 
     @property
@@ -133,22 +133,25 @@ class HostSide:
     """Tokens that a row may try in one step, so that each is chosen exactly as it would be in a step of its own."""
 
     def open(self, slot: int, params: Any) -> bool:
-        """A request, which the table has already, starts to run; returns whether it uses the feature. Every slot is
-        opened, so this also settles what neighbours in a step read of a slot that does not.
+        """Prepares `slot` for a request that starts to run, and is already in the table. Returns True if the request
+        uses this feature. It is called for every request, so that a slot that does not use the feature has neutral
+        values: steps read the slots of all their rows.
 
-        params: what it asks for; the feature's own fields are among its attributes.
+        params: the request's sampling parameters, which have the feature's own fields as attributes.
         """
         raise NotImplementedError
 
     def close(self, slot: int) -> None:
-        """A request that uses the feature runs no more."""
+        """Called when a request that uses the feature leaves its slot: it ended or was retracted."""
 
     def kept(self, slots: Slots, users: Slots) -> FeatureColumns | None:
-        """Columns that stay good while a step's rows are the same. `users`: the rows that use the feature, not none."""
+        """Returns columns that stay valid while the batch has the same rows. `users`: the rows that use the feature; at
+        least one.
+        """
         return None
 
     def fresh(self, step: StepRows, users: Slots) -> FeatureColumns | None:
-        """Columns of this step alone."""
+        """Returns columns that are valid for this step only."""
         return None
 
 

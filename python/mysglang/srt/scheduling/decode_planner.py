@@ -165,7 +165,7 @@ class Grown(msgspec.Struct, frozen=True, eq=False):
 
 
 class Growth(Protocol):
-    """Plans lengths for the decode planner, and corrects them when results come."""
+    """Predicts how many tokens each row has after the next decode step, and corrects this when results arrive."""
 
     def must_settle(self, rows: DecodingRows) -> bool:
         """True if the result of the last step is needed before a step of these rows can be planned."""

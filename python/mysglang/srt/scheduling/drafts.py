@@ -116,7 +116,7 @@ class Proposer(Protocol):
         ...
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
-        """These rows tried drafts, of which `accepted` were right. Both [R]."""
+        """Called with the result of rows that tried drafts: how many drafts of each row were accepted. Both [R]."""
         ...
 
 
@@ -136,16 +136,16 @@ class DeviceProposer:
         return None
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
-        """Nothing depends on it."""
+        """No effect: the drafts do not depend on earlier results."""
 
 
 def from_own_text(table: RequestTable) -> Proposer:
-    """NGRAM."""
+    """Returns the proposer of NGRAM: drafts come from the request's own text."""
     return Patient(NgramProposer(table), table, misses=NGRAM_MISSES)
 
 
 def from_draft_model(table: RequestTable) -> Proposer:
-    """STANDALONE."""
+    """Returns the proposer of STANDALONE: drafts come from a draft model, on the device."""
     return Patient(DeviceProposer(table), table, misses=MODEL_MISSES)
 
 
@@ -242,7 +242,7 @@ class NgramProposer:
         )
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
-        """Nothing depends on it."""
+        """No effect: the drafts do not depend on earlier results."""
 
     def _propose(self, slot: int) -> bool:
         """True if there are drafts for the row."""

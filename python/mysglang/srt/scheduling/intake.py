@@ -183,7 +183,7 @@ class Gathering:
         self._whole = False
 
     def give_up(self) -> None:
-        """The requests to come did not come for so long that no step should wait for them."""
+        """Stops waiting for expected requests, because they did not arrive in time."""
         self.coming.clear()
         self._forget()
 

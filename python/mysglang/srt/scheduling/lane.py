@@ -55,7 +55,7 @@ class Lane:
         self.slots = np.concatenate([self.slots, slots])
 
     def leave(self, slot: int) -> None:
-        """A request ended or was retracted."""
+        """Called when a request ended or was retracted."""
         if self.chunked is not None and self.chunked.slot == slot:
             self.chunked = None
         self.slots = self.slots[self.slots != slot]

@@ -31,7 +31,7 @@ class WaitingQueue:
         """Counts requests that came or went."""
 
     def add(self, req: Req) -> None:
-        """A request arrived."""
+        """Called when a request arrives."""
         self.changes += 1
         self._reqs.append(req)
 

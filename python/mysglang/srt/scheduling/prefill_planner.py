@@ -116,7 +116,7 @@ class PrefillPlanner:
         return self._batch(step, lane) if step.rows else None
 
     def reserved(self, slots: Slots) -> Floats:
-        """[R] tokens set aside for what each of these running requests may still generate."""
+        """Returns [R] how many tokens are reserved for the further output of each of these running requests."""
         table = self._table
         to_come = np.clip(table.final_len[slots] - table.will_know(slots), 0, MAX_NEW_ESTIMATE)
         shares: Floats = to_come * np.where(table.obeys_eos[slots], self._ratio.value, 1.0).astype(np.float32)

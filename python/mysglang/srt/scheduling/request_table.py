@@ -206,12 +206,12 @@ class Trait:
             self._has[slot] = has
 
     def of(self, slots: Slots) -> Bools:
-        """[R] whether each slot has it."""
+        """[R] True for each of these slots whose request has this property."""
         has: Bools = self._has[slots]
         return has
 
     def rows(self, slots: Slots) -> Slots:
-        """Indices into `slots` of those that have it, in order."""
+        """Returns the indices into `slots` of the requests that have this property, ascending."""
         return self._has[slots].nonzero()[0] if self.count else NO_ROWS
 
     def clear(self, slots: Slots) -> None:

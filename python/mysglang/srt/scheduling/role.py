@@ -22,7 +22,7 @@ class Role(Protocol):
     """Stands between a request's arrival and the waiting queue."""
 
     def admit(self, req: Req) -> None:
-        """A request arrived."""
+        """Called when a request arrives."""
         ...
 
     def look(self) -> Sequence[Any]:

@@ -42,7 +42,7 @@ def take_census(running: Sequence[Req], waiting: Iterable[Req], urgent_sign: Urg
 
 
 def _priorities(reqs: Iterable[Req], urgent_sign: UrgentSign) -> dict[int, int]:
-    """The most frequent ones."""
+    """Returns how many of these requests have each of the most frequent priorities."""
     if not urgent_sign:
         return {}
     return dict(Counter(urgent_sign * req.urgency for req in reqs).most_common(MAX_PRIORITIES))
@@ -66,7 +66,7 @@ class Occupancy:
         """The figure of the last window that is over, 0 to 100."""
 
     def add(self, step_time: float, now: float) -> None:
-        """A step ended `now` that took `step_time`."""
+        """Counts a step that took `step_time` seconds and ended at `now`."""
         if self._since is None:
             self._since = now - step_time
         self._busy += step_time
@@ -99,7 +99,7 @@ class Acceptance:
     """Drafts."""
 
     def add(self, rows: int, tokens: int, tried: int) -> None:
-        """One step more."""
+        """Counts one step."""
         self.rows += rows
         self.tokens += tokens
         self.tried += tried
@@ -155,7 +155,7 @@ class SchedulerStats:
         """Counts since the start; since the last log line; and up to that line, from the one before."""
 
     def record(self, launched: Launched, waiting: WaitingQueue) -> None:
-        """A step's result was applied."""
+        """Called when the result of a step was applied."""
         batch, prompts = launched.batch, launched.batch.num_prompts
         decoding = len(batch) - prompts
         self.forward_steps += 1
@@ -182,7 +182,7 @@ class SchedulerStats:
                 self._log_decode(waiting, step_time)
 
     def started(self, req: Req) -> None:
-        """A request got its first place."""
+        """Called when a request gets its first slot."""
         req.started_at = time.perf_counter()
         self._sheet.observe(told.QUEUE_TIME, req.started_at - req.arrived_at)
 
@@ -191,7 +191,7 @@ class SchedulerStats:
         self._sheet.add(told.SETTLED_FIRST[reason])
 
     def retracted(self, req: Req) -> None:
-        """A request lost its place."""
+        """Called when a request loses its slot."""
         self._sheet.add(told.NUM_RETRACTED)
         self._sheet.add(told.RETRACTED_INPUT, req.prompt_len)
         self._sheet.add(told.RETRACTED_OUTPUT, len(req.output_ids))
@@ -252,7 +252,7 @@ class SchedulerStats:
 
     @contextmanager
     def idling(self) -> Iterator[None]:
-        """While there is nothing to do."""
+        """Context manager for a wait without work. Counts its seconds as idle time."""
         began = time.perf_counter()
         yield
         self._sheet.add(told.IDLE_SECONDS, time.perf_counter() - began)

@@ -220,7 +220,7 @@ def writer(descriptor: int) -> LogWriter:
 
 
 def dropped_lines() -> int:
-    """Lines of the log that this process has dropped."""
+    """Returns how many log lines this process has dropped."""
     return sum(found.drops.total for found in list(_writers.values()))
 
 

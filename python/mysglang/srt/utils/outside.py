@@ -1,10 +1,10 @@
-"""Outside: facts that depend on a clock or on another process. They are sent as news, so that all ranks learn them in
-the same turn.
+"""Outside: facts that depend on a clock or on another process, such as timeouts. The first rank sends them as news, so
+that all ranks learn them in the same turn.
 
     look ──▶ news of rank 0 ──▶ the messages of the turn, the same on every rank ──▶ each rank's part learns
 
-Ranks must plan alike, so nothing that a plan depends on changes between two turns' messages. A part that has to do
-with such a thing is asked for news once a turn; what the first rank's says is what all ranks learn.
+All ranks must make the same plans, so the facts that a plan depends on may change only with the messages of a turn.
+Once a turn, `look` collects the news of each part on the first rank; `learn` then applies them on every rank.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 
 class Outside(Protocol):
-    """A part of a scheduler."""
+    """A part of a scheduler that depends on such facts."""
 
     def look(self) -> Sequence[Any]:
-        """Events since the last look, as plain structs that mean the same on every rank. Plans do not see them yet.
-        Never waits.
+        """Returns the events since the last call, as structs that mean the same on every rank. Never waits. Plans must
+        not use these events before `learn`.
         """
         ...
 
     def learn(self, news: Any) -> None:
-        """Apply one of these structs, on any rank. News arrive in the order in which they were sent."""
+        """Applies one such struct. Called on every rank, in the order in which the structs were sent."""
         ...

@@ -67,7 +67,9 @@ def zip_entries(path: Path, file: BinaryIO, room: HeaderRoom) -> list[ZipEntry]:
 
 
 def _directory(path: Path, file: BinaryIO) -> tuple[int, int, int]:
-    """Offset of the directory, its bytes, and its entries."""
+    """Finds the zip file's central directory. Returns its offset and length in bytes, and its number of entries. Raises
+    the error of `damaged`.
+    """
     size = path.stat().st_size
     tail = _END.size + _END_64_PLACE.size
     file.seek(max(0, size - tail))
@@ -89,7 +91,7 @@ def _directory(path: Path, file: BinaryIO) -> tuple[int, int, int]:
 
 
 def _entry(path: Path, listing: bytes, at: int) -> tuple[ZipEntry, int]:
-    """The entry that stands there, and where the next one begins."""
+    """Reads the directory entry at byte `at` of `listing`. Returns it, and the byte at which the next entry begins."""
     if len(listing) < at + _ENTRY.size or listing[at : at + 4] != b"PK\x01\x02":
         raise damaged(path, "its directory ends too early")
     fields = _ENTRY.unpack_from(listing, at)

@@ -209,7 +209,9 @@ def _strip(token: str, content: str, start: int, stop: int) -> str:
 
 
 class PieceTable(dict[int, bytes]):
-    """Token id -> the bytes it adds to a text; filled on first use, empty for `hidden` ids and for unknown ones."""
+    """Maps a token id to the bytes that it adds to a text. Entries are computed on first use. Ids in `hidden` and
+    unknown ids add no bytes.
+    """
 
     def __init__(self, token_of: Callable[[int], str | None], rules: DecodingRules, hidden: Collection[int]) -> None:
         super().__init__()

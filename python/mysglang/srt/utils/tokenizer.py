@@ -50,7 +50,7 @@ class _PostProcessor(msgspec.Struct, frozen=True):
     processors: list[_PostProcessor] = []
 
     def adds_special_tokens(self) -> bool:
-        """True if it says which special tokens frame a text, even if there are none."""
+        """True if this post-processor defines which special tokens are put around a text, even if it puts none."""
         framing = self.type in ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
         return framing or any(processor.adds_special_tokens() for processor in self.processors)
 

@@ -1,4 +1,4 @@
-"""Granite: dense, with experts, and with layers of Mamba-2."""
+"""Config classes of the Granite family: dense models, models with experts, and hybrids with Mamba-2 layers."""
 
 from __future__ import annotations
 

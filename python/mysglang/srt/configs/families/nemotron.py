@@ -1,4 +1,4 @@
-"""Nemotron, and Nemotron-H."""
+"""Config classes of Nemotron and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from mysglang.srt.configs.mixer_plan import Mamba2Plan, NoMixerPlan
 
 
 class NemotronConfig(DecoderConfig, frozen=True, kw_only=True):
-    """Nemotron 3 and 4, Minitron: LayerNorms with 1 + w, half of each head turned, and squared ReLU without a gate.
+    """Nemotron 3 and 4, and Minitron. Their LayerNorms multiply by 1 + weight, rotary positions turn half of each head,
+    and the MLP has squared ReLU without a gate.
 
-    The size of heads is the family's, where config.json does not say it.
+    If config.json has no `head_dim`, the family's default is used.
     """
 
     rotary_part: ClassVar[float | None] = 0.5
@@ -62,9 +63,10 @@ MODULES = {LINEAR: Mamba2Plan.name, FULL: AttentionPlan.name, MLP: "mlp"}
 
 
 class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
-    """Nemotron-H: layers that are a Mamba-2 mixer alone, attention without positions alone, or an MLP alone.
+    """Nemotron-H. Each layer is one of three things: a Mamba-2 mixer, attention without rotary positions, or an MLP.
 
-    Older files have `hybrid_override_pattern`, a letter for each layer, in the place of `layers_block_type`.
+    Older config.json files have `hybrid_override_pattern`, with a letter for each layer, instead of
+    `layers_block_type`.
     """
 
     carries_code: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3, with and without experts."""
+"""Config classes of Qwen2 and Qwen3, with and without experts."""
 
 from __future__ import annotations
 

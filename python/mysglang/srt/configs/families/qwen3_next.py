@@ -103,7 +103,9 @@ class Qwen35Config(Qwen3NextConfig, frozen=True, kw_only=True):
 
 
 class Qwen35MoeConfig(Qwen35Config, frozen=True, kw_only=True):
-    """Every layer has experts, and no MLP has an `intermediate_size`."""
+    """Qwen3.5 with experts in every layer. Its config.json has no `intermediate_size`, because no layer has a dense
+    MLP.
+    """
 
     usual_experts: ClassVar[int] = 256
 

@@ -225,7 +225,7 @@ class Algebra:
         return self._join((without, present), place)
 
     def _one_of(self, place: Place) -> tuple[Shape, ...]:
-        """Each of them where no other holds."""
+        """`oneOf`: values that satisfy exactly one of these nodes."""
         count = self._count("oneOf", place)
         options = [self._below(place, "oneOf", index) for index in range(count)]
         exact = [self._exactness.of((True, self._document.below(place, "oneOf", index))) for index in range(count)]
@@ -320,7 +320,7 @@ class Algebra:
         return self._meet(present, self._below(place, keyword, name, positive=False), place)
 
     def _other_than(self, values: tuple[Value, ...], place: Place) -> tuple[Shape, ...]:
-        """Everything but `values`."""
+        """Every value except `values`."""
         raws = [value.raw for value in values]
         constants = tuple(value for value in CONSTANTS if value not in values)
         numeric = frozenset(value.key[1] for value in values if value.key[0] == "number")  # type: ignore[index]

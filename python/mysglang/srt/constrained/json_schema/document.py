@@ -26,7 +26,7 @@ OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """One schema. Equal to itself only."""
+    """One schema in a document. Two places are equal only if they are the same object."""
 
     schema: Json
     pointer: str

@@ -16,7 +16,7 @@ _QUOTE = '"\\""'
 
 
 def ebnf(grammar: Grammar, style: JsonStyle) -> str:
-    """The rules, `root` first."""
+    """Returns the rules as EBNF text, with `root` first."""
     return _Writer(style).text(grammar)
 
 

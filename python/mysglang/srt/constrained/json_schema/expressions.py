@@ -51,7 +51,7 @@ def space_of(style: JsonStyle) -> Expr:
 
 @lru_cache(4096)
 def regex(expr: Expr) -> str:
-    """A regular language as a regular expression. Raises GrammarError if that is too long."""
+    """Returns a regular expression for the language of `expr`. Raises GrammarError if it would be too long."""
     if not plain(expr):
         expr = as_expression(automaton(expr), MAX_NODES)
     return _regex(expr)
@@ -154,7 +154,7 @@ class _TooLongError(Exception):
 
 
 class _Inliner:
-    """One try."""
+    """One attempt to write a grammar without rules, by inlining them."""
 
     def __init__(self, grammar: Grammar, between: dict[str, str], nesting: int, most: int) -> None:
         self._nesting = nesting

@@ -19,7 +19,7 @@ MAX_STATES = 2000
 
 
 class Values(Protocol):
-    """Facts about the values inside."""
+    """Rules and facts about the values inside an array or object."""
 
     def value(self, node: Node) -> Expr:
         """The rule of a node; NONE if nothing satisfies it."""

@@ -49,7 +49,7 @@ ALL_KEYWORDS = frozenset(("type", *NUMBER_KEYWORDS, *STRING_KEYWORDS, *ARRAY_KEY
 
 
 def types_of(place: Place) -> frozenset[str] | None:
-    """The types that `type` names; None if it is absent."""
+    """Returns the types that the schema's keyword `type` lists; None if the schema has no `type`."""
     if "type" not in place.schema:
         return None
     given = place.schema["type"]

@@ -117,7 +117,7 @@ def numbers(bounds: Bounds) -> Expr:
 
 
 def _from_zero(bounds: Bounds) -> Expr:
-    """The part that is not negative."""
+    """Returns the part of the range that is not negative."""
     parts = [_of_kind(bounds)]
     if bounds.high is not None:
         if bounds.high < 0 or (bounds.high == 0 and bounds.high_open):

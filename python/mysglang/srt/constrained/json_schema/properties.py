@@ -70,7 +70,7 @@ def _property(one: Named, values: Values) -> Expr:
 
 
 def _other(shape: Object, values: Values, rules: Rules) -> Expr:
-    """A property that is not named."""
+    """A property whose name no keyword mentions."""
     names = alt(*(text(one.name) for one in shape.named))
     options = []
     for one in shape.others:

@@ -115,7 +115,7 @@ def _one(character: str) -> Expr:
 
 
 def cat(*parts: Expr) -> Expr:
-    """One after the other."""
+    """The concatenation of the parts."""
     found: list[Expr] = []
     for part in parts:
         if part.kind == "none":
@@ -130,7 +130,7 @@ def cat(*parts: Expr) -> Expr:
 
 
 def alt(*parts: Expr) -> Expr:
-    """Any of them."""
+    """The union of the parts."""
     found: dict[Expr, None] = {}
     classes: list[tuple[int, int]] = []
     for part in parts:

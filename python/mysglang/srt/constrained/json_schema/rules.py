@@ -24,7 +24,7 @@ SPACE, COMMA, COLON = Expr("space"), Expr("comma"), Expr("colon")
 
 
 def ref(name: str) -> Expr:
-    """The rule of that name."""
+    """Returns a reference to the rule of that name."""
     return Expr("ref", name)
 
 
@@ -63,7 +63,7 @@ class Rules:
         return ref(name)
 
     def put(self, reference: Expr, expr: Expr) -> None:
-        """Define a reserved rule."""
+        """Defines a rule with a reserved name."""
         self.made[str(reference.args[0])] = expr
 
 

@@ -118,7 +118,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A property that keywords name."""
+    """A property whose name a keyword mentions."""
 
     name: str
     node: Node

@@ -53,7 +53,7 @@ class MessageUsage(Answer):
 
 
 class AnthropicMessage(Answer, tag_field="type", tag="message"):
-    """POST /v1/messages."""
+    """Answer to POST /v1/messages."""
 
     id: str
     role: Literal["assistant"]
@@ -65,7 +65,7 @@ class AnthropicMessage(Answer, tag_field="type", tag="message"):
 
 
 class InputTokens(Answer):
-    """POST /v1/messages/count_tokens."""
+    """Answer to POST /v1/messages/count_tokens."""
 
     input_tokens: int
 

@@ -207,7 +207,7 @@ class CountTokensRequest(StrictModel):
 
 
 class MessagesRequest(CountTokensRequest, AnthropicSampling):
-    """POST /v1/messages."""
+    """Body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: list[str] = []

@@ -21,7 +21,7 @@ from mysglang.srt.entrypoints.streaming import EventStream, with_pings
 
 
 class AnthropicServing:
-    """Both routes."""
+    """Answers Anthropic's two routes, /v1/messages and /v1/messages/count_tokens."""
 
     def __init__(self, answers: ChatAnswers, models: OpenAIServingModels, *, report_cached_tokens: bool) -> None:
         self._answers = answers

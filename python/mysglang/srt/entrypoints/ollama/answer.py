@@ -13,7 +13,7 @@ from mysglang.srt.entrypoints.openai.whole_calls import CallCollector, WholeCall
 
 
 class Messages:
-    """Parts of one answer -> messages."""
+    """Turns the parts of one answer into Ollama's messages."""
 
     def __init__(self) -> None:
         self._calls = CallCollector()
@@ -51,7 +51,7 @@ class Times:
     first: int | None = None
 
     def note(self) -> None:
-        """Tokens have come."""
+        """Called when tokens have arrived."""
         self.first = self.first or time.monotonic_ns()
 
     def summary(self, news: ChatNews) -> dict[str, object]:

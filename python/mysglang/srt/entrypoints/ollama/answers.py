@@ -53,13 +53,13 @@ class _Told(Answer):
 
 
 class OllamaChat(_Told, kw_only=True):
-    """POST /api/chat."""
+    """Answer to POST /api/chat."""
 
     message: OllamaAnswerMessage
 
 
 class OllamaGenerated(_Told, kw_only=True):
-    """POST /api/generate."""
+    """Answer to POST /api/generate."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -88,7 +88,7 @@ class OllamaTag(Answer):
 
 
 class OllamaTags(Answer):
-    """GET /api/tags."""
+    """Answer to GET /api/tags."""
 
     models: list[OllamaTag]
 
@@ -102,13 +102,13 @@ class OllamaRunning(OllamaTag):
 
 
 class OllamaProcesses(Answer):
-    """GET /api/ps."""
+    """Answer to GET /api/ps."""
 
     models: list[OllamaRunning]
 
 
 class OllamaModel(Answer):
-    """POST /api/show."""
+    """Answer to POST /api/show."""
 
     modelfile: str
     parameters: str
@@ -120,13 +120,13 @@ class OllamaModel(Answer):
 
 
 class OllamaVersion(Answer):
-    """GET /api/version."""
+    """Answer to GET /api/version."""
 
     version: str
 
 
 class OllamaVectors(Answer):
-    """POST /api/embed."""
+    """Answer to POST /api/embed."""
 
     model: str
     embeddings: list[list[float]]
@@ -136,6 +136,6 @@ class OllamaVectors(Answer):
 
 
 class OllamaVector(Answer):
-    """POST /api/embeddings."""
+    """Answer to POST /api/embeddings."""
 
     embedding: list[float]

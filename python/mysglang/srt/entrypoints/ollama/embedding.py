@@ -22,7 +22,7 @@ from mysglang.srt.messages.generate import GenerateReqInput
 
 
 class OllamaServingEmbedding:
-    """Both routes."""
+    """Answers Ollama's two embedding routes, /api/embed and /api/embeddings."""
 
     def __init__(self, front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> None:
         """`pooling`: None for a model that generates, which refuses."""

@@ -89,7 +89,7 @@ class OllamaRequest(StrictModel):
 
 
 class OllamaFunction(StrictModel):
-    """Which function an earlier answer called."""
+    """The function that an earlier answer called, and its arguments."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -161,7 +161,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 class OllamaShowRequest(StrictModel):
-    """POST /api/show."""
+    """Body of POST /api/show."""
 
     model: str
     verbose: bool = False
@@ -170,7 +170,7 @@ class OllamaShowRequest(StrictModel):
 
 
 class OllamaEmbedRequest(StrictModel):
-    """POST /api/embed."""
+    """Body of POST /api/embed."""
 
     model: str
     input: Texts

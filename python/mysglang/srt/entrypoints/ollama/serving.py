@@ -48,7 +48,7 @@ class _Job:
 
 
 class OllamaServing:
-    """Both routes that generate."""
+    """Answers Ollama's two routes that generate, /api/chat and /api/generate."""
 
     def __init__(self, answers: ChatAnswers, card: ModelCard) -> None:
         self._answers = answers
@@ -95,7 +95,7 @@ class OllamaServing:
                 yield orjson.dumps(answer) + b"\n"
 
     async def _complete(self, job: _Job) -> dict[str, Any]:
-        """The answers of a stream as one."""
+        """Joins the chunks of an answer into one body."""
         async with aclosing(self._messages(job)) as found:
             told = [news async for news in found]
         logprobs = [token for _, fields in told for token in fields.pop("logprobs", [])]

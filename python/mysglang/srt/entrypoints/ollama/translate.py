@@ -53,7 +53,7 @@ def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
 
 
 def max_tokens(body: OllamaRequest) -> int | None:
-    """None for as many as fit."""
+    """Returns the limit on new tokens; None for as many as fit into the context."""
     return body.options.num_predict if body.options.num_predict > 0 else None
 
 

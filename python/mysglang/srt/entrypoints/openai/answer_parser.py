@@ -27,7 +27,7 @@ AnswerPart: TypeAlias = Thought | ToolEvent
 
 
 class ThoughtSplitter(Protocol):
-    """A ReasoningParser, or NoThoughts."""
+    """Separates thoughts from the answer: a ReasoningParser, or NoThoughts."""
 
     def feed(self, text: str) -> list[Part]: ...
 
@@ -35,7 +35,7 @@ class ThoughtSplitter(Protocol):
 
 
 class CallFinder(Protocol):
-    """A FunctionCallDetector, or NoCalls."""
+    """Finds tool calls in the answer: a FunctionCallDetector, or NoCalls."""
 
     @property
     def has_calls(self) -> bool: ...
@@ -49,7 +49,7 @@ class CallFinder(Protocol):
 
 
 class NoThoughts:
-    """Everything is answer."""
+    """A null object: the whole text is the answer."""
 
     def feed(self, text: str) -> list[Part]:
         return [Part("answer", text)] if text else []
@@ -59,7 +59,7 @@ class NoThoughts:
 
 
 class NoCalls:
-    """Everything is text."""
+    """A null object: the text has no tool calls."""
 
     has_calls = False
     calls_complete = True
@@ -126,7 +126,7 @@ class AnswerParser:
 
 
 class TokenCounter(Protocol):
-    """Counts the thoughts of one choice."""
+    """Counts the tokens of the thoughts in one choice."""
 
     def count(self, token_ids: Sequence[int]) -> int | None:
         """Take the next tokens; returns the number that were thought so far, or None if it is unknown."""
@@ -134,7 +134,7 @@ class TokenCounter(Protocol):
 
 
 class NoCounter:
-    """Cannot tell."""
+    """A null object: the number of thinking tokens is not known."""
 
     def count(self, token_ids: Sequence[int]) -> int | None:
         return None

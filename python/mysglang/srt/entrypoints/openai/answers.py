@@ -126,7 +126,7 @@ class ChatChunkChoice(Answer):
 
 
 class ChatCompletion(Answer):
-    """POST /v1/chat/completions."""
+    """Answer to POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -171,7 +171,7 @@ class CompletionChoice(Answer):
 
 
 class Completion(Answer):
-    """POST /v1/completions."""
+    """Answer to POST /v1/completions."""
 
     id: str
     object: Literal["text_completion"]
@@ -194,7 +194,7 @@ class CompletionChunk(Answer):
 
 
 class Tokens(Answer):
-    """POST /tokenize."""
+    """Answer to POST /tokenize."""
 
     tokens: list[int | list[int]]
     count: int | list[int]
@@ -202,7 +202,7 @@ class Tokens(Answer):
 
 
 class Text(Answer):
-    """POST /detokenize."""
+    """Answer to POST /detokenize."""
 
     text: str | list[str]
 
@@ -220,7 +220,7 @@ class ModelCard(Answer):
 
 
 class ModelList(Answer):
-    """GET /v1/models."""
+    """Answer to GET /v1/models."""
 
     object: Literal["list"]
     data: list[ModelCard]

@@ -64,7 +64,7 @@ class _Entry(msgspec.Struct):
 
 
 class Journal:
-    """Everything here blocks."""
+    """The answers of a batch so far, in files on disk. Every method blocks on the disk, so call it in a thread."""
 
     def __init__(self, batch_id: str, output: Path, errors: Path) -> None:
         """Reads what is there, and cuts out what is damaged: those lines were not answered. Raises OSError."""
@@ -169,7 +169,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _keep(path: Path, file: IO[bytes], spans: list[tuple[int, int]]) -> None:
-    """Make the file one of these spans alone."""
+    """Rewrites the file so that it contains these byte spans only, in this order."""
     if len(spans) <= 1 and all(start == 0 for start, _ in spans):
         os.truncate(path, spans[0][1] if spans else 0)
         return

@@ -38,7 +38,7 @@ class OutputExpiresAfter(StrictModel):
 
 
 class CreateBatchRequest(StrictModel):
-    """POST /v1/batches."""
+    """Body of POST /v1/batches."""
 
     input_file_id: str
     endpoint: str
@@ -101,7 +101,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def size(self) -> int | None:
-        """Counts as what it takes as JSON."""
+        """None: the record counts against limits by its bytes as JSON."""
         return None
 
     @property
@@ -203,7 +203,7 @@ def reopened(record: BatchRecord) -> BatchRecord:
 
 
 def ended(record: BatchRecord, now: int) -> BatchRecord:
-    """Its files are there."""
+    """Returns the record of a batch that has ended. Its output files must exist already."""
     assert record.ending is not None, "a batch ends before it has ended"
     moment = {f"{record.ending}_at": now}
     return msgspec.structs.replace(record, status=record.ending, **moment)

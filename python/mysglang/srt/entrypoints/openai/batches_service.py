@@ -85,7 +85,7 @@ class Batches:
                 self._begin(record)
 
     async def stop(self) -> None:
-        """Break off what runs."""
+        """Stops the running batches; they continue after the next start."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20
 
 
 class BatchStore:
-    """`load` comes first."""
+    """Stores the records of batches. `load` must be called before any other method."""
 
     def __init__(self, folder: Path, database: Database) -> None:
         self._folder = folder
@@ -36,7 +36,7 @@ class BatchStore:
         self._table.load(self._folder)
 
     def get(self, batch_id: str) -> BatchRecord:
-        """Raises NotFound."""
+        """Returns the record of a batch. Raises NotFound."""
         record = self._table.get(batch_id)
         if record is None:
             raise no_batch(batch_id)

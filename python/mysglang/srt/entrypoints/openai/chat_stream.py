@@ -48,7 +48,9 @@ NO_IDS: Mapping[str, object] = MappingProxyType({})
 
 
 class ChatStream:
-    """Renders one request's choices. Those of several choices may alternate, in the order of the calls."""
+    """Renders the answer of one chat request as stream frames. If it has several choices, their frames may alternate,
+    in the order of the calls.
+    """
 
     def __init__(self, frames: StreamFrames) -> None:
         self._frames = frames

@@ -9,7 +9,7 @@ from mysglang.srt.managers.request_state import GenerationChunk
 
 
 class ToldIds:
-    """Fed every chunk of a request."""
+    """Adds token ids to the choices of a request, if the client wants them. It must get every chunk."""
 
     def __init__(self, body: ChatCompletionRequest) -> None:
         self._output = body.return_token_ids

@@ -1,6 +1,7 @@
-"""The desk at which files and batches are asked for: open on a folder that is this server's alone, or closed.
+"""The service behind /v1/files and /v1/batches. It is open on a folder that no other server uses, or closed, if the
+server was started without such a folder.
 
-FOLDER/lock                held by the server that works here
+FOLDER/lock                locked by the server that uses the folder
 FOLDER/records.sqlite3     records of files and batches (`record_tables.py`)
 FOLDER/files/              FileStore
 FOLDER/batches/            BatchStore

@@ -64,7 +64,7 @@ class Arrival:
 
 
 class FileStore:
-    """`load` comes first."""
+    """Stores the files of clients on disk. `load` must be called before any other method."""
 
     def __init__(self, folder: Path, database: Database, max_total_bytes: int, num_keys: int = 1) -> None:
         """`max_total_bytes`: uploads beyond it are refused; answers of batches are kept all the same. `num_keys`: API
@@ -115,7 +115,7 @@ class FileStore:
         return self._content(file_id).exists()
 
     def path(self, record: FileRecord) -> Path:
-        """Path of its bytes."""
+        """Path of the file with the bytes of an uploaded file."""
         return self._content(record.id)
 
     def of_owner(self, owner: str, *, oldest_first: bool = False) -> Iterator[FileRecord]:

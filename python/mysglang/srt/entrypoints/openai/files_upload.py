@@ -51,7 +51,7 @@ FormLife = Annotated[int, Field(ge=MIN_LIFE_S, le=MAX_LIFE_S, strict=False)]
 
 
 class UploadFileRequest(StrictModel):
-    """POST /v1/files, a form."""
+    """Form of POST /v1/files."""
 
     file: FormFile
     purpose: UploadPurpose

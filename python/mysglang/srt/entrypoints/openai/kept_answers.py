@@ -34,7 +34,7 @@ class FileList(Answer):
 
 
 class DeletedFile(Answer):
-    """DELETE /v1/files/{file_id}."""
+    """Answer to DELETE /v1/files/{file_id}."""
 
     id: str
     object: Literal["file"]

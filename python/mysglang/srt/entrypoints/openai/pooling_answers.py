@@ -45,7 +45,7 @@ class Embedding(Answer):
 
 
 class EmbeddingList(Answer):
-    """POST /v1/embeddings."""
+    """Answer to POST /v1/embeddings."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -63,7 +63,7 @@ class Label(Answer):
 
 
 class Labels(Answer):
-    """POST /v1/classify."""
+    """Answer to POST /v1/classify."""
 
     id: str
     object: Literal["list"]
@@ -97,7 +97,7 @@ class RerankResult(Answer):
 
 
 class RerankResults(Answer):
-    """POST /v2/rerank."""
+    """Answer to POST /v2/rerank."""
 
     id: str
     model: str

@@ -33,7 +33,7 @@ class PoolingRequest(StrictModel):
 
 
 class EmbeddingRequest(PoolingRequest):
-    """POST /v1/embeddings."""
+    """Body of POST /v1/embeddings."""
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
@@ -41,13 +41,13 @@ class EmbeddingRequest(PoolingRequest):
 
 
 class ClassifyRequest(PoolingRequest):
-    """POST /v1/classify."""
+    """Body of POST /v1/classify."""
 
     input: Prompts
 
 
 class RerankRequest(StrictModel):
-    """POST /v1/rerank."""
+    """Body of POST /v1/rerank."""
 
     model: str | None = None
     query: str
@@ -72,7 +72,7 @@ class CohereRerankRequest(RerankRequest):
 
 
 class ScoringRequest(StrictModel):
-    """POST /v1/score."""
+    """Body of POST /v1/score."""
 
     model: str | None = None
     query: str | list[int]

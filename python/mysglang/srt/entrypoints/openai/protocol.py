@@ -188,7 +188,7 @@ _UNSUPPORTED_EVERYWHERE = {
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions."""
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] = 16
@@ -237,19 +237,19 @@ class ReasoningOptions(StrictModel):
 
 
 class ThinkingSwitch(StrictModel):
-    """Switch for thinking, in the form of DeepSeek's, GLM's and Anthropic's clients."""
+    """Switches thinking on or off, in the form that clients of DeepSeek, GLM and Anthropic send."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     idle = not_here("budget_tokens", "clear_thinking")
 
     @property
     def on(self) -> bool | None:
-        """None: the model may choose."""
+        """True or false if the client decides; None if the model decides."""
         return {"enabled": True, "disabled": False}.get(self.type)
 
 
 class ChatCompletionRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None

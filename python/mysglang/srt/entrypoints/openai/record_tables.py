@@ -274,7 +274,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _checked(path: Path) -> sqlite3.Connection:
-    """A connection to a database that is sound. Raises sqlite3.Error, and OSError for one of another version."""
+    """Opens the database, and checks that it is not damaged. Raises sqlite3.Error if it is, and OSError if another
+    version of the server wrote it.
+    """
     # SQLite would let everybody on this machine read the file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = _connect(path)

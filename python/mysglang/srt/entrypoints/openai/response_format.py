@@ -31,7 +31,7 @@ class JsonObjectFormat(StrictModel):
 
 
 class NamedSchema(StrictModel):
-    """A JSON schema as OpenAI wraps it."""
+    """A JSON schema with a name, in OpenAI's `json_schema` object."""
 
     name: str | None = None
     description: str | None = None

@@ -59,7 +59,7 @@ class Envelope:
 
 
 class OpenAIServingBase(ABC, Generic[Body]):
-    """One route that generates."""
+    """Answers one route that generates text."""
 
     body_model: ClassVar[type[Any]]
     names: ClassVar[Mapping[str, str]]
@@ -89,7 +89,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
 
     @abstractmethod
     async def _complete(self, body: Body, envelope: Envelope) -> dict[str, object]:
-        """The whole answer."""
+        """Joins the chunks of an answer into one body."""
 
     @abstractmethod
     async def _talk(self, body: Body, envelope: Envelope) -> Talk:

@@ -68,7 +68,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
 
 
 class _Frames:
-    """Chunks -> frames."""
+    """Turns the chunks of an answer into stream frames."""
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
 
 
 class _Frames:
-    """Chunks -> frames."""
+    """Turns the chunks of an answer into stream frames."""
 
     def __init__(self, body: CompletionRequest, envelope: Envelope, meter: UsageMeter, teller: _Teller) -> None:
         options = body.stream_options

@@ -23,7 +23,7 @@ INPUT_NAMES = {"text": "input", "input_ids": "input"}
 
 
 class OpenAIServingEmbedding:
-    """One route."""
+    """Answers POST /v1/embeddings."""
 
     def __init__(self, front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> None:
         """`pooling`: None for a model that generates, which refuses."""

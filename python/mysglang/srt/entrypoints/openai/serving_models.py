@@ -75,7 +75,7 @@ class OpenAIServingModels:
         return {"object": "list", "data": [*self._cards.values()]}
 
     def get(self, model: str) -> dict[str, object]:
-        """Raises NotFound."""
+        """Returns the card of a model. Raises NotFound."""
         if not self._means_the_served(model):
             raise self._absent(model)
         return self._cards.get(model, self._cards[self.name])

@@ -30,7 +30,7 @@ SCORE_NAMES = {"text": "items", "input_ids": "items", "token_ids_logprob": "labe
 
 
 class OpenAIServingRanking:
-    """The four routes."""
+    """Answers the four routes that classify, score and rank."""
 
     def __init__(self, front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> None:
         """`pooling`: None for a model that generates, which can only score."""

@@ -1,6 +1,6 @@
-"""The frames of OpenAI's streams: what is the same in all frames of one stream is rendered once.
+"""Renders the frames of OpenAI's streams. The parts that are the same in all frames of one stream are rendered once.
 
-Knows what stands around the choices, not what is in them.
+This module renders the JSON around the choices; the callers render the choices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MARK = "\0text\0"
 
 
 class StreamFrames:
-    """Frames of one stream, of chat or of completions: what is the same in all of them is rendered once."""
+    """Renders the frames of one chat or completions stream. The parts that all frames share are rendered once."""
 
     def __init__(self, head: Mapping[str, object], *, usage_key: bool) -> None:
         """`head`: id, object, created, model. `usage_key`: the client asked for usage, so every frame has the key, with

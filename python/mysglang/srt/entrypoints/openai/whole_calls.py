@@ -47,7 +47,7 @@ class CallCollector:
     _call: WholeCall | None = field(default=None)
 
     def feed(self, parts: Iterable[AnswerPart], *, last: bool) -> list[WholePart]:
-        """`last`: nothing follows."""
+        """Takes the next parts of an answer. `last`: no parts follow."""
         told: list[WholePart] = []
         for part in parts:
             match part:

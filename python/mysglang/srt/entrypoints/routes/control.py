@@ -20,7 +20,7 @@ MAX_FLUSH_WAIT_S = 3600.0
 
 
 class AbortRequest(StrictModel):
-    """POST /abort_request."""
+    """Body of POST /abort_request."""
 
     rid: str = ""
     abort_all: bool = False

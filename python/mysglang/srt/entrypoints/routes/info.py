@@ -146,6 +146,6 @@ def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
 
 
 def _capacity(state: GetInternalStateReqOutput) -> dict[str, int]:
-    """Tokens that the pools hold."""
+    """Returns how many tokens the KV pools hold."""
     capacity = {"token_capacity": state.max_total_num_tokens}
     return capacity | ({"token_capacity_swa": swa} if (swa := state.max_total_num_tokens_swa) else {})

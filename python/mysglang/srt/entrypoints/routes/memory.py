@@ -44,7 +44,7 @@ class ResumeMemoryOccupationReqInput(StrictModel):
 
 
 class SlowDownReqInput(StrictModel):
-    """POST /slow_down."""
+    """Body of POST /slow_down."""
 
     forward_sleep_time: Annotated[float, Field(gt=0, le=60)] | None = None
     """Seconds to sleep at each step; none if unset."""

@@ -36,7 +36,7 @@ from mysglang.srt.parser.reasoning_parser import ReasoningFormat
 
 
 class OpenSessionReqInput(StrictModel):
-    """POST /open_session."""
+    """Body of POST /open_session."""
 
     capacity_of_str_len: int | None = None
     """Accepted for compatibility; the limit of a session is the model's context."""
@@ -49,7 +49,7 @@ class OpenSessionReqInput(StrictModel):
 
 
 class CloseSessionReqInput(StrictModel):
-    """POST /close_session."""
+    """Body of POST /close_session."""
 
     session_id: str
 
@@ -111,7 +111,7 @@ async def _talk(chunks: AsyncGenerator[GenerationChunk, None], dicts: ResponseDi
 
 
 class _Frames:
-    """Chunks -> frames."""
+    """Turns the chunks of an answer into stream frames."""
 
     def __init__(self, dicts: ResponseDicts) -> None:
         self._dicts = dicts

@@ -41,14 +41,14 @@ from mysglang.srt.utils.process import freeze_heap
 
 
 class PauseGenerationReqInput(StrictModel):
-    """POST /pause_generation."""
+    """Body of POST /pause_generation."""
 
     mode: PauseMode = "abort"
     """How running requests are treated: `abort` ends them, `retract` frees their memory, `in_place` keeps it."""
 
 
 class ContinueGenerationReqInput(StrictModel):
-    """POST /continue_generation."""
+    """Body of POST /continue_generation."""
 
     unsupported = not_here("torch_empty_cache", unless=OFF)
 

@@ -23,7 +23,7 @@ from mysglang.srt.parser.reasoning_parser import reasoning_format
 
 
 class ParseFunctionCallReq(StrictModel):
-    """POST /parse_function_call."""
+    """Body of POST /parse_function_call."""
 
     text: str
     tools: Annotated[list[Tool], Field(min_length=1)]
@@ -32,7 +32,7 @@ class ParseFunctionCallReq(StrictModel):
 
 
 class SeparateReasoningReqInput(StrictModel):
-    """POST /separate_reasoning."""
+    """Body of POST /separate_reasoning."""
 
     text: str
     reasoning_parser: str | None = None

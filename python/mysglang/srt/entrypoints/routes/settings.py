@@ -47,7 +47,7 @@ class ChangingServerArgs(StrictModel):
 
 
 class SetInternalStateReqInput(StrictModel):
-    """POST /set_internal_state."""
+    """Body of POST /set_internal_state."""
 
     server_args: ChangingServerArgs
 

@@ -75,7 +75,7 @@ EMPTY = not_here("torch_empty_cache", unless=OFF)
 
 
 class UpdateWeightFromDiskReqInput(_Update):
-    """POST /update_weights_from_disk."""
+    """Body of POST /update_weights_from_disk."""
 
     model_path: Name
     load_format: Literal["auto", "safetensors"] = "auto"
@@ -88,7 +88,7 @@ class UpdateWeightFromDiskReqInput(_Update):
 
 
 class UpdateWeightsFromTensorReqInput(_Update):
-    """POST /update_weights_from_tensor."""
+    """Body of POST /update_weights_from_tensor."""
 
     serialized_named_tensors: Annotated[list[str], Field(min_length=1)]
     load_format: Literal["safetensors"] = "safetensors"
@@ -96,7 +96,7 @@ class UpdateWeightsFromTensorReqInput(_Update):
 
 
 class UpdateWeightsFromDistributedReqInput(_Update):
-    """POST /update_weights_from_distributed."""
+    """Body of POST /update_weights_from_distributed."""
 
     names: Annotated[list[Name], Field(min_length=1)]
     dtypes: list[str]
@@ -112,7 +112,7 @@ class UpdateWeightsFromDistributedReqInput(_Update):
 
 
 class InitWeightsUpdateGroupReqInput(StrictModel):
-    """POST /init_weights_update_group."""
+    """Body of POST /init_weights_update_group."""
 
     master_address: Name
     master_port: Annotated[int, Field(ge=1, le=65535)]
@@ -129,27 +129,27 @@ class InitWeightsUpdateGroupReqInput(StrictModel):
 
 
 class DestroyWeightsUpdateGroupReqInput(StrictModel):
-    """POST /destroy_weights_update_group."""
+    """Body of POST /destroy_weights_update_group."""
 
     group_name: Name = DEFAULT_GROUP
 
 
 class UpdateWeightVersionReqInput(StrictModel):
-    """POST /update_weight_version."""
+    """Body of POST /update_weight_version."""
 
     new_version: Name
     abort_all_requests: bool = True
 
 
 class GetWeightsByNameReqInput(StrictModel):
-    """POST /get_weights_by_name."""
+    """Body of POST /get_weights_by_name."""
 
     name: Name
     truncate_size: Annotated[int, Field(ge=1, le=100_000)] = 100
 
 
 class CheckWeightsReqInput(StrictModel):
-    """POST /weights_checker."""
+    """Body of POST /weights_checker."""
 
     action: Literal["checksum", "snapshot", "compare"]
     unsupported = {**TARGET, **not_here("allow_quant_error", unless=OFF), **not_here("skip_tensor_list", unless=([],))}

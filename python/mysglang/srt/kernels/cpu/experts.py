@@ -28,7 +28,7 @@ def fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels/experts.py`."""
+    """Implements the op `fused_experts`. `kernels/experts.py` describes its arguments and result."""
 
     def product(expert: int, rows: Tensor) -> Tensor:
         one, two = biases_of(biases, expert)
@@ -47,7 +47,7 @@ def int8_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels/experts.py`."""
+    """Implements the op `int8_fused_experts`. `kernels/experts.py` describes its arguments and result."""
     first, second = scales
 
     def product(expert: int, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     if weight.is_mkldnn:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return out
@@ -30,7 +30,7 @@ def pack_linear_weight(weight: Tensor) -> Tensor:
 
 
 def unpack_linear_weight(weight: Tensor) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `unpack_linear_weight`. `kernels/gemm.py` describes its arguments and result."""
     return weight.to_dense() if weight.is_mkldnn else weight
 
 

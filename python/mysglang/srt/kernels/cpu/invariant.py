@@ -40,7 +40,7 @@ _rows_at_once: dict[tuple[torch.Size, torch.dtype, bool], int] = {}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     rows = _product_rows(weight)
     flat = x.reshape(-1, x.shape[-1])
     out = x.new_empty(len(flat), weight.shape[0])
@@ -59,22 +59,22 @@ def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `silu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(activation.silu_and_mul, x)
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `gelu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(activation.gelu_and_mul, x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `gelu_tanh_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(activation.gelu_tanh_and_mul, x)
 
 
 def swigluoai_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `swigluoai_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(activation.swigluoai_and_mul, x)
 
 
@@ -91,14 +91,14 @@ def sigmoid_scores(logits: Tensor) -> Tensor:
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `soft_cap`. `kernels/activation.py` describes its arguments and result."""
     for row in _rows(x):
         activation.soft_cap.reference(x[row], cap)
     return x
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `kernels/norm.py`."""
+    """Implements the op `rms_norm`. `kernels/norm.py` describes its arguments and result."""
     out = torch.empty_like(x)
     for part in _parts(x):
         out[part] = rms_norm_op.reference(x[part], weight, eps)
@@ -123,7 +123,7 @@ def rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """See `kernels/rotary.py`."""
+    """Implements the op `rope_and_store`. `kernels/rotary.py` describes its arguments and result."""
     for part in _parts(q, width=q.shape[1] + k.shape[1]):
         rotary.rope_and_store(
             q[part], k[part], v[part], positions[part], cos_sin, norms, k_cache, v_cache, locations[part], scales
@@ -144,7 +144,7 @@ def draw_tokens(
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """See `kernels/sampling.py`."""
+    """Implements the op `log_probabilities`. `kernels/sampling.py` describes its arguments and result."""
     out = logits.new_empty(logits.shape, dtype=torch.float32)
     for row in _rows(logits):
         out[row] = logits[row].float().log_softmax(dim=-1)

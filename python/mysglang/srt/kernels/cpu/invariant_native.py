@@ -20,42 +20,42 @@ available = rows.available
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     if packed.is_packed(weight):
         return packed_gemm.linear(x, weight, bias)
     return invariant.linear(x, weight, bias)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `gated_linear`. `kernels/gemm.py` describes its arguments and result."""
     if packed.is_packed(weight):
         return packed_gemm.gated_linear(x, weight, bias, activation)
     return gated[activation](linear(x, weight, bias))
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `silu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     if native.takes_gate(x):
         return native.silu_and_mul(x)
     return invariant.silu_and_mul(x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `gelu_tanh_and_mul`. `kernels/activation.py` describes its arguments and result."""
     if native.takes_gate(x):
         return native.gelu_tanh_and_mul(x)
     return invariant.gelu_tanh_and_mul(x)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `kernels/norm.py`."""
+    """Implements the op `rms_norm`. `kernels/norm.py` describes its arguments and result."""
     if native.takes_norm(x, weight):
         return native.rms_norm(x, weight, eps)
     return invariant.rms_norm(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `kernels/norm.py`."""
+    """Implements the op `fused_add_rms_norm`. `kernels/norm.py` describes its arguments and result."""
     if native.takes_norm(x, weight, residual):
         return native.fused_add_rms_norm(x, residual, weight, eps)
     return invariant.fused_add_rms_norm(x, residual, weight, eps)
@@ -73,7 +73,7 @@ def rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """See `kernels/rotary.py`."""
+    """Implements the op `rope_and_store`. `kernels/rotary.py` describes its arguments and result."""
     if native.takes_rope((q, k, v), cos_sin, norms, (k_cache, v_cache)):
         native.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """See `kernels.kvcache.copy_pages`."""
+    """Implements the op `copy_pages`. `kernels/kvcache.py` describes its arguments and result."""
     origins, places = from_pages.numpy(), to_pages.numpy()
     for source, target in zip(sources, targets, strict=True):
         _bytes_of(target)[places] = _bytes_of(source)[origins]

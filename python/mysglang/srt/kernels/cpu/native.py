@@ -22,28 +22,28 @@ GAINS = (torch.bfloat16, torch.float32)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `kernels/norm.py`."""
+    """Implements the op `rms_norm`. `kernels/norm.py` describes its arguments and result."""
     if takes_norm(x, weight):
         return rows.rms_norm(x, weight, eps)
     return norm.rms_norm.reference(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `kernels/norm.py`."""
+    """Implements the op `fused_add_rms_norm`. `kernels/norm.py` describes its arguments and result."""
     if takes_norm(x, weight, residual):
         return rows.rms_norm(x, weight, eps, residual), residual
     return norm.fused_add_rms_norm.reference(x, residual, weight, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `silu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     if takes_gate(x):
         return rows.gated(x, "silu")
     return activations.silu_and_mul.reference(x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See `kernels/activation.py`."""
+    """Implements the op `gelu_tanh_and_mul`. `kernels/activation.py` describes its arguments and result."""
     if takes_gate(x):
         return rows.gated(x, "gelu_tanh")
     return activations.gelu_tanh_and_mul.reference(x)
@@ -61,7 +61,7 @@ def rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """See `kernels/rotary.py`."""
+    """Implements the op `rope_and_store`. `kernels/rotary.py` describes its arguments and result."""
     if takes_rope((q, k, v), cos_sin, norms, (k_cache, v_cache)):
         rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
     else:
@@ -69,7 +69,7 @@ def rope_and_store(
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """See `kernels/sampling.py`."""
+    """Implements the op `greedy_tokens`. `kernels/sampling.py` describes its arguments and result."""
     if is_matrix(logits) and logits.shape[1] > 0:
         return rows.greedy_tokens(logits)
     return sampling.greedy_tokens.reference(logits)

@@ -28,7 +28,7 @@ def fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels/experts.py`."""
+    """Implements the op `fused_experts`. `kernels/experts.py` describes its arguments and result."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
         return packed.experts(x, gate_up, down, ids, gates, activation=activation, biases=biases)
     return experts.fused_experts(x, unpack_experts(gate_up), unpack_experts(down), ids, gates, activation, biases)
@@ -44,7 +44,7 @@ def int8_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels/experts.py`."""
+    """Implements the op `int8_fused_experts`. `kernels/experts.py` describes its arguments and result."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
         return packed.experts(x, gate_up, down, ids, gates, activation=activation, scales=scales, biases=biases)
     plain = unpack_experts(gate_up), unpack_experts(down)
@@ -52,17 +52,17 @@ def int8_fused_experts(
 
 
 def pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """See `kernels/experts.py`."""
+    """Implements the op `pack_experts`. `kernels/experts.py` describes its arguments and result."""
     return _pack(gate_up, down) if gate_up.dtype is torch.bfloat16 else (gate_up, down)
 
 
 def pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """See `kernels/experts.py`."""
+    """Implements the op `pack_int8_experts`. `kernels/experts.py` describes its arguments and result."""
     return _pack(gate_up, down)
 
 
 def unpack_experts(weights: Tensor) -> Tensor:
-    """See `kernels/experts.py`."""
+    """Implements the op `unpack_experts`. `kernels/experts.py` describes its arguments and result."""
     return packed.unpack(weights) if packed.is_packed(weights) else weights
 
 

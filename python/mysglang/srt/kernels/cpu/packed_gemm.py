@@ -19,7 +19,7 @@ product of int8 weights with bfloat16 rows.
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     if not packed.is_packed(weight):
         return gemm.linear(x, weight, bias)
     if x.dim() == 2 and x.stride(1) == 1:
@@ -29,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `gated_linear`. `kernels/gemm.py` describes its arguments and result."""
     halves = packed.is_packed(weight) and len(weight) % 2 == 0
     if halves and activation in packed.ACTIVATIONS and x.dim() == 2 and x.stride(1) == 1:
         return packed.linear(x, weight, bias, activation=activation)
@@ -37,19 +37,19 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
 
 
 def pack_linear_weight(weight: Tensor) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `pack_linear_weight`. `kernels/gemm.py` describes its arguments and result."""
     if weight.dtype is torch.bfloat16 and packed.available() and packed.packs(weight):
         return packed.pack(weight)
     return gemm.pack_linear_weight(weight)
 
 
 def unpack_linear_weight(weight: Tensor) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `unpack_linear_weight`. `kernels/gemm.py` describes its arguments and result."""
     return packed.unpack(weight) if packed.is_packed(weight) else gemm.unpack_linear_weight(weight)
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `int8_linear`. `kernels/gemm.py` describes its arguments and result."""
     if not packed.is_packed(weight):
         return int8_linear_op.reference(x, weight, scales, bias)
     if x.dtype is not torch.bfloat16:
@@ -60,7 +60,7 @@ def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
 
 
 def int8_gated_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `int8_gated_linear`. `kernels/gemm.py` describes its arguments and result."""
     halves = packed.is_packed(weight) and len(weight) % 2 == 0
     rows = x.dtype is torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1
     if halves and rows and activation in packed.ACTIVATIONS:
@@ -69,10 +69,10 @@ def int8_gated_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | 
 
 
 def pack_int8_weight(weight: Tensor) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `pack_int8_weight`. `kernels/gemm.py` describes its arguments and result."""
     return packed.pack(weight) if packed.packs(weight) else weight
 
 
 def unpack_int8_weight(weight: Tensor) -> Tensor:
-    """See `kernels/gemm.py`."""
+    """Implements the op `unpack_int8_weight`. `kernels/gemm.py` describes its arguments and result."""
     return packed.unpack(weight) if packed.is_packed(weight) else weight

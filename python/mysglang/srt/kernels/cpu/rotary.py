@@ -22,7 +22,7 @@ def rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """See `kernels/rotary.py`."""
+    """Implements the op `rope_and_store`. `kernels/rotary.py` describes its arguments and result."""
     head_dim = k_cache.shape[-1]
     if norms is not None:
         for x, weight in zip((q, k), norms[:2], strict=True):

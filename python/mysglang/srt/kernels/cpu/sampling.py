@@ -18,7 +18,7 @@ def draw_tokens(
     temperature: Tensor,
     filters: Filters,
 ) -> Tensor:
-    """See `kernels/sampling.py`."""
+    """Implements the op `draw_tokens`. `kernels/sampling.py` describes its arguments and result."""
     if not filters.given:
         return invert(weights_of(logits, temperature), uniforms)
     weights = weights_of(logits, temperature)
@@ -42,7 +42,7 @@ def draw_tokens(
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """See `kernels/sampling.py`."""
+    """Implements the op `apply_token_bitmask`. `kernels/sampling.py` describes its arguments and result."""
     # One row after another: a row of logits stays in the cache while it is changed.
     for row, words in zip(rows.tolist(), bits.numpy(), strict=True):
         forbidden = np.unpackbits(~words.view(np.uint8), bitorder="little")[: logits.shape[1]]

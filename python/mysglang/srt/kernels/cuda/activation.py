@@ -55,27 +55,27 @@ def _cap_kernel(x, stride, width, cap, BLOCK: tl.constexpr, OVERLAP: tl.constexp
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """See `kernels.activation.silu_and_mul`."""
+    """Implements the op `silu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(x, "silu")
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
-    """See `kernels.activation.gelu_and_mul`."""
+    """Implements the op `gelu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(x, "gelu")
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See `kernels.activation.gelu_tanh_and_mul`."""
+    """Implements the op `gelu_tanh_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(x, "gelu_tanh")
 
 
 def swigluoai_and_mul(x: Tensor) -> Tensor:
-    """See `kernels.activation.swigluoai_and_mul`."""
+    """Implements the op `swigluoai_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(x, "swigluoai")
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """See `kernels.activation.soft_cap`."""
+    """Implements the op `soft_cap`. `kernels/activation.py` describes its arguments and result."""
     grid = (len(x), triton.cdiv(x.shape[1], BLOCK))
     _cap_kernel[grid](x, x.stride(0), x.shape[1], cap, BLOCK=BLOCK, num_warps=4, **overlapping(x))
     return x

@@ -190,7 +190,7 @@ def fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels.experts.fused_experts`."""
+    """Implements the op `fused_experts`. `kernels/experts.py` describes its arguments and result."""
     mixture = _Mixture(x, gate_up, down, ids, gates, activation, biases)
     mixture.compile()
     return mixture.run(best_tile(ids.numel(), len(gate_up)))
@@ -318,7 +318,9 @@ def _topk_softmax_kernel(
     PLACES: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """PLACES and EXPERTS: the next powers of two of TOP_K and `experts`."""
+    """Chooses the TOP_K experts of one row of logits, and their weights. PLACES and EXPERTS are TOP_K and `experts`,
+    rounded up to powers of two, as Triton needs.
+    """
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     place = tl.arange(0, PLACES)

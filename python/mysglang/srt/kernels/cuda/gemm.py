@@ -120,7 +120,7 @@ def _dot_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels.gemm.linear`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     rows = x.numel() // weight.shape[1]
     if not weight.is_contiguous() or not _rows_are_dense(x):
         return F.linear(x, weight, bias)

@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Tile of queries, all heads counted, and how it is computed."""
+    """Launch parameters of the attention kernel. `lines` is the number of queries in a tile, where each head of a token
+    counts as one query.
+    """
 
     lines: int
     warps: int
@@ -242,7 +244,9 @@ class Rows:
 
 
 def decode_tile(q: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: AttentionShape) -> Tile:
-    """The fastest tile that holds the query heads of one KV head, and that gives the bits of TILE on this device."""
+    """Returns the fastest tile for decode steps. It must hold the query heads of one KV head, and give the same bits as
+    TILE on this device.
+    """
     if not q.is_cuda:
         return TILE
     group = spec.num_heads // spec.num_kv_heads

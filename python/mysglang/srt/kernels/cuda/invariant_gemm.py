@@ -100,7 +100,7 @@ def _linear_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels.gemm.linear`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     flat = x.reshape(-1, weight.shape[1])
     if flat.stride(1) != 1:
         flat = flat.contiguous()
@@ -111,7 +111,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Which may stand in for each other."""
+    """Which faster kernels give the same bits as the reference kernel on this device."""
 
     waves: bool
     """Hopper's kernel."""
@@ -204,7 +204,7 @@ def tells(found: Tensor) -> bool:
 
 
 def _by_library(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """Written to `out`, and returned."""
+    """Computes x @ weightᵀ + bias with cuBLAS. The result is written to `out`, which is returned."""
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
@@ -220,7 +220,7 @@ def _of_some_rows(x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) ->
 
 
 def fixed_tile(outputs: int) -> Tile:
-    """The tile for a weight."""
+    """Returns the tile for a weight with `outputs` rows. It must not depend on the batch, or the bits would."""
     if outputs >= WIDE:
         return Tile(ROWS, 128, 4)
     return Tile(ROWS, 64 if outputs >= NARROW else 32, 4)

@@ -47,7 +47,7 @@ def _store_kernel(
 def store_kv(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, scales: KvScales = UNSCALED
 ) -> None:
-    """See `kernels.kvcache.store_kv`."""
+    """Implements the op `store_kv`. `kernels/kvcache.py` describes its arguments and result."""
     width = k_cache.shape[1] * k_cache.shape[2]
     block = triton.next_power_of_2(width)
     _store_kernel[(len(locations),)](

@@ -73,7 +73,7 @@ def _greedy_join_kernel(best, best_id, broken, tokens, SPLITS: tl.constexpr):
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """See `kernels.sampling.greedy_tokens`."""
+    """Implements the op `greedy_tokens`. `kernels/sampling.py` describes its arguments and result."""
     rows, vocab = logits.shape
     splits = SPLITS if rows < MANY_ROWS else FEW_SPLITS
     best = torch.empty(rows, splits, dtype=torch.float32, device=logits.device)
@@ -311,7 +311,7 @@ def draw_tokens(
     temperature: Tensor,
     filters: Filters,
 ) -> Tensor:
-    """See `kernels.sampling.draw_tokens`."""
+    """Implements the op `draw_tokens`. `kernels/sampling.py` describes its arguments and result."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     few = min(FEW, triton.next_power_of_2(vocab))
@@ -379,7 +379,7 @@ def _record_kernel(newest, slots, tokens, count, BLOCK: tl.constexpr):
 
 
 def resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
-    """See `kernels.sampling.resolve_tokens`."""
+    """Implements the op `resolve_tokens`. `kernels/sampling.py` describes its arguments and result."""
     resolved = torch.empty_like(input_ids)
     count = len(input_ids)
     _resolve_kernel[(triton.cdiv(count, TOKEN_BLOCK),)](input_ids, slots, newest, resolved, count, BLOCK=TOKEN_BLOCK)
@@ -387,7 +387,7 @@ def resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
 
 
 def record_tokens(newest: Tensor, slots: Tensor, tokens: Tensor) -> None:
-    """See `kernels.sampling.record_tokens`."""
+    """Implements the op `record_tokens`. `kernels/sampling.py` describes its arguments and result."""
     count = len(tokens)
     _record_kernel[(triton.cdiv(count, TOKEN_BLOCK),)](newest, slots, tokens, count, BLOCK=TOKEN_BLOCK)
 
@@ -409,7 +409,7 @@ def invariant_draw_tokens(
 
 
 def invariant_log_probabilities(logits: Tensor) -> Tensor:
-    """See `kernels.sampling.log_probabilities`."""
+    """Implements the op `invariant_log_probabilities`. `kernels/sampling.py` describes its arguments and result."""
     vocab = logits.shape[1]
     padded = F.pad(logits.float(), (0, -vocab % ALIGNED), value=float("-inf")).clone()
     return padded.log_softmax(dim=-1)[:, :vocab]

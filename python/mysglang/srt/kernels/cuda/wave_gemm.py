@@ -17,14 +17,14 @@ available = waves.available
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `kernels.gemm.linear`."""
+    """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     if _fits(x, weight) and (plan := waves.plan(len(x), *weight.shape)) is not None:
         return waves.linear(x, weight, bias, plan)
     return gemm.linear(x, weight, bias)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """See `kernels.gemm.gated_linear`."""
+    """Implements the op `gated_linear`. `kernels/gemm.py` describes its arguments and result."""
     if _fits(x, weight) and activation in waves.GATES:
         plan = waves.plan(len(x), *weight.shape, gated=True)
         if plan is not None:

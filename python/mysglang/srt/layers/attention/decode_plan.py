@@ -1,15 +1,16 @@
-"""DecodePlanner: which rows read which keys in a decode step, as the lists that `mysgl_kernel.attention` walks.
+"""DecodePlanner: divides the attention of a decode step among the kernel's blocks of threads. The result is the lists
+that `mysgl_kernel.attention` reads.
 
-    segment   keys that the same rows read: a group's shared pages, or what a row has for itself
-    line      a segment for as many KV heads and queries as one block of threads takes at a time
+    segment   keys that the same rows read: the shared pages of a group, or the other pages of one row
+    line      a segment, for as many KV heads and queries as one block of threads computes at a time
     piece     the part of a line that lies in one block's share
 
     lines   |    row 0     |       row 1        | row 2 |   row 3    |     laid end to end, each as long as it costs
     shares  |   block 0   |   block 1   |   block 2   |   block 3    |
     pieces  |      0      |1|    2      | 3 |   4   |5|      6       |
 
-Every block gets the same cost. A row that is one piece writes its output; of others each piece leaves a partial result,
-which are joined in the order of segments and pieces. Array arithmetic on the host; it knows no tensor.
+Every block gets the same cost. If a row is one piece, its block writes the row's output. Otherwise each piece writes a
+partial result, and the results are joined in the order of segments and pieces. All of this is numpy on the host.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class DecodePlanner:
         self.max_parts = own_parts + (group_parts + 2 * LEVELS * rows if rows > 1 else 0)
 
     def columns(self) -> HostColumns:
-        """Arrays for the largest step, empty: what `fill` writes and the device reads."""
+        """Returns zeroed int32 arrays that are large enough for any step. `fill` writes them and the device reads them."""
         return {
             "indptr": np.zeros(self.shape.blocks + 1, dtype=np.int32),
             "joins": np.zeros((self.num_rows, 2), dtype=np.int32),

@@ -1,4 +1,4 @@
-"""Methods that a backend needs in addition to `AttentionBackend` so that its steps can be captured and replayed."""
+"""Protocols of attention backends whose steps can be captured and replayed, in addition to `AttentionBackend`."""
 
 from __future__ import annotations
 
@@ -47,11 +47,13 @@ class GraphAttentionBackend(AttentionBackend, Protocol):
         ...
 
     def begin_step(self, batch: ForwardBatch) -> None:
-        """Queue what depends on the batch's tensors alone."""
+        """Queues the work on the device that depends only on the batch's tensors."""
         ...
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
-        """Plan for rows of these lengths (padding rows have 1). The tensors' new contents may still be on their way."""
+        """Plans a replay for rows of these lengths; padding rows have length 1. Uses `seq_lens` only: the step's tensors
+        on the device may not have their new contents yet.
+        """
         ...
 
     def covers(self, seq_lens: Ints) -> bool:
@@ -72,11 +74,13 @@ class PromptCapture(Protocol):
         ...
 
     def begin_step(self, batch: ForwardBatch) -> None:
-        """Queue what depends on the batch's tensors alone."""
+        """Queues the work on the device that depends only on the batch's tensors."""
         ...
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
-        """Plan for rows of these lengths, padding included. The tensors' new contents may still be on their way."""
+        """Plans a replay for rows of these lengths, padding included. Uses the arguments only: the step's tensors on the
+        device may not have their new contents yet.
+        """
         ...
 
     def covers(self, seq_lens: Ints) -> bool:

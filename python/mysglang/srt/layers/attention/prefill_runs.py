@@ -28,7 +28,9 @@ class Run:
 
 
 def runs_of(extend_lens: Ints, seq_lens: Ints) -> tuple[Run, ...]:
-    """The rows in runs. New rows that are too few for a launch of their own read their pages with the others."""
+    """Divides the rows of a prefill step into runs. A run of rows without cached tokens attends to its own keys alone,
+    unless it is too short to be worth a launch.
+    """
     new = extend_lens == seq_lens
     if new.all():
         return (Run(slice(0, len(new)), slice(0, int(extend_lens.sum())), own=True),)

@@ -87,7 +87,9 @@ class GroupIndex:
 
 
 class TorchNativeMetadata:
-    """The groups of a step, indexed once for each reach that a layer has."""
+    """The row groups of a step, and for each reach (window) of the model's layers the indices of the keys that they
+    read.
+    """
 
     def __init__(self, groups: list[Group], pages: PageReader) -> None:
         self._groups = groups

@@ -49,7 +49,7 @@ class LinearMethod(Protocol):
         ...
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x: [..., input] -> [..., output]."""
+        """Computes the layer's linear map: x [..., input] to [..., output], plus `bias` if there is one."""
         ...
 
     def apply_gated(self, layer: nn.Module, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:

@@ -51,7 +51,7 @@ class StatePool:
         return tuple(self._layers)
 
     def of(self, layer_id: int) -> tuple[Tensor, ...]:
-        """See `forward_batch.StateStore`."""
+        """Returns the state tensors of one layer. See `forward_batch.StateStore`."""
         return self._layers[layer_id]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
@@ -69,12 +69,12 @@ class StatePool:
             buffer.index_copy_(0, targets, states)
 
     def release(self) -> None:
-        """See `KvPool.release`."""
+        """Gives the memory back to the device. See `KvPool.release`."""
         for buffer in self._buffers():
             buffer.untyped_storage().resize_(0)
 
     def resume(self) -> None:
-        """See `KvPool.resume`."""
+        """Allocates the memory again. See `KvPool.resume`."""
         for buffer in self._buffers():
             buffer.untyped_storage().resize_(buffer.nbytes)
             buffer.zero_()

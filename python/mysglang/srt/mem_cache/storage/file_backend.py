@@ -30,7 +30,7 @@ KEEP = 0.9
 
 
 class FileBackend:
-    """Implements StorageBackend."""
+    """Stores each block of the KV cache as a file (a `StorageBackend`)."""
 
     def __init__(self, path: str, max_bytes: int) -> None:
         """Makes the directory if it is not there. Raises ConfigError if that cannot be, or nothing can be written."""

@@ -13,7 +13,7 @@ from mysglang.srt.mem_cache.tree_node import TreeNode
 
 @dataclass(frozen=True, slots=True)
 class StorageNews:
-    """How far a piece of work came."""
+    """Progress of one piece of work of the storage."""
 
     work: int
     """Its number: pieces of work are numbered in the order in which they were planned."""

@@ -210,7 +210,7 @@ class StorageTier:
     # Between steps
 
     def look(self) -> Sequence[StorageNews]:
-        """News from the runners."""
+        """Returns the events that the storage threads have reported since the last call."""
         news = []
         with suppress(Empty):
             while True:

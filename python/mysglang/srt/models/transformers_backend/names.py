@@ -23,7 +23,7 @@ from mysglang.srt.models.weight_names import Target
 
 
 class ForeignNames:
-    """Implements `weight_names.Names`."""
+    """Weight names of a model that runs with transformers' code (a `weight_names.Names`)."""
 
     def __init__(self, model: PreTrainedModel, renamed: Mapping[str, Target], within: str) -> None:
         """model: before anything of it is replaced. renamed: where a parameter of it is afterwards, if it is not under
@@ -43,7 +43,7 @@ class ForeignNames:
         self._ignored = [re.compile(pattern) for pattern in patterns]
 
     def target(self, name: str) -> Target:
-        """See `WeightNames.target`."""
+        """Returns the parameter to which a checkpoint tensor belongs. See `WeightNames.target`."""
         if name not in self._places:
             self._places[name] = place = self._place(name)
             self._sources.setdefault((place.parameter, place.section or 0), name)

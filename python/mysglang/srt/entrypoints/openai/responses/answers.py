@@ -96,7 +96,7 @@ class InputTokensDetails(Answer):
 
 
 class InputTokenCount(Answer):
-    """POST /v1/responses/input_tokens."""
+    """Answer to POST /v1/responses/input_tokens."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -148,7 +148,7 @@ class ResponseObject(Answer):
 
 
 class DeletedResponse(Answer):
-    """DELETE /v1/responses/{response_id}."""
+    """Answer to DELETE /v1/responses/{response_id}."""
 
     id: str
     object: Literal["response"]
@@ -156,7 +156,7 @@ class DeletedResponse(Answer):
 
 
 class ItemPage(Answer):
-    """GET /v1/responses/{response_id}/input_items."""
+    """Answer to GET /v1/responses/{response_id}/input_items."""
 
     object: Literal["list"]
     data: list[InputItem]
@@ -189,7 +189,7 @@ class ResponseInProgress(_Event, tag="response.in_progress"):
 
 
 class OutputItemAdded(_Event, tag="response.output_item.added"):
-    """An item begins."""
+    """Stream event: an output item begins."""
 
     output_index: int
     item: OutputItem
@@ -211,7 +211,7 @@ class TextDelta(_ItemEvent, tag="response.output_text.delta"):
 
 
 class ReasoningDelta(_ItemEvent, tag="response.reasoning_text.delta"):
-    """Further text of a thought."""
+    """Stream event: more text of a thought."""
 
     content_index: int
     delta: str

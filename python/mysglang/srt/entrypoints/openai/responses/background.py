@@ -76,7 +76,7 @@ class EventLog:
         self._tell()
 
     def end(self) -> None:
-        """No more will come."""
+        """Called when no further frames will come."""
         self._over = True
         self._tell()
 

@@ -78,7 +78,7 @@ class FunctionCall(StrictModel):
 
 
 class FunctionCallOutput(StrictModel):
-    """Result of a tool call."""
+    """Result of a tool call that an earlier answer made."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -206,11 +206,11 @@ class PromptOfResponse(StrictModel):
 
 
 class CountResponseTokensRequest(PromptOfResponse):
-    """POST /v1/responses/input_tokens."""
+    """Body of POST /v1/responses/input_tokens."""
 
 
 class ResponsesRequest(PromptOfResponse, ResponsesSampling):
-    """POST /v1/responses."""
+    """Body of POST /v1/responses."""
 
     store: bool = True
     background: bool = False

@@ -64,7 +64,7 @@ class OpenAIServingResponses:
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     def get(self, response_id: str) -> dict[str, Any]:
-        """Raises NotFound."""
+        """Returns a stored response. Raises NotFound."""
         return self._store.get(response_id).response
 
     def events(self, response_id: str, after: int) -> AsyncGenerator[bytes, None]:

@@ -90,7 +90,7 @@ class ResponseStore:
         return found[0]
 
     def delete(self, response_id: str) -> None:
-        """Raises NotFound."""
+        """Removes a stored response. Raises NotFound."""
         self.get(response_id)
         self._drop(CALLER.get().api_key, response_id)
 

@@ -139,7 +139,7 @@ def _add(turn: dict[str, Any], message: dict[str, Any]) -> None:
 
 
 def _text(parts: Sequence[dict[str, Any]]) -> object:
-    """A string where there is one part."""
+    """Returns the text itself if there is only one part, else a list of text parts."""
     if len(parts) == 1:
         return parts[0]["text"]
     return [{"type": "text", "text": part["text"]} for part in parts]
