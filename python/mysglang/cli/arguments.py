@@ -1,4 +1,4 @@
-"""Flags that several subcommands share: which server is asked, and how answers are drawn."""
+"""Flags that several subcommands share: which server to use, and how answers are sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API speculation: one request for several generations that stand close together.
+"""API speculation: one request for several generations that follow each other closely.
 
 A program `"Name:" + gen("name", stop="\\n") + "\\nJob:" + gen("job", stop="\\n")` needs two requests. A service that is
 paid for each request, and each time reads the whole prompt again, is asked once for a longer text instead. If that text

@@ -132,7 +132,7 @@ def trace(function: Callable[..., object], arguments: dict[str, Any], chat_templ
 
 
 def common_prefix(function: Callable[..., object], arguments: dict[str, Any], chat_template: ChatFormat) -> str:
-    """Returns the text with which every run of `function` begins: all text before the first use of an argument's value."""
+    """Returns the text with which every run of `function` begins: all text before an argument's value is first used."""
     state = TracedState(chat_template, only_prefix=True)
     token = _current.set(state)
     try:

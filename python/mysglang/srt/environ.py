@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EnvVar(Generic[T]):
-    """One variable. It is read each time it is asked for, so tests can set it."""
+    """One environment variable. It is read at each use, so tests can set it."""
 
     name: str
     default: T

@@ -1,4 +1,4 @@
-"""The names by which flags choose how a model's text is read; what they stand for, `function_call` and `parser` say."""
+"""The values of the flags that choose how a model's text is parsed. The parsers are in `function_call` and `parser`."""
 
 from __future__ import annotations
 

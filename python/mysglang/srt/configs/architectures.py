@@ -1,4 +1,4 @@
-"""The architectures that mysglang serves: one row for each name that stands under `architectures` in a config.json.
+"""The architectures that mysglang serves: one row for each name under `architectures` in a config.json.
 
 Decoders have a row for each family, from which the names of its heads follow. Classes of models are named by strings,
 so that processes without torch can tell what is known; `models/registry.py` imports them.

@@ -117,7 +117,7 @@ are listed.
 
 
 def check_stages(config: ModelConfig, pp_size: int) -> None:
-    """Raises ConfigError for a model that cannot stand in `pp_size` stages."""
+    """Raises ConfigError for a model that cannot be divided into `pp_size` pipeline stages."""
     if pp_size == 1:
         return
     if config.served_as.foreign:

@@ -349,7 +349,7 @@ class GrammarCompiler:
             return Failure("the compiled grammar cannot be loaded", lasting=False, status=500)
 
     def _bury(self, link: Link) -> None:
-        """The process is gone or stuck: its jobs are asked for again, or given up."""
+        """Called when the process died or hangs. Its jobs are given to a new process, or fail after ATTEMPTS."""
         self._end(link)
         self._link = None
         end = describe_exit(link.process.returncode)

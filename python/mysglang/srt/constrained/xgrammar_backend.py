@@ -36,7 +36,7 @@ class XGrammarMatcher:
         self.handle = xgr.GrammarMatcher(compiled, terminate_without_stop_token=not has_eos)
         self._bytes = continuations
         self._kinds = bytearray(1)
-        """The kind of each token's end, which decides what may follow; the first entry stands before all tokens."""
+        """The kind of each token's end, which decides what may follow. The first entry is for the start."""
 
     @property
     def finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""Stages of a pipeline: which layers of a model stand here, and what goes from stage to stage.
+"""Pipeline stages: which layers of a model each stage has, and what is sent from stage to stage.
 
     stage 0   embedding, layers 0 … a     hidden states ──▶   stage 1   layers a + 1 … n, norm, projection to logits
                                         ◀── tokens
@@ -34,7 +34,7 @@ class Stage(Protocol):
         ...
 
     def layers(self, count: int) -> range:
-        """The indices, out of 0 … count - 1, of the layers that stand in this stage."""
+        """Returns the indices, out of 0 … count - 1, of this stage's layers."""
         ...
 
     def send(self, stream: Tensor) -> None:
@@ -160,7 +160,7 @@ class PipelineStage:
 
 
 JoinStages: TypeAlias = Callable[[RankContext], Stage]
-"""Meets the other stages, and says what stands in this one."""
+"""Connects to the other stages, and returns the stage of this rank."""
 
 
 def pipeline_stage(ranks: RankContext) -> Stage:

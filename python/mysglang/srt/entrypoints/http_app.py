@@ -184,10 +184,10 @@ class _Steering:
         return (self.health, self.metrics, self.control, self.operation, page.pages, page.figures, page.tree)
 
     def access(self, options: AppOptions) -> Access:
-        """Returns who may use which route. Routes that empty the cache or abort requests of other clients need no key if
-        only this machine can reach the server. If other machines can use it without a key, these routes need the admin
-        key, like all routes that change the server. Routes that show the cache's content, which is all clients'
-        prompts, need the admin key if there may be several clients.
+        """Returns which key each route needs. Routes that empty the cache or abort requests of other clients need no
+        key if only this machine can reach the server. If other machines can use it without a key, these routes need
+        the admin key, like all routes that change the server. Routes that show the cache's content, which is all
+        clients' prompts, need the admin key if there may be several clients.
         """
         opened = _paths(self.health) | _paths(self.metrics) | _paths(self.playground.pages)
         for_admins, locked = _paths(self.control), _paths(self.operation)

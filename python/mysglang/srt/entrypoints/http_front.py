@@ -60,7 +60,7 @@ class Gate:
         self._open_requests = 0
 
     def open(self, app: ASGIApp) -> None:
-        """Accept requests, unless the server was already told to end."""
+        """Starts to accept requests, unless the server was already asked to shut down."""
         self._app = None if self._over else app
 
     def close(self, why: ServerEnded) -> None:

@@ -1,4 +1,4 @@
-"""Relay: what one front keeps between requests is asked of that front, whichever of them a client has met.
+"""Relay: a front forwards requests about state that another front keeps (stored responses, files) to that front.
 
 Files, batches, stored responses and sessions live in the main process. A further front forwards a request for them
 unchanged, on a connection of its own to the main process's application, and forwards the answer as it arrives. So there

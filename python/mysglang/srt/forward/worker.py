@@ -73,12 +73,12 @@ class WorkerCapacity:
 
     @property
     def page_size(self) -> int:
-        """Tokens of one of them."""
+        """Tokens of one page."""
         return self.spaces[0].page_size
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that they hold."""
+        """Tokens that all pages of the rows' space hold."""
         return self.spaces[0].num_tokens
 
     @property

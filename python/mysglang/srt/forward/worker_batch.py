@@ -63,7 +63,7 @@ class TableWrites:
     """One array for each page space; 0, its null page, where the row sees nothing of the page any more."""
 
     def only(self, which: Bools) -> TableWrites:
-        """Some of them."""
+        """Returns the entries of the selected rows only."""
         return TableWrites(self.slots[which], self.columns[which], tuple(pages[which] for pages in self.pages))
 
 

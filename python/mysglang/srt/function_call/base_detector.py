@@ -28,7 +28,7 @@ MAX_NAME = 256
 
 
 class FunctionCallDetector(ABC):
-    """Reads one answer."""
+    """Finds the tool calls in one answer."""
 
     markers: ClassVar[tuple[str, ...]]
     """The format's words that a tokenizer may hold for special tokens: hidden from the text, they could not be read."""
@@ -61,7 +61,7 @@ class FunctionCallDetector(ABC):
         return self._calls_ended == self._calls_begun
 
     def feed(self, text: str) -> list[ToolEvent]:
-        """Events that `text` adds."""
+        """Takes the next text, and returns the events that it adds."""
         self._reading.feed(text)
         return self._told()
 

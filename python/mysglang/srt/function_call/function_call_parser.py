@@ -1,4 +1,4 @@
-"""The formats of calls by the names of `--tool-call-parser`, and which one a model's chat template speaks of."""
+"""The formats of tool calls, by the names of `--tool-call-parser`, and how a chat template shows which one it uses."""
 
 from __future__ import annotations
 

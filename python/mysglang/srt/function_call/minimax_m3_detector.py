@@ -59,7 +59,7 @@ class MinimaxM3Detector(FunctionCallDetector):
                 self._no_call()
 
     def _tag(self, *tags: str) -> Steps[str]:
-        """The one of `tags` that stands behind the mark; "" if it is none of them."""
+        """Returns the one of `tags` that follows the mark; "" if none does."""
         yield from self._reader.skip()
         return (yield from self._reader.accept(*tags))
 

@@ -22,5 +22,5 @@ class LayerContext:
     """Name of the layer under construction, as its parameters will begin: layers.0.self_attn."""
 
     def under(self, name: str) -> LayerContext:
-        """The context of a part of this layer."""
+        """Returns the context of a submodule with this name."""
         return replace(self, prefix=f"{self.prefix}.{name}" if self.prefix else name)

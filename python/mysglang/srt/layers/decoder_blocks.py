@@ -30,7 +30,7 @@ from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x))."""
+    """Computes down(act(gate(x)) * up(x))."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, act: str, *, bias: bool = False, context: LayerContext
@@ -86,7 +86,7 @@ class Tempering:
     first: int
 
     def factors(self, positions: Tensor) -> Tensor:
-        """[T] int64 -> [T, 1] float32."""
+        """Returns the factor for the query at each position: [T] int64 -> [T, 1] float32."""
         spans = torch.floor((positions + self.first).float() / self.length)
         return (torch.log1p(spans) * self.weight + 1.0)[:, None]
 

@@ -68,7 +68,7 @@ class PromptLayout:
 
 @dataclass(frozen=True, slots=True)
 class PromptGroups:
-    """The layout on the device."""
+    """The groups of a step, with the indices of their tokens on the device."""
 
     groups: tuple[Group, ...]
     tokens: Tensor

@@ -59,7 +59,7 @@ class HeadsOfRows(nn.Module):
     """
 
     def __init__(self, num_heads: int, latent_dim: int, sizes: LatentSizes, context: LayerContext) -> None:
-        """`num_heads`: of the whole model."""
+        """`num_heads` counts the heads of the whole model, not of this rank."""
         super().__init__()
         heads = Section.split(num_heads, context.tp.rank, context.tp.size)
         width = sizes.key_dim + sizes.value_dim

@@ -15,7 +15,7 @@ from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
 class RMSNorm(nn.Module):
-    """Normalises the last dimension."""
+    """Root mean square norm over the last dimension."""
 
     def __init__(self, size: int, eps: float, context: LayerContext) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ class WeightParameter(nn.Parameter):
 
 
 def _in_runs(tensor: Tensor, run: int) -> Tensor:
-    """[rows, …] -> [rows / run, run, …]."""
+    """Reshapes [rows, …] to [rows / run, run, …]."""
     return tensor.reshape(-1, run, *tensor.shape[1:])
 
 
@@ -156,7 +156,7 @@ class FinishesWeights(Protocol):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """float32, not torch.float32."""
+    """Returns a dtype's name without its module: `float32` instead of `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -36,7 +36,7 @@ class OutputQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingStep:
-    """One step's sampling."""
+    """What the sampler must do in one step."""
 
     acts: tuple[Act, ...] = ()
     """Acts of the features in use, in the order of their stages."""

@@ -19,7 +19,7 @@ from mysglang.srt.layers.parameter import Section, WeightParameter, restore_para
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Token ids to vectors."""
+    """Turns token ids into vectors. Each rank has a part of the vocabulary."""
 
     def __init__(self, vocab_size: int, hidden_size: int, context: LayerContext) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = WeightParameter((section.size, hidden_size), (section,), dtype=context.dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[T] int64 -> [T, hidden_size]."""
+        """Looks up token ids: [T] int64 -> [T, hidden_size]."""
         if self.tp.size == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.first
@@ -50,7 +50,7 @@ class ScaledEmbedding(VocabParallelEmbedding):
 
 
 class ParallelLMHead(LinearBase):
-    """Vectors to logits."""
+    """Turns hidden states into logits. Each rank has a part of the vocabulary."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ async def beam_search(
 
 @dataclass(slots=True)
 class _Task:
-    """One prompt and its search."""
+    """One prompt with its beam search."""
 
     request: TokenizedGenerateReqInput
     search: Search
@@ -153,7 +153,7 @@ class _Task:
     """Cached tokens of the prompt, in the first round."""
 
     async def told(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
-        """A beam as an answer."""
+        """Returns a beam as the answer that the client gets."""
         prompt, params = unpack_ids(self.request.input_ids), self.request.sampling_params
         return GenerationChunk(
             index=index,
@@ -278,5 +278,5 @@ def _likeliest(found: LogprobChunk | None, count: int) -> list[tuple[int, float]
 
 
 def _shown(beam: Beam, params: SamplingParams) -> Sequence[int]:
-    """The ids whose text is the answer's."""
+    """Returns the ids of a beam that become text: all but a stop token that the client does not want."""
     return beam.ids[:-1] if isinstance(beam.finish, Stop) and not params.no_stop_trim else beam.ids

@@ -1,4 +1,4 @@
-"""Child processes: what each is told when it is started, and how its work is run and its end reported to its parent.
+"""Child processes: the arguments of each, how its work is run, and how its end is reported to its parent.
 
 Light: the process that starts children loads this first. Besides the HTTP edge, `run_child` is the only place that
 catches every exception.
@@ -55,7 +55,7 @@ def ranks_of(parallel: ParallelArgs, meeting_file: str = "") -> list[RankContext
 
 
 def scheduler_launches(args: ServerArgs, ports: PortArgs) -> list[SchedulerLaunch]:
-    """One for each rank."""
+    """Returns the arguments of each rank's scheduler process."""
     contexts = ranks_of(args.parallel, ports.meeting_file)
     return [SchedulerLaunch(server_args=args, port_args=ports, ranks=ranks) for ranks in contexts]
 
@@ -100,6 +100,6 @@ def _end_by(link: ParentLink, cause: str) -> None:
 
 
 def summary(error: BaseException) -> str:
-    """One line that names the error."""
+    """Returns one line with the error's type and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

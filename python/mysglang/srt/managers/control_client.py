@@ -87,7 +87,7 @@ class ControlClient:
             waiting.reply.set_result(_of_all(waiting.by_rank))
 
     def fail_all(self, error: ServerEnded) -> None:
-        """No reply will come any more."""
+        """Fails all open calls, because the server ends and no reply will come."""
         for waiting in self._waiting.values():
             if not waiting.reply.done():
                 waiting.reply.set_exception(error.again())

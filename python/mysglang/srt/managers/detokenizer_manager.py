@@ -46,7 +46,7 @@ BEAT_S = 1.0
 
 
 class Status(Protocol):
-    """One request that is not finished."""
+    """The state of one unfinished request."""
 
     @property
     def advance_one(self) -> Callable[[int], str]:
@@ -69,7 +69,7 @@ class NoText:
 
 
 class DecodeStatus:
-    """The text of one request."""
+    """Turns the tokens of one unfinished request into text."""
 
     __slots__ = ("_text", "_trims", "advance_one")
 

@@ -64,7 +64,7 @@ class Board:
 
     @classmethod
     def alone(cls) -> Board:
-        """The board of a server's only front."""
+        """Returns the board of a server with a single front."""
         return cls(bytearray(board_bytes(1)), 0)
 
     @classmethod
@@ -75,11 +75,11 @@ class Board:
             return cls(mmap.mmap(file.fileno(), board_bytes(num_fronts)), front)
 
     def write(self, column: Column, number: int) -> None:
-        """In this front's row."""
+        """Writes a number into this front's row."""
         self._cells[self._first + column] = number
 
     def total(self, column: Column) -> int:
-        """Sum over all fronts."""
+        """Returns the sum of a column over all fronts."""
         return sum(self._cells[column :: len(Column)])
 
 
@@ -88,7 +88,7 @@ def board_bytes(num_fronts: int) -> int:
 
 
 class OpenNames(Protocol):
-    """Queries of one front."""
+    """The names of all open requests, as one front reads and writes them."""
 
     def note(self, names: Collection[str]) -> str | None:
         """Note that requests of these names, none of which is noted here, are open. One of them that is open at another
@@ -97,7 +97,7 @@ class OpenNames(Protocol):
         ...
 
     def forget(self, names: Iterable[str]) -> None:
-        """These names are no longer open."""
+        """Removes names of requests that are no longer open."""
         ...
 
 
@@ -194,6 +194,6 @@ class Fronts:
     """Receives the events of this front's requests, and reports the totals of all fronts."""
 
     def tell(self, message: ToTokenizer) -> None:
-        """Tell all others."""
+        """Sends the message to all other fronts."""
         for other in self.others:
             other.send(message)

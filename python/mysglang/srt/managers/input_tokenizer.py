@@ -170,7 +170,7 @@ class InputTokenizer:
         return await self._pool.run(len(ids), work)
 
     def _build(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
-        """The requests of these prompts."""
+        """Builds the requests for a piece of a job's prompts."""
         obj, unfolded, caller = job.obj, job.unfolded, job.caller
         first, end, _ = piece
         prompts, n = unfolded.prompts[first:end], unfolded.n

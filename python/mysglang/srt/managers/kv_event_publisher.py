@@ -48,7 +48,7 @@ class EventPublisher(Protocol):
 
 
 class NoPublisher:
-    """The null publisher."""
+    """A null object: no events are published."""
 
     listener: PageListener = NoListener()
 
@@ -137,7 +137,7 @@ class _Handover:
 
 
 class _Sockets:
-    """The thread's side."""
+    """The sockets, which only the publisher's thread uses."""
 
     def __init__(self, config: KvEventsConfig, context: zmq.Context[zmq.Socket[bytes]], handover: _Handover):
         self._handover = handover
@@ -158,7 +158,7 @@ class _Sockets:
             raise ConfigError(f"--kv-events-config: {config.endpoint}, {config.replay_endpoint}: {error}.") from error
 
     def serve(self) -> None:
-        """Run until told to stop."""
+        """Runs until `close` is called."""
         poller = zmq.Poller()
         poller.register(self._handover.bell, zmq.POLLIN)
         poller.register(self._replays, zmq.POLLIN)

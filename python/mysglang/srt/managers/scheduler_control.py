@@ -1,4 +1,4 @@
-"""Handlers of control messages: what a scheduler is asked beside generation, except about weights and profiles.
+"""Handlers of control messages: requests to a scheduler other than generation, except about weights and profiles.
 
     SchedulerControl     state, flushing the cache, pausing generation, health checks, logs
     SchedulerSettings    options that may be changed while a scheduler runs

@@ -10,7 +10,7 @@ from mysglang.srt.mem_cache.tree_view import TreeView
 
 
 class ChunkCache(PrefixCache):
-    """The null object of RadixCache: every row stands on the same empty node."""
+    """A null object for RadixCache: it caches nothing, and every row uses the same empty node."""
 
     shares = False
 

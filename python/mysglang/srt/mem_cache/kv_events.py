@@ -35,7 +35,7 @@ class PageListener(Protocol):
         ...
 
     def cleared(self) -> None:
-        """No page can be matched any more."""
+        """Called when the cache was emptied: no page can be matched any more."""
         ...
 
 
@@ -81,7 +81,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fa
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """The cache is empty."""
+    """Event: the cache was emptied."""
 
 
 KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

@@ -44,7 +44,7 @@ class KvState:
     evictable: int
     """Cached tokens that no row uses: they become free as soon as memory is needed."""
     protected: int
-    """Cached, and open rows stand on it."""
+    """Cached tokens that open rows use."""
     private: int
     """Held by open rows, not in the cache."""
     nodes: int
@@ -494,5 +494,5 @@ class KvManager:
         return bool(self.followers) and self._make_room(num_pages)
 
     def _ids_of(self, ids: Ints, start: int, end: int) -> Ints:
-        """The tokens of pages start … end - 1."""
+        """Returns the tokens of pages start … end - 1."""
         return ids[start * self.page_size : end * self.page_size]

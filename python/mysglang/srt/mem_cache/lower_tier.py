@@ -12,7 +12,7 @@ from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Tokens, since the start."""
+    """Numbers of tokens since the start."""
 
     written: int = 0
     """Copied to the host."""
@@ -86,7 +86,7 @@ class LowerTier(Protocol):
 
 
 class NoLowerTier:
-    """The null object."""
+    """A null object for a cache without host memory or storage below it."""
 
     busy = False
     counts = TierCounts()

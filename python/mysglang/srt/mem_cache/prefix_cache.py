@@ -47,17 +47,17 @@ class PrefixCache(ABC):
     @property
     @abstractmethod
     def evictable_pages(self) -> int:
-        """Pages that `evict` could free now; costs nothing to ask."""
+        """Number of pages that `evict` could free now. Reading it costs nothing."""
 
     @property
     @abstractmethod
     def shared_nodes(self) -> int:
-        """Nodes that more than one row stands on or below; costs nothing to ask."""
+        """Number of nodes that more than one row uses. Reading it costs nothing."""
 
     @property
     @abstractmethod
     def clock(self) -> int:
-        """Counts operations, and says by that when something was used; costs nothing to ask."""
+        """Number of operations so far; it serves as the time of last use. Reading it costs nothing."""
 
     @abstractmethod
     def size(self) -> CacheSize: ...
@@ -83,11 +83,13 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
-        """Lock a match that is still held. A row now stands on the node returned, `node.end` pages from the root."""
+        """Locks a match that is still held, for one row. Returns the node at its end. The row now "stands on" this
+        node: it uses the `node.end` pages from the root to the end of the node.
+        """
 
     @abstractmethod
     def dec_lock_ref(self, node: TreeNode, urgency: int = 0) -> None:
-        """The row that stood on `node` leaves; how urgent it was may say what is kept."""
+        """Removes a row's lock on `node`. The row's `urgency` may decide what the cache keeps."""
 
     @abstractmethod
     def confirm(self, node: TreeNode) -> None:
@@ -105,7 +107,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def shared_pages(self, node: TreeNode) -> int:
-        """How many of them, from the first on, another row stands on too."""
+        """How many of these pages, counted from the first, another row uses too."""
 
     @abstractmethod
     def match_pages(self, match: PrefixMatch) -> Ints:
@@ -121,14 +123,15 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
-        """Take over the pages of a row that stands on `node` and goes on with `ids`; returns where it stands now.
+        """Takes over pages with the tokens `ids`, which a row that stands on `node` has added. Returns the node on
+        which the row stands afterwards.
 
-        That is `node` itself if the cache does not take them: then the row keeps them as its own.
+        If the cache does not take the pages, this is `node` itself, and the row keeps the pages as its own.
         """
 
     @abstractmethod
     def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> None:
-        """Take over the pages of a row that is about to leave `node`, for good: what is not kept is freed."""
+        """Takes over the pages of a row that is about to leave `node` for good. Pages that are not kept are freed."""
 
     @abstractmethod
     def with_tail(self, match: PrefixMatch, ids: Ints) -> PrefixMatch:
@@ -138,12 +141,14 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def take_tail(self, match: PrefixMatch) -> Ints:
-        """The page that the match has behind its whole ones goes from the cache to a row. [1]; [0] if it has none."""
+        """Moves the partly filled page after the match's full pages from the cache to a row. Returns [1], or [0] if the
+        match has none.
+        """
 
     @abstractmethod
     def insert_tail(self, node: TreeNode, ids: Ints, page: Ints, urgency: int = 0) -> None:
-        """Take over, after `insert`, a page that is filled in part: with the end of `ids`, which are all tokens of the
-        row. What is not kept is freed. page: [1].
+        """Called after `insert`: takes over a partly filled page, which holds the end of `ids`, all tokens of the row.
+        If it is not kept, it is freed. page: [1].
         """
 
     @abstractmethod
@@ -155,7 +160,7 @@ class PrefixCache(ABC):
         """Assert that the cache is sound, given the nodes that open rows stand on; returns the pages it owns."""
 
     def reset(self) -> None:
-        """Forget everything. No row may stand anywhere."""
+        """Evicts everything. No row may use the cache."""
         self.evict(self.evictable_pages)
         assert self.size().num_nodes == 0, "reset while rows are open"
 

@@ -56,14 +56,16 @@ class PrefixGrouper(Protocol):
 
 
 class NoPrefixGroups:
-    """Every row reads for itself."""
+    """A null object: rows share no reads of keys and values."""
 
     def find(self, slots: Slots) -> SharedPrefixes | None:
         return None
 
 
 class PrefixGroups:
-    """Asks the KvManager where rows stand, and keeps the answer until a row comes, goes or moves."""
+    """Finds the groups of a step from the nodes that its rows use, and keeps the result until a row joins, leaves or
+    moves to another node.
+    """
 
     def __init__(self, kv: KvManager, costs: CascadeCosts) -> None:
         self._kv = kv
@@ -88,7 +90,7 @@ class PrefixGroups:
 
 @dataclass(slots=True)
 class Crossing:
-    """A node that some rows of the step stand on or below, while the groups are chosen."""
+    """A node that some rows of the step use, with what is known about it while the groups are chosen."""
 
     node: TreeNode
     rows: list[int]
@@ -138,7 +140,7 @@ def choose_groups(nodes: Sequence[TreeNode], page_size: int, costs: CascadeCosts
 
 
 def crossings(nodes: Sequence[TreeNode]) -> list[Crossing]:
-    """The topmost crossings; row i stands on nodes[i]. Nodes that only one row in the cache stands on are passed by."""
+    """Returns the topmost crossings for rows whose last nodes are `nodes`. Nodes that only one row uses are skipped."""
     found: dict[TreeNode, Crossing] = {}
     roots: list[Crossing] = []
     for row, node in enumerate(nodes):
@@ -172,7 +174,7 @@ def in_preorder(roots: list[Crossing]) -> list[Crossing]:
 
 
 def rows_below(crossing: Crossing) -> list[int]:
-    """All rows at and below a crossing."""
+    """Returns all rows at a crossing and below it."""
     rows: list[int] = []
     for lower in in_preorder([crossing]):
         rows.extend(lower.rows)

@@ -126,7 +126,7 @@ class RadixTree:
         return tail
 
     def path_ids(self, node: TreeNode) -> Ints:
-        """The tokens of these pages."""
+        """Returns the tokens of all pages from the root to the end of `node`."""
         ids = np.empty(node.end * self.page_size, np.int32)
         step: TreeNode | None = node
         while step is not None and step.parent is not None:
@@ -341,7 +341,7 @@ class RadixTree:
     # Inside
 
     def _unlocked(self, node: TreeNode) -> None:
-        """The last lock is gone."""
+        """Called when the last lock of a node is removed: its pages become evictable."""
         if node.parent is not None:
             self.evictable_pages += len(node.value)
             self.protected_pages -= len(node.value)

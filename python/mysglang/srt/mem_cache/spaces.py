@@ -47,7 +47,7 @@ class SpaceRoom(Protocol):
 
 
 class Space(Protocol):
-    """One numbering of pages."""
+    """A set of pages with their own numbers, for layers that keep the same tokens."""
 
     @property
     def num_available(self) -> int:

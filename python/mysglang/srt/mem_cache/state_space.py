@@ -47,7 +47,7 @@ NO_COUNTS = StateCounts()
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A state behind a page."""
+    """A saved state that belongs to the prefix that ends with a page."""
 
     page: int
     state: int
@@ -57,7 +57,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class RowState:
-    """Facts about an open row."""
+    """What is known about the states of an open row."""
 
     state: int
     planned: int
@@ -101,7 +101,7 @@ class States(Protocol):
 
 
 class NoStates:
-    """No layer of the model keeps a state."""
+    """A null object for a model whose layers keep no state."""
 
     def open(self, slot: int, pages: Ints, match: PrefixMatch) -> None:
         pass

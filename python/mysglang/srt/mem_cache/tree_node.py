@@ -52,11 +52,11 @@ class TreeNode:
         self.serial = serial
         self.children: dict[int | bytes, TreeNode] = {}
         self.lock_ref = 0
-        """Rows that stand here or below."""
+        """Number of rows that use this node or a node below it."""
         self.last_access = 0
         self.created = 0
         self.uses = 0
-        """Rows that stood here or below and left."""
+        """Number of rows that used this node or a node below it, and left."""
         self.urgency = NEVER_URGENT
         """The greatest of these rows."""
         self.queued = False
@@ -76,14 +76,14 @@ class TreeNode:
         return self.parent is not None and int(self.key[-1]) == NO_TOKEN
 
     def used(self, urgency: int) -> None:
-        """A row that urgent had it to its end."""
+        """Called when a row with this urgency, which used the whole node, leaves."""
         self.uses += 1
         if urgency > self.urgency:
             self.urgency = urgency
 
 
 class NamespaceRoot(TreeNode):
-    """The empty node above all prefixes of a namespace. It goes when nothing stands below and no row stands on it."""
+    """The empty node above all prefixes of a namespace. It is removed when it has no children and no row uses it."""
 
     __slots__ = ("name",)
 
@@ -93,7 +93,7 @@ class NamespaceRoot(TreeNode):
 
 
 def tail_key(ids: Ints, page_size: int) -> Ints:
-    """The key of a page in which only these tokens are, fewer than a page has."""
+    """Returns the key of a partly filled page with these tokens."""
     key: Ints = np.full(page_size, NO_TOKEN, np.int32)
     key[: len(ids)] = ids
     return key
@@ -109,14 +109,14 @@ def path_serials(node: TreeNode) -> tuple[int, ...]:
 
 
 def shared_end(node: TreeNode) -> int:
-    """Pages of the path to `node`, from the root on, that more than one lock is on."""
+    """Returns how many pages of the path to `node`, counted from the root, have more than one lock."""
     while node.parent is not None and node.lock_ref <= 1:
         node = node.parent
     return node.end
 
 
 def namespace_of(node: TreeNode) -> str:
-    """The name of the namespace in which a node stands, or stood."""
+    """Returns the name of a node's namespace, also for a node that was evicted."""
     while node.parent is not None:
         node = node.parent
     assert isinstance(node, NamespaceRoot)

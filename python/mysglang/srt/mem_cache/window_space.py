@@ -88,7 +88,7 @@ class WindowSpace:
 
     @property
     def num_available(self) -> int:
-        """These, and the free ones."""
+        """Pages that no row reads, and free pages."""
         return self.allocator.num_pages - self.num_read
 
     # Pages that rows see
@@ -115,11 +115,11 @@ class WindowSpace:
         return bool(self.page_of[pages].all())
 
     def unread(self, pages: Ints) -> int:
-        """How many of them no row reads."""
+        """Returns how many of these pages no row reads."""
         return int(np.count_nonzero(self._readers[pages] == 0))
 
     def held_tokens(self, slots: Slots) -> Ints:
-        """[R] of these rows."""
+        """Returns [R] how many tokens each of these rows holds in this space."""
         held: Ints = (self._rows.held[slots] - self.first[slots]) * np.int32(self.page_size)
         return held
 

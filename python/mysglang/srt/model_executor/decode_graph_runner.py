@@ -25,7 +25,7 @@ from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """One batch size."""
+    """The captured graph of one batch size, with its buffers."""
 
     graph: Graph
     program: StepProgram

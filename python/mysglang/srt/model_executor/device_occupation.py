@@ -122,7 +122,7 @@ class DeviceOccupation:
             pool.resume()
 
     def _synchronize(self) -> None:
-        """Until no step is on the device."""
+        """Waits until the device has finished all steps."""
         if self._platform.device.type == "cuda":
             torch.cuda.synchronize()
 

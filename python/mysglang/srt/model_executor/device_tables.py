@@ -47,12 +47,12 @@ class DeviceTables:
 
     @property
     def max_pages(self) -> int:
-        """Columns of each page table."""
+        """Number of columns of each page table."""
         return self.pages[0].shape[1]
 
     @property
     def padding_slot(self) -> int:
-        """The row after the requests'."""
+        """The slot of padding rows: the one after all slots of requests."""
         return len(self.newest) - 1
 
     @property

@@ -202,7 +202,7 @@ class StepPrograms:
         gc.collect()  # a graph that sits in a cycle would keep its memory
 
     def restore(self) -> None:
-        """Capture again."""
+        """Captures all graphs again."""
         self._captured = self._runnable.capture()
         self._captured_over = addresses(self._served.model)
         self._programs = (*self._runnable.special, *self._captured.programs, self._runnable.eager)
@@ -235,7 +235,7 @@ def helper(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], LoadHelp]:
 
 
 def recipe(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], Load]:
-    """How a model of this kind is served."""
+    """Returns the function that loads and serves a model of this kind."""
     if launch.config.encoder is not None:
         return encoder
     return generation if launch.config.pooling is None else pooling_decoder

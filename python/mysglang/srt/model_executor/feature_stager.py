@@ -26,7 +26,7 @@ NOTHING_KNOWN: Uploaded = {}
 
 @dataclass(frozen=True, slots=True)
 class StagedFeatures:
-    """The prepared features of one step."""
+    """The columns of one step for the sampling features that it uses."""
 
     sampling: SamplingColumns
     columns: Columns
@@ -38,7 +38,7 @@ class StagedFeatures:
 
 
 class FeatureStager:
-    """The device sides of the features."""
+    """Prepares the sampling features of a step for the device."""
 
     def __init__(self, facts: DeviceFacts, features: Sequence[SamplingFeature] = FEATURES) -> None:
         self._sides: dict[str, DeviceSide] = {feature.name: feature.device(facts) for feature in features}

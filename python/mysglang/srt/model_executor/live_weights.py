@@ -76,7 +76,7 @@ class LiveWeights:
         changed: Callable[[], None] = nothing,
         ranks: AllRanks = ONE_RANK,
     ) -> None:
-        """Right after the model was loaded. `changed` is told when values have changed, or where they are. Values
+        """Create it right after the model was loaded. `changed` is called when values or their addresses change. Values
         change on all of `ranks` or on none.
         """
         self._ranks = ranks

@@ -61,7 +61,7 @@ class KvBudget:
 
     @property
     def max_pages(self) -> int:
-        """Columns of each page table."""
+        """Number of columns of each page table."""
         return -(-self.max_context // self.page_size) if self.num_pages else 0
 
 
@@ -94,7 +94,7 @@ class SpaceCost:
 
 @dataclass(frozen=True, slots=True)
 class KvCost:
-    """Cost of tokens in the KV cache."""
+    """Bytes that tokens and requests cost in the KV cache."""
 
     spaces: tuple[SpaceCost, ...]
     """The first is that of the rows."""

@@ -35,7 +35,7 @@ Help: TypeAlias = Literal["drafts"]
 
 @dataclass(frozen=True, slots=True)
 class ModelLaunch:
-    """One model of an executor."""
+    """What is needed to load one model: the served model or a helping one."""
 
     config: ModelConfig
     load: LoadConfig
@@ -61,7 +61,7 @@ class Setup:
     tp: Group = SOLO
     """The ranks that share each layer."""
     stage: Stage = WHOLE_MODEL
-    """The layers that stand here, and the links to the other stages."""
+    """The layers of this pipeline stage, and the links to the other stages."""
 
     def load(self, kind: type[Model], launch: ModelLaunch) -> Model:
         """Load this rank's part of a model of this kind on the device. Raises ConfigError if the checkpoint is
@@ -105,7 +105,7 @@ class Setup:
         return StepBuffers(memory.tables, self.platform, tokens=tokens, rows=rows)
 
     def check_numerics(self) -> None:
-        """Raises ConfigError where kernels are asked for by name that are not invariant."""
+        """Raises ConfigError if an option names a kernel that is not batch-invariant."""
         config = self.config
         if config.numerics == "fastest":
             return

@@ -31,7 +31,7 @@ MOST_ROWS = 4
 
 
 class PersistentStep:
-    """Steps of one size."""
+    """Decode steps of one batch size as one kernel."""
 
     def __init__(self, step: decoder.DecodeStep, pool: KvPool) -> None:
         self._step = step

@@ -34,7 +34,7 @@ class Program(Protocol):
 
     @property
     def name(self) -> str:
-        """One of the constants above."""
+        """The program's name, one of the constants above."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Drafter(Protocol):
 
     @property
     def slot_buffers(self) -> Sequence[SlotBuffer]:
-        """Its slot buffers."""
+        """The program's own tensors with a row for each slot."""
         ...
 
     def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Runnable:
     warm_ups: Sequence[ModelWorkerBatch]
     """Steps of padding that compile what is compiled at first use."""
     special: Sequence[Program] = ()
-    """Programs of steps that no other takes. They are asked first, and stay when captures go."""
+    """Programs for steps that no other program can run. They are tried first, and stay when captures are released."""
     slot_buffers: Sequence[SlotBuffer] = ()
     """Slot buffers in addition to the tables that all models share."""
     capture: Callable[[], Captured] = Captured
@@ -175,7 +175,7 @@ class ServedModel(Protocol):
         ...
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
-        """The model over its memory."""
+        """Prepares the model to run with this memory."""
         ...
 
 

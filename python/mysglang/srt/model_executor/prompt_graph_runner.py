@@ -31,7 +31,7 @@ from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 @dataclass(frozen=True, slots=True)
 class CapturedPrompt:
-    """One number of tokens."""
+    """The captured graph of one number of tokens, with its buffers."""
 
     graph: Graph
     places: Places
@@ -111,7 +111,7 @@ class PromptGraphRunner:
 
 
 def padded(batch: ModelWorkerBatch, columns: StepArrays) -> ModelWorkerBatch:
-    """The step with its rows of padding."""
+    """Returns the batch with padding rows added."""
     lens = columns["extend_lens"].copy()
     return replace(
         batch,

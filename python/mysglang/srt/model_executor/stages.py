@@ -99,7 +99,7 @@ class LateTokens:
 
 
 class _LateStep:
-    """One step of them."""
+    """A launched step whose tokens are not chosen yet."""
 
     __slots__ = ("choose", "result", "slots")
 
@@ -150,7 +150,7 @@ class StageWork(Protocol):
 
 
 class OneStage:
-    """Every layer is here."""
+    """The parts of a model that is not divided into stages."""
 
     all_tokens = False
     not_captured = ""
@@ -182,7 +182,7 @@ class LastStage(OneStage):
 
 
 class EarlierStage:
-    """One of several, not the last."""
+    """The parts of a pipeline stage that is not the last."""
 
     all_tokens = True
     not_captured = LastStage.not_captured
@@ -203,7 +203,7 @@ class EarlierStage:
 
 
 def work_of(stage: Stage) -> StageWork:
-    """The parts for this stage."""
+    """Returns the parts that this stage needs."""
     if not stage.last:
         return EarlierStage(stage)
     return OneStage() if stage.first else LastStage(stage)
@@ -214,7 +214,7 @@ RunStep: TypeAlias = Callable[[ModelWorkerBatch], BatchResult]
 
 
 class StepsOnDemand:
-    """Runs each step when its result is asked for, or that of a later one; always in the order of launching.
+    """Runs each step when its result, or the result of a later step, is needed. Steps run in the order of launching.
 
     For the last stage on a device where running a step takes until it is done. That stage must not wait for a step that
     it has just launched, which others have still to compute: it goes on with the step before, of another lane.
@@ -245,7 +245,7 @@ class StepsOnDemand:
 
 
 class _OpenStep:
-    """A step that was launched."""
+    """A step that was launched and has no result yet."""
 
     __slots__ = ("batch", "mask", "output")
 

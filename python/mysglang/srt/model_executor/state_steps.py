@@ -28,7 +28,7 @@ class StateStager(Protocol):
 
 
 class NoStateSteps:
-    """No layer of the model keeps a state."""
+    """A null object for a model whose layers keep no state."""
 
     def begin(self, batch: ModelWorkerBatch) -> StateStep | None:
         return None

@@ -85,13 +85,13 @@ class StepShape:
 
     @classmethod
     def captured_decode(cls, rows: int, extra: HostColumns = NO_COLUMNS) -> StepShape:
-        """A captured DECODE step."""
+        """Returns the shape of a captured decode step of `rows` rows."""
         writes = rows + SPARE_WRITES
         return cls(mode=ForwardMode.DECODE, tokens=rows, rows=rows, writes=writes, looks_up=True, extra=extra)
 
     @classmethod
     def captured_prompts(cls, tokens: int) -> StepShape:
-        """Returns the shape of a captured prefill step with `tokens` new tokens in at most MOST_PROMPT_ROWS + 1 rows."""
+        """Returns the shape of a captured prefill step: `tokens` new tokens in at most MOST_PROMPT_ROWS + 1 rows."""
         return cls(
             mode=ForwardMode.EXTEND,
             tokens=tokens,
@@ -207,7 +207,7 @@ class StepBuffers:
         return self._places(StepShape.of(batch, all_tokens=all_tokens), turns=1)
 
     def decode(self, rows: int, backend: GraphAttentionBackend) -> Places:
-        """Places for captured DECODE steps."""
+        """Returns the buffers for captured decode steps of `rows` rows."""
         return self._places(StepShape.captured_decode(rows, backend.graph_columns(rows)), turns=HOST_BUFFERS)
 
     def prompts(self, tokens: int) -> Places:

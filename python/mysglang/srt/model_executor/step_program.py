@@ -42,7 +42,7 @@ class StepProgram(Protocol):
     """The backend that must plan such a step."""
 
     def run(self, batch: ForwardBatch) -> StepTensors:
-        """Queue a step whose ids are known."""
+        """Queues a step whose input ids are known."""
         ...
 
 

@@ -149,7 +149,7 @@ class Progress:
     """A bar on a terminal; elsewhere a line for each file, and one now and then in a long file."""
 
     def __init__(self, files: list[WeightFile], *, show: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds from any beginning."""
+        """`clock` returns seconds since any fixed time."""
         self._files = files
         self._total = sum(file.path.stat().st_size for file in files)
         self._bar = tqdm(
@@ -165,7 +165,7 @@ class Progress:
         self._done_files = self._done = 0
 
     def note(self, file: WeightFile, name: str, num_bytes: int) -> None:
-        """A tensor was taken over."""
+        """Counts a tensor that was copied into the model."""
         self._done += num_bytes
         self._bar.update(num_bytes)
         if not self._lines:

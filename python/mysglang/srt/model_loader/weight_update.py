@@ -70,7 +70,7 @@ class WeightUpdate:
 
     @torch.no_grad()
     def apply(self, plan: Plan, pulse: Callable[[], None]) -> None:
-        """Copy the values in."""
+        """Copies the new values into the model."""
         laid_out = list(self._laid_out())
         for module, layouts in laid_out:
             module.reopen_weights(layouts)

@@ -90,7 +90,7 @@ class Sheet:
 
     @classmethod
     def alone(cls, layout: Layout) -> Sheet:
-        """A sheet with a single writer."""
+        """Returns a sheet with a single writer."""
         return cls(layout, bytearray(layout.width * NUMBER_BYTES), 0)
 
     @classmethod

@@ -74,8 +74,9 @@ class ChatTemplate:
     def render(
         self, variables: Mapping[str, object], *, quick: bool = False, cancelled: threading.Event | None = None
     ) -> str:
-        """The prompt. `quick` raises NotQuick where it takes longer than an event loop may stand still; `cancelled`
-        ends it early. Raises InvalidRequest with the template's own words, or what it stumbled over.
+        """Renders the prompt. With `quick`, raises NotQuick if this takes longer than the event loop may be blocked.
+        Setting `cancelled` ends it early. Raises InvalidRequest with the template's own message, or with the reason
+        why the template failed.
         """
         allowance = None if quick else lambda: MAX_UNITS + _units(variables)
         guard = Guard(self._environment, METHODS, QUICK_UNITS, allowance, MAX_CPU_S, cancelled)

@@ -1,4 +1,4 @@
-"""Fill in the middle: how a model of code is asked for what stands between a prompt and a suffix.
+"""Fill in the middle: the prompt with which a code model writes the text between a prompt and a suffix.
 
 Each family has marks of its own, tokens of its vocabulary, and an order in which the parts come. Knows no tokenizer,
 only whether one has a token.

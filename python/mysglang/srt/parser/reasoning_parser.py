@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class ReasoningParser(ABC):
-    """Reads one answer."""
+    """Separates the thoughts in one answer from its text."""
 
     def __init__(self) -> None:
         self._reader = TextReader()
@@ -48,7 +48,7 @@ class ReasoningParser(ABC):
         self._reading = Reading(self._reader, self._read(), lambda text: self._held_is(text))
 
     def feed(self, text: str) -> list[Part]:
-        """Parts that `text` adds."""
+        """Takes the next text, and returns the parts that it adds."""
         self._reading.feed(text)
         return self._told()
 
@@ -187,7 +187,7 @@ class HarmonyParser(ReasoningParser):
 
 
 class ReasoningFormat(Protocol):
-    """One way to think."""
+    """How a model family marks its thoughts."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class ReasoningFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:
-    """A pair of tags."""
+    """Thoughts between two tags, such as `<think>` and `</think>`."""
 
     start: str
     end: str
@@ -301,7 +301,7 @@ class AppendThinkFormat:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """gpt-oss."""
+    """The harmony format of gpt-oss."""
 
     markers: tuple[str, ...] = harmony.MARKERS
     end: str = harmony.END

@@ -48,11 +48,11 @@ _READABLE: Final[Mapping[type, frozenset[str]]] = {
 
 
 class TooMuchWork(Exception):
-    """A template does more than its limit allows."""
+    """Raised when a template does more work than its limit allows."""
 
 
 class NotQuick(Exception):
-    """A template does more than is done on the event loop. Nothing is wrong with it; it needs a thread."""
+    """Raised when a template does more work than the event loop may do. It is not an error: render it in a thread."""
 
 
 class Global:
@@ -94,7 +94,7 @@ class Guard:
         cpu_s: float,
         cancelled: threading.Event | None = None,
     ) -> None:
-        """`quick`: units at once. `allowance`: called when these are spent, says how many more there are; None raises
+        """`quick`: units at first. `allowance`: called when these are spent, returns how many more follow; None raises
         NotQuick instead. `cpu_s`: seconds of this thread's time.
         """
         self.left = quick
@@ -110,7 +110,9 @@ class Guard:
     # -- paying
 
     def spend(self, units: int) -> None:
-        """Raises TooMuchWork, or NotQuick, if that many are no longer left."""
+        """Takes `units` from the allowance of this rendering. If fewer are left, raises NotQuick for a quick rendering,
+        and TooMuchWork for any other.
+        """
         self.left -= units
         if self.left < 0:
             self._take_slice()
@@ -156,13 +158,13 @@ class Guard:
         self.spend((len(text) >> 4) * (1 + min(len(needle), 128) // 16))
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The values, each paid for."""
+        """Yields the values, and takes units for each."""
         for value in values:
             self.spend(12)
             yield value
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
-        """The values as a list of their own."""
+        """Returns the values as a new list."""
         if isinstance(values, str):
             self.spend(4 * len(values))
         elif isinstance(values, _SIZED):
@@ -172,11 +174,11 @@ class Guard:
         return list(values)
 
     def spread(self, values: Any) -> Any:
-        """The values behind a star in a call."""
+        """Returns the values after a `*` in a call."""
         return values if isinstance(values, dict) else tuple(self.listed(values))
 
     def key(self, value: Any) -> Any:
-        """A value that is about to be hashed."""
+        """Takes units for hashing a value."""
         if type(value) is not str and type(value) not in _SCALARS:
             self.weigh(value)
         return value
@@ -189,7 +191,7 @@ class Guard:
     # -- text
 
     def text(self, value: Any) -> str:
-        """A value as it is written out."""
+        """Returns a value as text, as the template writes it."""
         kind = type(value)
         if kind is str:
             return value  # type: ignore[no-any-return]
@@ -201,17 +203,17 @@ class Guard:
         return str(value)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """One text of all pieces, which are text already."""
+        """Joins the pieces, which are text already."""
         pieces = list(pieces)
         self.spend(sum(map(len, pieces)) >> 4)
         return "".join(pieces)
 
     def tilde(self, *values: Any) -> str:
-        """`a ~ b`: one text of what each is written out as."""
+        """Computes `a ~ b`: the values as text, joined."""
         return self.concat([self.text(value) for value in values])
 
     def joined(self, separator: str, values: Iterable[Any]) -> str:
-        """One text with `separator` between the values, which must be text."""
+        """Joins the values, which must be text, with `separator` between them."""
         pieces = self.listed(values)
         size = sum(len(piece) if isinstance(piece, str) else 0 for piece in pieces)
         self.spend((size + len(separator) * len(pieces)) >> 4)
@@ -220,7 +222,7 @@ class Guard:
     # -- operators
 
     def add(self, *values: Any) -> Any:
-        """`a + b + …`"""
+        """Computes `a + b + …` for the template."""
         size = 0
         for value in values:
             if type(value) is not str:
@@ -247,7 +249,7 @@ class Guard:
         return left + right
 
     def sub(self, left: Any, right: Any) -> Any:
-        """`a - b`, of numbers, or of the keys of objects."""
+        """Computes `a - b`, for numbers and for the keys of objects."""
         if isinstance(left, _VIEWS):
             self.spend(self.weigh(left) + self.weigh(right))
         else:
@@ -255,7 +257,7 @@ class Guard:
         return left - right
 
     def mul(self, left: Any, right: Any) -> Any:
-        """`a * b`: numbers, or a text or a list so many times."""
+        """Computes `a * b`, for numbers, or for a text or list and the number of its repetitions."""
         if isinstance(right, (str, list, tuple)):
             left, right = right, left
         if isinstance(left, (str, list, tuple)):
@@ -270,31 +272,33 @@ class Guard:
         return left * right
 
     def div(self, left: Any, right: Any) -> Any:
-        """`a / b`"""
+        """Computes `a / b`."""
         _require_numbers(left, right)
         return left / right
 
     def floordiv(self, left: Any, right: Any) -> Any:
-        """`a // b`"""
+        """Computes `a // b`."""
         _require_numbers(left, right)
         return left // right
 
     def pow(self, left: Any, right: Any) -> Any:
-        """`a ** b`"""
+        """Computes `a ** b`, if the result has not too many bits."""
         _require_numbers(left, right)
         if isinstance(left, int) and isinstance(right, int):
             _limit_bits(left.bit_length() * abs(right))
         return left**right
 
     def mod(self, left: Any, right: Any) -> Any:
-        """`a % b`, of numbers or of a text with places for values."""
+        """Computes `a % b`, for numbers, or for a format string and its values."""
         if isinstance(left, str):
             return self._methods[str]["%"](self, left, right)
         _require_numbers(left, right)
         return left % right
 
     def compare(self, kind: str, left: Any, right: Any) -> Any:
-        """`a == b` and its kin; `kind` is Jinja's name of it."""
+        """Computes a comparison: `a == b`, `a < b`, `a in b` and so on. `kind` is Jinja's name of the operator, such as
+        "eq" or "notin".
+        """
         if kind == "in" or kind == "notin":
             return self.contains(left, right) == (kind == "in")
         if type(left) is str and type(right) is str:
@@ -305,7 +309,7 @@ class Guard:
         return _COMPARES[kind](left, right)
 
     def chain(self, kinds: tuple[str, ...], *values: Any) -> Any:
-        """`a < b < c`"""
+        """Computes a chain of comparisons, such as `a < b < c`."""
         result: Any = True
         for kind, left, right in zip(kinds, values, values[1:], strict=False):
             result = self.compare(kind, left, right)
@@ -314,7 +318,7 @@ class Guard:
         return result
 
     def contains(self, value: Any, box: Any) -> bool:
-        """`value in box`"""
+        """Computes `value in box`."""
         if isinstance(box, str):
             if isinstance(value, str):
                 self.scan(box, value)
@@ -330,11 +334,11 @@ class Guard:
         return value in box
 
     def search(self, value: Any, count: int) -> None:
-        """Pay for comparing `value` with so many others."""
+        """Takes units for comparing `value` with `count` others."""
         self.spend(count * (1 + self.weigh(value) // NODE))
 
     def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        """`value[start:stop:step]`"""
+        """Computes `value[start:stop:step]`."""
         part = value[start:stop:step]
         if isinstance(part, str):
             self.spend(len(part) >> 4)
@@ -343,7 +347,7 @@ class Guard:
         return part
 
     def built(self, value: Any) -> Any:
-        """A list, a tuple or an object that the template wrote down."""
+        """Takes a list, tuple or object that is written out in the template."""
         self.inflated = True
         return value
 
@@ -388,14 +392,14 @@ class Guard:
         return found
 
     def method(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """`owner.name(…)`"""
+        """Calls a method: `owner.name(…)`."""
         run = self.methods_of(owner).get(name)
         if run is not None:
             return run(self, owner, *args, **kwargs)
         return self.call(self.attr(owner, name), *args, **kwargs)
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """`function(…)`"""
+        """Calls a function or macro: `function(…)`."""
         if isinstance(function, (Macro, LoopContext, Joiner, Undefined)):
             return function(*args, **kwargs)
         if isinstance(function, Global):

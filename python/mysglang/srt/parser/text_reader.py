@@ -41,7 +41,7 @@ class TextReader:
         self._at = 0
 
     def finish(self) -> None:
-        """No piece comes any more."""
+        """Called when no further text comes."""
         self._ended = True
 
     def rest(self) -> str:
@@ -186,7 +186,7 @@ class Reading:
             self._leftover(piece)
 
     def finish(self) -> None:
-        """The text is over."""
+        """Called when the text is complete."""
         if not self._over:
             self._reader.finish()
             self._resume()

@@ -217,7 +217,7 @@ class Draw(Act, frozen=True, eq=False, kw_only=True):
 
 
 class DrawingOnDevice(DeviceSide):
-    """Stateless."""
+    """The device side of sampling, which keeps no state between steps."""
 
     def __init__(self, facts: DeviceFacts) -> None:
         from mysglang.srt.kernels.sampling import Filters

@@ -58,12 +58,12 @@ class FeatureColumns(msgspec.Struct, frozen=True, eq=False):
 
     feature: str
     rows: Slots | None
-    """[E] ascending rows of the batch that the entries speak of, also of rows without logits; a row may have several
-    entries. None: the columns speak of no rows."""
+    """[E] for each entry the row of the batch that it belongs to, ascending. A row may have several entries, also if it
+    has no logits. None: the columns belong to no rows."""
     columns: Arrays
-    """Each [E, …], or as the feature likes where there are no rows. They go to the device."""
+    """Arrays that are uploaded to the device. Each is [E, …], or of any shape if there are no rows."""
     host: Arrays = msgspec.field(default_factory=dict)
-    """Each [E, …]: what the worker reads before the upload."""
+    """Arrays [E, …] that the worker reads on the host before the upload."""
 
 
 class SlotTable(Protocol):
@@ -74,7 +74,7 @@ class SlotTable(Protocol):
 
     @property
     def tokens(self) -> Ints:
-        """[slots, context]"""
+        """The tokens of each slot: [slots, context]."""
         ...
 
     @property
@@ -82,7 +82,7 @@ class SlotTable(Protocol):
 
     @property
     def known(self) -> Ints:
-        """Tokens whose value the host knows."""
+        """Number of tokens of each slot whose value the host knows."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class StepRows(Protocol):
 
     @property
     def lens(self) -> Ints:
-        """New tokens."""
+        """Number of new tokens of each row in this step."""
         ...
 
     @property

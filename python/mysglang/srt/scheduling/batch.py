@@ -65,7 +65,7 @@ class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def prompt_tokens(self) -> int:
-        """New tokens of these."""
+        """Number of new prompt tokens in this batch."""
         return int(self.lens[: self.num_prompts].sum())
 
     def beside(self, decode: ScheduleBatch) -> ScheduleBatch:
@@ -90,7 +90,7 @@ class Launched:
     __slots__ = ("asked", "at", "batch", "result")
 
     def __init__(self, batch: ScheduleBatch, asked: Asked, result: BatchResult, at: float) -> None:
-        """`at`: when, in seconds."""
+        """`at`: time of the launch, in seconds."""
         self.batch = batch
         self.asked = asked
         self.result = result

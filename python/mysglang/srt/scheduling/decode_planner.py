@@ -199,7 +199,7 @@ class Growth(Protocol):
 
 
 class OneToken:
-    """One token for each row in each step."""
+    """Each row gets exactly one token in each step (without drafts)."""
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
@@ -221,7 +221,7 @@ class OneToken:
         return self.grow(rows)
 
     def give_back(self, slots: Slots) -> None:
-        """Nothing was set aside."""
+        """No effect: nothing was set aside."""
 
     def begin(self, grown: Grown) -> tuple[Ints, Bools | None]:
         self._table.high[grown.slots] = grown.after

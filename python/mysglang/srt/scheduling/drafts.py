@@ -294,7 +294,7 @@ class NgramIndex:
         return found
 
     def _feed(self, tokens: Ints) -> None:
-        """Index every end before the last one."""
+        """Adds the new tokens to the index of token runs, except the last run."""
         first, known = self._fed + 1, len(tokens)
         if known - first > _FEW:
             keys = _keys(tokens[first - MATCH : known - 1]).tolist()
@@ -368,7 +368,7 @@ class ForcedDrafts:
         self._inner.hear(slots[free], accepted[free])
 
     def _width(self, slot: int) -> int:
-        """Tokens of the row's next step."""
+        """Returns how many tokens the row's next step computes."""
         table = self._table
         grammar = table.req(slot).grammar
         assert grammar is not None, "a row that may be forced has a grammar"

@@ -67,7 +67,7 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of a scheduler. What concerns every running request, whatever its lane, is asked here."""
+    """All lanes of a scheduler. It answers questions about all running requests, whatever their lanes."""
 
     def __init__(self, num_slots: int, count: int = 1) -> None:
         self.all = tuple(Lane() for _ in range(count))

@@ -52,7 +52,7 @@ class SharedRoom:
             self._used += amount
 
     def give(self, key: str, amount: int) -> None:
-        """Count it no longer."""
+        """Gives back this amount."""
         if amount:
             self._held[key] -= amount
             self._used -= amount

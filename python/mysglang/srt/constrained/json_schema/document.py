@@ -37,7 +37,7 @@ class Place:
 
 
 def refuse(keyword: str, place: Place, reason: str = "is not supported") -> NoReturn:
-    """Raise the GrammarError that names a keyword, where it stands, and what is wrong with it."""
+    """Raises a GrammarError that names a keyword, its place in the schema, and what is wrong with it."""
     raise GrammarError(f"{keyword!r} at {place.pointer or '#'} {reason}")
 
 

@@ -1,4 +1,4 @@
-"""Grammar: the rules of JSON text that a schema stands for, in words that no library has yet.
+"""Grammar: the rules for the JSON texts that satisfy a schema, independent of any grammar library.
 
 Properties come in the order in which the schema names them, and those that it does not name come last.
 """

@@ -1,4 +1,4 @@
-"""The keywords that speak of one type: what each says, as a shape, and what its contrary says.
+"""The keywords for one type: each as a shape, and its negation as shapes.
 
 `own_shapes` reads all of them in one schema together; `contraries` gives, one by one, the ways to break them.
 """

@@ -136,7 +136,7 @@ class Others:
     node: Node = TRUE
     evaluated: bool = False
     implicit: bool = True
-    """No keyword speaks of them."""
+    """True if no keyword mentions these properties or items."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ MAX_LIFE_S = MONTH_S
 """OpenAI's bounds of what a client may ask for."""
 
 MAX_NAME = 255
-"""Characters of a file's name, which is told back and never used."""
+"""Largest number of characters in a file's name, which is returned to clients and never used as a path."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""FillIn: prompts with something behind them, as the served model is asked for what stands between."""
+"""FillIn: builds the prompt for fill-in-the-middle, from the text before the gap and the text after it (`suffix`)."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def unpack_experts(weights: Tensor) -> Tensor:
 
 
 def _pack(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Both or none."""
+    """Packs both weights, or neither."""
     if packed.packs(gate_up) and packed.packs(down):
         return packed.pack(gate_up), packed.pack(down)
     return gate_up, down

@@ -61,7 +61,7 @@ ALL, WINDOW, CHUNK = 0, 1, 2
 
 
 def reach_of(spec: AttentionShape) -> int:
-    """One of these."""
+    """Returns which keys a query of this spec sees, as one of the constants above."""
     if spec.window is None:
         return ALL
     return CHUNK if spec.chunked else WINDOW

@@ -54,7 +54,7 @@ class DecodeShape:
 
     @property
     def group(self) -> int:
-        """Query heads of one KV head."""
+        """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
     def key_cost(self, team: TeamShape) -> int:
@@ -145,7 +145,7 @@ class DecodePlanner:
         self.max_parts = own_parts + (group_parts + 2 * LEVELS * rows if rows > 1 else 0)
 
     def columns(self) -> HostColumns:
-        """Returns zeroed int32 arrays that are large enough for any step. `fill` writes them and the device reads them."""
+        """Returns zeroed int32 arrays, large enough for any step. `fill` writes them and the device reads them."""
         return {
             "indptr": np.zeros(self.shape.blocks + 1, dtype=np.int32),
             "joins": np.zeros((self.num_rows, 2), dtype=np.int32),

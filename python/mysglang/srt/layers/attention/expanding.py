@@ -41,7 +41,7 @@ class Expands(AttentionBackend, Protocol):
     """A backend of layers with latent rows that says which rows of a step are cheaper in the other way."""
 
     def expansion(self, batch: ForwardBatch) -> Expansion | None:
-        """None: no row is."""
+        """Returns how rows are expanded in this step; None if no row is."""
         ...
 
 
@@ -133,6 +133,6 @@ class MergedParts:
 
     @property
     def out(self) -> Tensor:
-        """[heads, n, value_dim] float32."""
+        """The joined result: [heads, n, value_dim] float32."""
         assert self._out is not None, "there was a part"
         return self._out

@@ -90,7 +90,7 @@ class AskedBackends:
 
 @dataclass(frozen=True, slots=True)
 class ChosenBackends:
-    """Names, all known."""
+    """Names of the attention backends for prefill and for decode."""
 
     prefill: str
     decode: str

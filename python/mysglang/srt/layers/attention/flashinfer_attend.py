@@ -43,7 +43,7 @@ class PageLists:
         return cls(make(rows + 1), make(pages) if indices is None else indices, make(rows))
 
     def fill(self, page_table: Tensor, batch: ForwardBatch, pool: KvPool) -> None:
-        """Queue the kernel that writes them."""
+        """Queues the kernel that writes these lists."""
         pages = (self.indptr, self.indices, self.last_page_lens)
         rows = (page_table, batch.slots, batch.seq_lens, pool.page_size)
         list_pages(*rows, *pages, extend_lens=batch.extend_lens, window=pool.window)
@@ -51,7 +51,7 @@ class PageLists:
 
 @dataclass(frozen=True, slots=True)
 class PrefillMetadata:
-    """One step."""
+    """What all layers of one prefill step share: its runs, page lists and lengths."""
 
     runs: tuple[Run, ...]
     lists: PageLists | None
@@ -103,7 +103,7 @@ class OwnKeys:
 
 
 class PagedKeys:
-    """Attends over pages."""
+    """Attention over keys in pages, by a planned FlashInfer wrapper."""
 
     def __init__(self, wrapper: Any, heads: tuple[int, int, int], page_size: int, options: dict[str, Any]) -> None:
         self._wrapper = wrapper

@@ -136,7 +136,7 @@ class PrefillKind:
         self._paged_work: WorkList | None = None
 
     def plan(self, metadata: PrefillMetadata) -> Sequence[Attend]:
-        """One for each run, all planned."""
+        """Plans every run of the step. Returns one attention function for each run."""
         own, paged = iter(range(len(metadata.runs))), iter(range(len(metadata.runs)))
         planned = [self._own_at(next(own)) if run.own else self._paged_at(next(paged)) for run in metadata.runs]
         for run, attend in zip(metadata.runs, planned, strict=True):
@@ -204,5 +204,5 @@ def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) 
 
 @cache
 def kind_of(spec: AttentionSpec) -> AttentionSpec:
-    """The spec without its layer."""
+    """Returns the spec without its layer number, so that equal layers share one plan."""
     return replace(spec, layer_id=0)

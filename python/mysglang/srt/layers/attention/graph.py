@@ -51,7 +51,7 @@ class GraphAttentionBackend(AttentionBackend, Protocol):
         ...
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
-        """Plans a replay for rows of these lengths; padding rows have length 1. Uses `seq_lens` only: the step's tensors
+        """Plans a replay for rows of these lengths; padding rows have length 1. It may use `seq_lens` only: the tensors
         on the device may not have their new contents yet.
         """
         ...
@@ -78,7 +78,7 @@ class PromptCapture(Protocol):
         ...
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
-        """Plans a replay for rows of these lengths, padding included. Uses the arguments only: the step's tensors on the
+        """Plans a replay for rows of these lengths, padding included. It may use the arguments only: the tensors on the
         device may not have their new contents yet.
         """
         ...

@@ -86,7 +86,7 @@ class InvariantMetadata:
 
 
 class InvariantTorchBackend:
-    """In float32 inside."""
+    """Deterministic attention with torch, computed in float32."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
         self.kv_pool = pool

@@ -26,7 +26,7 @@ class InvariantMetadata:
 
 
 class InvariantTritonBackend:
-    """One kernel for every kind of step."""
+    """Deterministic attention with Triton: one kernel for every kind of step."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
         self.kv_pool = pool

@@ -28,5 +28,5 @@ class PageReader:
         return pages * self.page_size + self.on_device(positions % self.page_size)
 
     def on_device(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """The array where the page table is."""
+        """Copies an array to the device of the page table."""
         return torch.from_numpy(values).to(self.page_table.device)

@@ -22,7 +22,7 @@ class SplitBackend:
     """Each step goes to the backend for its mode; one of prompts and decoding rows goes to both in parts."""
 
     def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
-        """Both read the same pool."""
+        """Both backends must read the same pool."""
         self._prefill = prefill
         self._decode = decode
 

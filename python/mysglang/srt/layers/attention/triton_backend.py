@@ -27,7 +27,7 @@ class ExtendMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DecodeMetadata:
-    """Empty: a decoding row has one token."""
+    """Empty, because each decoding row has exactly one new token."""
 
 
 class TritonBackend:

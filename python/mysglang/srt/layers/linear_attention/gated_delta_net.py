@@ -40,7 +40,7 @@ class DeltaSizes:
 
     @property
     def shared(self) -> int:
-        """Value heads of each key head."""
+        """Value heads that share one key head."""
         return self.value_heads // self.key_heads
 
 
@@ -50,7 +50,7 @@ class GatedDeltaNet(StateLayer):
     """
 
     def __init__(self, layer_id: int, hidden_size: int, sizes: DeltaSizes, eps: float, context: LayerContext) -> None:
-        """`sizes`: of the whole model."""
+        """`sizes` are those of the whole model, not of this rank."""
         super().__init__()
         rank, ranks = context.tp.rank, context.tp.size
         keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
@@ -160,5 +160,5 @@ class GatedRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Both [N, heads, size]."""
+        """Normalises x, and multiplies it by silu(gate). x, gate and result: [N, heads, size]."""
         return gated_rms_norm(x, self.weight, gate, self.eps)

@@ -146,7 +146,7 @@ class GateThenNorm(nn.Module):
 
 
 class NormThenGate(GateThenNorm):
-    """norm(x) * silu(gate)."""
+    """Computes norm(x) * silu(gate)."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         parts = (len(x), self.groups, x.shape[-1] // self.groups)
@@ -205,7 +205,7 @@ def gated_norm(section: Section, groups: int, eps: float, context: LayerContext,
 
 
 class GateAlone(nn.Module):
-    """x * silu(gate)."""
+    """Computes x * silu(gate)."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * F.silu(gate)

@@ -64,7 +64,7 @@ class ShortConvolution(nn.Module):
     def __init__(
         self, sections: tuple[Section, ...], kernel: int, context: LayerContext, *, bias: bool = False
     ) -> None:
-        """`sections`: of the channels."""
+        """`sections`: how the channels are divided among ranks."""
         super().__init__()
         channels = sum(section.size for section in sections)
         self.weight = WeightParameter((channels, 1, kernel), sections, dtype=context.dtype)
@@ -72,5 +72,5 @@ class ShortConvolution(nn.Module):
 
     @property
     def taps(self) -> Tensor:
-        """[channels, kernel]."""
+        """The convolution's weights: [channels, kernel]."""
         return self.weight.squeeze(1)

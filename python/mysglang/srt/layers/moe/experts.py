@@ -27,7 +27,7 @@ BIASES = ("w13_bias", "w2_bias")
 
 
 class Experts(nn.Module):
-    """Gated MLPs side by side."""
+    """A mixture of experts: a router, gated MLPs, and possibly a shared expert."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class MixtureOfExperts(nn.Module):
             self._shared = expert, gate
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, hidden] -> [N, hidden]."""
+        """Sends each token to its experts and adds up their outputs: [N, hidden] -> [N, hidden]."""
         ids, gates = self.gate.route(x)
         expert, gate = self._shared
         if expert is None:

@@ -65,7 +65,7 @@ class ExpertsParameter(WeightParameter):
             yield from self._matrix(expert)._parts(matrix, None)
 
     def _matrix(self, expert: int) -> WeightParameter:
-        """The expert's, over the same memory."""
+        """Returns one expert's matrix as a view of the parameter's memory."""
         made: WeightParameter = nn.Parameter.__new__(WeightParameter, self.data[expert], requires_grad=False)
         made.shard_dim, made.sections = self.shard_dim, self.parts
         return made

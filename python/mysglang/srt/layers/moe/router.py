@@ -23,7 +23,7 @@ NO_GATES = 1e-20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """A model's options for its router."""
+    """A model's options for its expert router."""
 
     kind: str
     """A row of `ROUTERS`."""

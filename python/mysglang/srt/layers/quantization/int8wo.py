@@ -39,7 +39,7 @@ class Int8LinearMethod:
         create_weight(layer, input_section, output_sections, dtype)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Round."""
+        """Rounds the weight to int8, with scales."""
         weight, scales = quantize(_tensor(layer, "weight"))
         replace_parameter(layer, "weight", pack_int8_weight(weight))
         layer.scales = scales
@@ -74,7 +74,7 @@ class Int8ExpertsMethod:
         create_expert_weights(layer, sizes, dtype)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Round, each expert by itself."""
+        """Rounds each expert's weights to int8, with scales."""
         (w13, w13_scales), (w2, w2_scales) = (quantize_experts(_tensor(layer, name)) for name in NAMES)
         for name, weights in zip(NAMES, pack_int8_experts(w13, w2), strict=True):
             replace_parameter(layer, name, weights)

@@ -15,7 +15,7 @@ from mysglang.srt.layers.quantization.base import LinearMethod
 
 
 class UnquantizedLinearMethod:
-    """One weight [output, input]."""
+    """A linear layer with one plain weight [output, input]."""
 
     def create_weights(
         self, layer: nn.Module, input_section: Section, output_sections: tuple[Section, ...], dtype: torch.dtype
@@ -27,7 +27,7 @@ class UnquantizedLinearMethod:
         replace_parameter(layer, "weight", pack_linear_weight(_weight(layer)))
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """The plain weight in its old place."""
+        """Gives the layer plain, writable weights again, in the same memory."""
         reopen_weight(layer, layouts)
 
     def plain_weight(self, layer: nn.Module) -> Tensor:
@@ -68,7 +68,7 @@ def plain_weight(weight: Tensor) -> Tensor:
 
 
 class Unquantized:
-    """Every layer is plain."""
+    """The config of a checkpoint without quantization: every layer has plain weights."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return UnquantizedLinearMethod()

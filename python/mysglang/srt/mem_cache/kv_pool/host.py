@@ -68,7 +68,7 @@ class HostKvPool:
         return found.tobytes() if all_finite(torch.from_numpy(found).view(self._dtype)) else None
 
     def put(self, pages: Ints, data: bytes) -> None:
-        """The opposite of `read`."""
+        """Writes bytes that `read` returned back into these pages."""
         found = np.frombuffer(data, dtype=np.uint8).reshape(len(pages), self.page_bytes)
         begin = 0
         for part in self._parts:

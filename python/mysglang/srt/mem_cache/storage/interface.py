@@ -52,7 +52,7 @@ class Storage(Protocol):
 
 
 class NoStorage:
-    """The null object."""
+    """A null object for a cache without storage."""
 
     stored = fetched = 0
 

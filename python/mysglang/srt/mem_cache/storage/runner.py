@@ -21,7 +21,7 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """A thread that ends with the process."""
+    """Runs work in a thread that ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Work] = SimpleQueue()

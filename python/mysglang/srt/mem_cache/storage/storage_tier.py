@@ -48,7 +48,7 @@ class FetchLimits:
 
 @dataclass(slots=True, eq=False)
 class Storing:
-    """A prefix on its way out."""
+    """A prefix that is being written to the storage."""
 
     number: int
     node: TreeNode
@@ -58,7 +58,7 @@ class Storing:
 
 @dataclass(slots=True, eq=False)
 class Fetching:
-    """A prefix on its way in; an Arrival."""
+    """A prefix that is being read from the storage (an `Arrival`)."""
 
     number: int
     ids: Ints
