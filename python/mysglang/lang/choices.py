@@ -75,9 +75,9 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """Takes the choice whose tokens gain most, on average, by the text that stands before them.
+    """Takes the choice whose tokens become most likely, on average, because of the text before them.
 
-    A choice that is likely everywhere, such as a common word, has no advantage by that.
+    So a choice that is likely after any text, such as a common word, has no advantage.
     """
 
     requires_unconditional_logprobs = True

@@ -126,7 +126,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_act)
 
     def norm(self) -> NormPlan:
-        """Every norm of the model, if the family says nothing else."""
+        """Returns the plan of the model's norms. A family whose norms differ overrides it."""
         return NormPlan(eps=self.rms_norm_eps)
 
     def norms(self) -> NormsPlan:

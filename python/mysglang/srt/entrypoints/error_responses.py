@@ -139,7 +139,7 @@ class ErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OpenAIError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An error; in a stream, the last frame."""
+    """Body of an error response in OpenAI's form; in a stream, the last frame."""
 
     error: ErrorFields
 

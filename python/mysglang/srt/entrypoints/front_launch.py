@@ -9,7 +9,7 @@ from mysglang.srt.server_args import PortArgs, ServerArgs
 
 
 class FrontLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front process needs to start. The file descriptors are inherited."""
+    """Everything that a front process needs to start. The process inherits the file descriptors."""
 
     server_args: ServerArgs
     port_args: PortArgs

@@ -195,8 +195,8 @@ class OneAtATime(HttpToolsProtocol):
         return next((header for header in self.headers if header[0] in framing), (framing[0], b"0"))
 
     def _give_up_reading(self) -> bool:
-        """The client takes too long over a request, unless this side does not read. Returns True if the request is
-        given up.
+        """Called when a client takes too long to send a request. Returns True if the request is given up; it is not if
+        the server itself had stopped reading.
         """
         if self.flow.read_paused or self._pauses.take():
             return False

@@ -36,7 +36,7 @@ class OutputQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingStep:
-    """What the sampler must do in one step."""
+    """The work of the sampler in one step."""
 
     acts: tuple[Act, ...] = ()
     """Acts of the features in use, in the order of their stages."""

@@ -50,7 +50,7 @@ class Status(Protocol):
 
     @property
     def advance_one(self) -> Callable[[int], str]:
-        """`advance` with one token that is not the last."""
+        """A faster `advance` for a single token that is not the last one."""
         ...
 
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:

@@ -166,7 +166,7 @@ class Inbox:
         self._ring()
 
     def fail(self, error: ServerEnded) -> None:
-        """No news will follow: the reader gets the remaining states, then this error."""
+        """Ends the request with an error: its reader gets the remaining states, then this error."""
         self._failure = error
         self._ring()
 

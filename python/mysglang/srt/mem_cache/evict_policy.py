@@ -57,12 +57,12 @@ def lfu(node: Evictable) -> int:
 
 
 def fifo(node: Evictable) -> int:
-    """Cached first, gone first."""
+    """First cached, first evicted."""
     return node.created
 
 
 def filo(node: Evictable) -> int:
-    """Cached last, gone first: what was there from the beginning stays."""
+    """Last cached, first evicted: the oldest prefixes stay."""
     return -node.created
 
 

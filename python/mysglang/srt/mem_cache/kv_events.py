@@ -40,7 +40,7 @@ class PageListener(Protocol):
 
 
 class NoListener:
-    """A null object: nobody subscribed to KV events, so changes of the cache are not recorded."""
+    """A null object: KV events are off, so changes of the cache are not recorded."""
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
         pass

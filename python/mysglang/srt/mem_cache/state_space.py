@@ -57,7 +57,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class RowState:
-    """What is known about the states of an open row."""
+    """Facts about the states of an open row."""
 
     state: int
     planned: int

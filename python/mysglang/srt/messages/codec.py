@@ -67,7 +67,7 @@ class Codec(Generic[Message]):
 
 
 def scheduler_codec() -> Codec[ToScheduler]:
-    """The link from the TokenizerManager to the schedulers."""
+    """Returns the codec of messages from the TokenizerManager to the schedulers."""
     return Codec(ToScheduler)
 
 

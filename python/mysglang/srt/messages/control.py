@@ -112,7 +112,7 @@ PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
 
 class PauseGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Tells the scheduler to launch no step until ContinueGenerationReq. Requests that arrive meanwhile wait."""
+    """Tells the scheduler to launch no step until ContinueGenerationReq. Requests that arrive in between wait."""
 
     id: int
     mode: PauseMode = "abort"
@@ -193,7 +193,7 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         )
 
     def carried_out(self) -> Self:
-        """Itself. Raises InvalidRequest or Conflict if the command was not carried out."""
+        """Returns this reply. Raises InvalidRequest or Conflict if the command was not carried out."""
         if not self.success:
             raise (Conflict if self.conflict else InvalidRequest)(self.message, param=self.param)
         return self

@@ -178,7 +178,7 @@ class WithDraftModel:
 
 
 def without(batch: ModelWorkerBatch, drafted: Bools) -> ModelWorkerBatch:
-    """The step without these tokens [T], which are the last ones of their rows."""
+    """Returns the step without these tokens [T], which are the last ones of their rows."""
     kept = ~drafted
     row_of = np.repeat(np.arange(batch.num_rows), batch.extend_lens)
     lens = np.bincount(row_of[kept], minlength=batch.num_rows).astype(np.int32)

@@ -35,7 +35,7 @@ Help: TypeAlias = Literal["drafts"]
 
 @dataclass(frozen=True, slots=True)
 class ModelLaunch:
-    """What is needed to load one model: the served model or a helping one."""
+    """Everything needed to load one model: the served model or a helping one."""
 
     config: ModelConfig
     load: LoadConfig

@@ -95,7 +95,7 @@ class SlotTable(Protocol):
         ...
 
     def is_constrained(self, slots: Slots) -> Bools:
-        """[R] whether masks say which tokens a row may have."""
+        """[R] True for rows whose tokens a mask restricts."""
         ...
 
 

@@ -1,11 +1,11 @@
 """RequestField: the single description of a request's field: its meaning, its bounds, and the routes that have it.
 
-It stands in the annotation of a struct's field, beside the type and the default:
+It is part of the annotation of a struct's field:
 
     chill: Annotated[float, RequestField("Cools the draws by this part, 0 to 1.", (between(0, 1),))] = 0.0
 
 The wire struct and the native route are this struct; the models of the other routes, the names that an unknown field is
-compared with, /openapi.json and docs/api.md are made from it. Knows no route's code.
+compared with, /openapi.json and docs/api.md are made from it. This module imports no route.
 """
 
 from __future__ import annotations

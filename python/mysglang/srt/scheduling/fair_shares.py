@@ -43,7 +43,9 @@ class NoAccounts:
 
 
 class FairShares:
-    """Both a policy, around the one that orders each tenant's own requests, and the accounts that it goes by."""
+    """A policy that shares the server fairly among tenants, and the accounts of their usage on which it relies. Another
+    policy orders the requests of each tenant.
+    """
 
     def __init__(self, table: RequestTable, within: SchedulePolicy) -> None:
         self._table = table

@@ -41,7 +41,7 @@ class WaitingQueue:
         self._reqs.appendleft(req)
 
     def ordered(self) -> Iterable[Req]:
-        """All requests, those to try first in front, to be walked once. Take with `remove`, after the walk."""
+        """Returns all waiting requests in the order in which to try them. Iterate once; call `remove` afterwards."""
         return self._policy.order(self._reqs)
 
     def remove(self, reqs: Sequence[Req]) -> None:

@@ -153,7 +153,7 @@ class Retraction:
 class Invariants:
     """Finds memory that leaked. Checked once each time the scheduler falls idle.
 
-    A leak is logged and not fatal: the server goes on. `strict` raises instead (tests).
+    A leak is logged, and the server continues. With `strict` (in tests), it raises AssertionError.
     """
 
     def __init__(self, kv: KvManager, *, strict: bool) -> None:

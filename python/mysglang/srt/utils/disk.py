@@ -64,6 +64,6 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove the file if it exists. A directory is left alone."""
+    """Removes the file if it exists. A directory is not removed."""
     with suppress(IsADirectoryError):
         path.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ class Drops:
         self.untold += lines
 
     def take(self) -> int:
-        """The number that the caller is about to tell."""
+        """Returns the number of dropped lines since the last call, which the caller must report."""
         untold, self.untold = self.untold, 0
         return untold
 

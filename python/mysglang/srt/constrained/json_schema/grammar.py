@@ -76,7 +76,7 @@ class _Maker:
         """References to the rules of shapes that several nodes have."""
 
     def grammar(self) -> Grammar:
-        """All rules, those that can never end left out."""
+        """Returns all rules, without those that can never end."""
         self._reach()
         self._keep_productive()
         if self._root not in self._shapes:

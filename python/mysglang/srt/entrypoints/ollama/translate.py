@@ -84,7 +84,7 @@ def _chat(
 
 
 def _thinking(body: OllamaRequest, words: ThinkingWords) -> dict[str, object]:
-    """In the words of the chat template. A level is more than to think only where the template knows levels."""
+    """Translates `think` into variables of the chat template. A level means only "on" if the template has no levels."""
     if body.think is None:
         return {}
     if body.think is not False:

@@ -51,7 +51,7 @@ class PageLists:
 
 @dataclass(frozen=True, slots=True)
 class PrefillMetadata:
-    """What all layers of one prefill step share: its runs, page lists and lengths."""
+    """The runs, page lists and lengths of one prefill step, which all layers share."""
 
     runs: tuple[Run, ...]
     lists: PageLists | None

@@ -98,7 +98,7 @@ class KvPool(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give the memory back. The tensors stay, with nothing behind them, and must not be used until `resume`."""
+        """Gives the memory back to the device. The tensor objects stay, but have no memory until `resume`."""
 
     @abstractmethod
     def resume(self) -> None:

@@ -252,7 +252,7 @@ def _put_embeds(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
 
 
 def _check_agreement(config: ModelConfig, foreign: Any) -> None:
-    """Raise Refused if config.json was read otherwise than transformers reads it."""
+    """Raises Refused if mysglang and transformers understand config.json differently."""
     sizes = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

@@ -196,7 +196,7 @@ class OutputItemAdded(_Event, tag="response.output_item.added"):
 
 
 class ContentPartAdded(_ItemEvent, tag="response.content_part.added"):
-    """Its content begins."""
+    """Stream event: the content of an output item begins."""
 
     content_index: int
     part: Part
