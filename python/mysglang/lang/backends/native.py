@@ -1,4 +1,4 @@
-"""NativeBackend: a runtime of ours, over HTTP or in this process, by the shapes of POST /generate."""
+"""NativeBackend: runs programs on a mysglang server or engine, with requests in the form of POST /generate."""
 
 from __future__ import annotations
 

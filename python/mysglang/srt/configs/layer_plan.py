@@ -49,8 +49,8 @@ class RopePlan(msgspec.Struct, frozen=True):
 
 
 class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a layer in which tokens of one request see each other. Each class has a row in the table `MIXERS` of
-    `models/decoder.py`, which builds it.
+    """The part of a layer that mixes information between the tokens of a request: attention, or a state. Each class has
+    a row in the table `MIXERS` of `models/decoder.py`, which builds it.
     """
 
     name: ClassVar[str]

@@ -78,8 +78,9 @@ async def _serve(
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP: the first asks to end, the second ends. Both count where a shell had SIGINT ignored,
-    as for a job in the background; a SIGHUP that is ignored, as by `nohup`, stays so.
+    """Handles SIGINT, SIGTERM and SIGHUP: the first signal starts the shutdown, a second one ends the server at once.
+    SIGINT counts even if the shell ignores it, as it does for background jobs. A SIGHUP that is ignored, as with
+    `nohup`, stays ignored.
     """
 
     def __init__(self) -> None:

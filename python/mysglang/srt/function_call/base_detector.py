@@ -78,7 +78,7 @@ class FunctionCallDetector(ABC):
 
     @abstractmethod
     def _calls(self) -> Steps[None]:
-        """Read the text, for ever; what it returns at is where calls can no longer come."""
+        """Reads the text and reports its calls. It returns only if no further call can follow."""
 
     # Results of the format's reader.
 

@@ -1,4 +1,4 @@
-"""Kernels that are compiled at first use: they are compiled in advance, while the process waits for something else."""
+"""Compiles kernels that would be compiled at first use in advance, while the process waits for other work."""
 
 from __future__ import annotations
 

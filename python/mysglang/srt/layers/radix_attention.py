@@ -30,5 +30,5 @@ class RadixAttention(nn.Module):
         return backend.forward(batch.wanted(q), k, v, self.spec, batch.tail.step)
 
     def store(self, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        """Write keys and values of the step as they are."""
+        """Writes keys and values of the step into the KV cache, as given: it does not rotate them."""
         batch.attn_backend.kv_pool.store(self.spec.layer_id, batch.loc_for(self.spec), k, v)

@@ -3,10 +3,10 @@
     Board        numbers that each front writes down for the others: open answers above all
     OpenNames    the names under which requests are open at the other fronts, so that no two have the same
     FrontHeld    what one front holds for its requests, as plain numbers for those who look for a leak
-    Fronts       all that a TokenizerManager knows of itself and the others
+    Fronts       the number of a TokenizerManager's front, and its access to the others
 
-Board and names stand in memory that all fronts share, so what is bounded or counted for the whole server holds for all
-fronts together, without a question from one to another:
+The board and the names are in memory that all fronts share. So limits and counts of the whole server hold for all
+fronts together, and fronts need not send messages to each other for them:
 
     board     front 0   | a number for each Column |           written by front 0 alone, read by all
               front 1   | ...

@@ -35,7 +35,7 @@ Ids = Sequence[Sequence[int]]
 
 
 class PairCoder(Protocol):
-    """`InputTokenizer`, as it is needed here."""
+    """The methods of `InputTokenizer` that ranking needs."""
 
     async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]: ...
 
@@ -51,7 +51,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One document."""
+    """One document with its score."""
 
     index: int
     """Index in the request."""

@@ -98,7 +98,7 @@ class ResponseDicts:
         return self._list
 
     def answer(self) -> Answer:
-        """The last response, or the last of every answer in order."""
+        """Returns the last response; for several answers, the last response of each, in order."""
         if self._list:
             return [self._responses[index] for index in sorted(self._responses)]
         return self._responses[0]

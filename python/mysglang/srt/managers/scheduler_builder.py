@@ -217,7 +217,7 @@ def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Sh
 
 
 def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers: Makers) -> KvManager:
-    """Rows over pages, or without any where the model keeps nothing."""
+    """Returns the manager of the KV cache. For a model that keeps nothing in it, the manager has no pages."""
     if not capacity.num_pages:
         return StorelessKvManager(capacity.num_slots, capacity.max_context)
     return makers.kv(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache, capacity.states)

@@ -45,7 +45,7 @@ class Recording(Protocol):
     """A trace that is being recorded."""
 
     def finish(self) -> Path:
-        """Stop, and write it. Raises OSError."""
+        """Stops the recording and writes its file. Raises OSError."""
         ...
 
 

@@ -486,7 +486,9 @@ def _in_use(name: str) -> InvalidRequest:
 
 
 def _add_numbers(state: ReqState, output: BatchStrOutput, row: int) -> int:
-    """Give what few requests ask for to the state of a row; how many bytes will wait for its reader."""
+    """Adds a row's log-probabilities, vector and hidden states to its request's state. Returns how many bytes of these
+    wait for the reader.
+    """
     logprobs, hidden = output.logprobs.get(row), output.hidden_states.get(row, b"")
     state.add_numbers(logprobs, output.vectors.get(row), hidden)
     return len(hidden) + bytes_of(logprobs)

@@ -105,7 +105,7 @@ class HostTier:
         self._reading.append(node)
 
     def load(self, match: HostMatch, pages: Ints) -> None:
-        """Copy the last pages of a match that is kept to these of the device."""
+        """Queues copies of the last pages of a match from the host to these device pages."""
         node = self.tree.node_at(match.node, match.num_pages)
         assert node is not None, "this match was not kept"
         source = self.tree.path_pages(node)[match.num_pages - len(pages) : match.num_pages]

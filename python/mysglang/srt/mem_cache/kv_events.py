@@ -88,7 +88,7 @@ KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Events between two sendings, in order."""
+    """The events since the last batch, in order."""
 
     ts: float
     """Seconds since 1970."""

@@ -82,7 +82,7 @@ class States(Protocol):
         ...
 
     def commit(self, slot: int, end: int, known: Known, *, more: bool) -> None:
-        """A step with the tokens of the row's prompt up to `end` is planned. `more`: the prompt goes on behind them."""
+        """Called when a step with the row's prompt tokens up to `end` was planned. `more`: the prompt is longer."""
         ...
 
     def condemn(self, slot: int) -> bool:

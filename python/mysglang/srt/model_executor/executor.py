@@ -215,7 +215,9 @@ class StepPrograms:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run what is compiled at first use, so that no request waits for it and what cannot be built is found here."""
+        """Runs all kernels that are compiled at first use. So no request waits for the compiler, and a kernel that
+        cannot be compiled fails here.
+        """
         for batch in self._runnable.warm_ups:
             self.run(batch).complete()
         if self._captured.programs:

@@ -218,7 +218,7 @@ def plan_states(config: RunnerConfig, cost: KvCost, room: int, *, most_slots: in
 
 
 def entries(states: StateShape | None) -> int:
-    """States in memory, that of padding included."""
+    """Returns the number of states in memory, including one for padding rows."""
     return 0 if states is None else states.num_states + 1
 
 

@@ -30,7 +30,7 @@ LEAST_FORCED = 3
 
 
 class Jumps(Protocol):
-    """Lets answers jump over what is forced."""
+    """Jump-forward: appends the tokens that a grammar forces without asking the model."""
 
     def jump(self, lane: Lane) -> None:
         """Called when the tokens of a step of `lane` are applied and reported."""

@@ -30,7 +30,7 @@ NO_ROWS: Slots = np.zeros(0, dtype=np.int64)
 
 
 class RequestTable:
-    """Columns of the running requests. `num_slots` rows, each of `max_context` tokens."""
+    """The running requests as numpy columns: `num_slots` rows, each with room for `max_context` tokens."""
 
     def __init__(self, num_slots: int, max_context: int, *, stream_interval: int = 1, tokens_per_step: int = 1) -> None:
         """`stream_interval`: tokens between two pieces of a streamed answer, where the request does not say.

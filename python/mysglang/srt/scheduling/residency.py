@@ -91,7 +91,7 @@ class Residency:
 
 
 class Retraction:
-    """Chooses victims and takes their memory; `count` of them since the start."""
+    """Chooses which requests to retract, and frees their memory. `count`: retractions since the start."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from mysglang.srt.scheduling.request import Req
 
 
 class Role(Protocol):
-    """Stands between a request's arrival and the waiting queue."""
+    """Holds a request between its arrival and the waiting queue."""
 
     def admit(self, req: Req) -> None:
         """Called when a request arrives."""

@@ -103,7 +103,7 @@ class Breather:
 
     @property
     def due(self) -> bool:
-        """True if the others have waited long enough."""
+        """True if it is the others' turn, because they have waited long enough."""
         return time.perf_counter() - self._since >= HELD_S
 
     def rested(self) -> None:

@@ -231,8 +231,8 @@ def flush_logs(timeout: float = LAST_WORDS_S) -> None:
 
 
 def open_standard_files() -> None:
-    """Put /dev/null where this process was started without stdin, stdout or stderr: the next file or socket would come
-    to stand there, and a log be written into it. Called before anything else is opened.
+    """Opens /dev/null as stdin, stdout or stderr if this process was started without one. Otherwise the next file or
+    socket would get that number, and log lines would be written into it. Call it before anything else is opened.
     """
     for descriptor in range(3):
         try:

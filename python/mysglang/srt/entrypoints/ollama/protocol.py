@@ -123,7 +123,7 @@ class OllamaMessage(StrictModel):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """POST /api/chat. Without messages it asks only whether the model is there."""
+    """Body of POST /api/chat. Without messages, the request only checks that the model is there."""
 
     messages: list[OllamaMessage] = []
     tools: list[Tool] = []

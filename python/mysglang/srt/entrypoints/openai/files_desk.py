@@ -74,7 +74,7 @@ class ClosedDesk:
 
 
 class OpenDesk:
-    """Touches the disk only from `open` on."""
+    """The service for files and batches in a folder. It reads and writes nothing before `open`."""
 
     def __init__(self, options: DeskOptions, front: Front, endpoints: BatchEndpoints, owners: Collection[str]) -> None:
         self._folder = options.folder

@@ -75,7 +75,7 @@ class GroupIndex:
     masks: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, group_size: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive [R, 1, n * group_size, L], made once for all layers."""
+        """Additive mask [R, 1, n * group_size, L], made once for all layers."""
         if self.visible is None:
             return None
         mask = self.masks.get((group_size, dtype))

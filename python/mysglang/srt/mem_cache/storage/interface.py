@@ -1,4 +1,4 @@
-"""Storage: what a tier on the host has below itself. NoStorage: nothing."""
+"""Storage: the tier below host memory in the hierarchical cache. NoStorage is its null object."""
 
 from __future__ import annotations
 

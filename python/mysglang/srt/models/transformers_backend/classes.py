@@ -1,4 +1,4 @@
-"""From an architecture's name to transformers' class and config. Code that comes with a model is never run."""
+"""Finds transformers' class and config for an architecture's name. Code that comes with a model is never run."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class _Replacing:
         return Projection(*sizes, bias=linear.bias is not None, turned=False, context=context)
 
     def _tied(self, name: str, head: nn.Linear, of: str, table: nn.Module, context: LayerContext) -> nn.Module:
-        """The projection to logits that shares the weight of an embedding."""
+        """Returns the projection to logits for a model whose embedding shares its weight with it."""
         if head.bias is not None:
             raise Refused(f"{name} is tied to {of} and has a bias")
         self.renamed[f"{name}.weight"] = Target(f"{of}.weight", None)

@@ -31,7 +31,7 @@ COUNTED_BYTES = 1 << 20
 
 
 class OpenAIServingResponses:
-    """All routes of responses, and what they keep."""
+    """Answers all routes of the Responses API, and keeps the stored responses."""
 
     def __init__(
         self,
