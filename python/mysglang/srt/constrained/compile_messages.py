@@ -74,7 +74,7 @@ ToParent: TypeAlias = Started | Compiled | Refused
 
 
 class Frames(Generic[Message]):
-    """Bytes as they come -> messages of one type."""
+    """Turns bytes, as they arrive, into messages of one type."""
 
     def __init__(self, kind: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)

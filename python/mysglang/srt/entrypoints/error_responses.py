@@ -195,7 +195,7 @@ NATIVE_SHAPE = NativeShape()
 
 
 def speak(scope: Scope, shape: ErrorShape) -> None:
-    """Tell of errors of the request of `scope` in this shape."""
+    """Makes errors of the request of `scope` appear in this shape."""
     scope[_SHAPE] = shape
 
 

@@ -72,8 +72,8 @@ class EventStream(Response):
     def __init__(
         self, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM, shortcut: Shortcut | None = None
     ) -> None:
-        """`shortcut`: called behind the first frame where the connection has a wire. What it writes there is what the
-        generator would yield, which then goes on behind that.
+        """`shortcut`: called after the first frame if the connection allows direct writes. It writes the frames that
+        the generator would yield next; the generator continues after them.
         """
         self.status_code = 200
         self.background = None

@@ -120,7 +120,7 @@ class DetokenizerManager:
             self.handle_messages()
 
     def beat(self) -> None:
-        """Give a sign of life, unless the last one is fresh."""
+        """Sends a heartbeat, unless the last one is recent."""
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
             self._beat_at = now
             self._sender.send(DetokenizerBeat(detokenizer=self._index, open_texts=len(self.decode_status)))

@@ -1,10 +1,10 @@
-"""Publishing KV events over ZMQ, as vLLM and SGLang do, and giving out again what a subscriber missed.
+"""Publishes KV events over ZMQ, as vLLM and SGLang do, and sends batches again that a subscriber missed.
 
     PUB     [topic, sequence number, batch]            8 bytes, big-endian; msgpack
     ROUTER  [who, "", first number wanted]      ──▶    [who, "", number, batch] for each, then [who, "", -1, ""]
 
-ZMQ's sockets live in a thread of their own; the scheduler hands encoded batches over and never waits. What finds the
-queue full is dropped with its number, so that subscribers see the gap.
+One thread owns the ZMQ sockets. The scheduler puts encoded batches into its queue and never waits. If the queue is
+full, a batch is dropped together with its number, so that subscribers see the gap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EventPublisher(Protocol):
     def listener(self) -> PageListener: ...
 
     def host_listener(self, num_pages: int) -> PageListener:
-        """Hears of the pages of a tier on the host."""
+        """Called for the pages of a tier on the host."""
         ...
 
     def flush(self) -> None:

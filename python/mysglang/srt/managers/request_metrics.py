@@ -15,7 +15,7 @@ from mysglang.srt.observability.sheet import Sheet
 
 
 class RequestMetrics(Protocol):
-    """Hears of every answer, by its name between the processes."""
+    """Called for every answer, with its name between the processes."""
 
     def opened(self, rid: str) -> None:
         """A request was opened."""

@@ -325,7 +325,7 @@ class Scheduler:
         return Launched(batch, Asked(step.logprobs, step.hidden, step.drafts), result, at)
 
     def choose_tokens(self, launched: Launched) -> None:
-        """Let a step that waits for its mask go on. Called when the step before it is finished."""
+        """Makes the mask that a step waits for, so that it can sample. Called when the step before it is finished."""
         if launched.result.waits_for_mask:
             launched.result.sample(self._parts.masks.of(launched.batch, launched.asked.drafts))
 

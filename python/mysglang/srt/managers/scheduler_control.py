@@ -200,7 +200,7 @@ REFUSED = "The engine has given its memory back; it serves again when that is re
 
 
 class SchedulerMemory:
-    """Gives the device's memory back and takes it again.
+    """Handles the control messages that release device memory and take it again.
 
     While something is released no step runs, and requests that come are refused, since nothing says for how long.
     """

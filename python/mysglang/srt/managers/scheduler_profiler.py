@@ -117,7 +117,7 @@ class _Profile:
             self._begin("")
 
     def launching(self, batch: ScheduleBatch) -> None:
-        """A step is about to be launched."""
+        """Called when a step is about to be launched."""
         if self.over or self._profiled.steps_done() < self._message.start_step:
             return
         if not self._message.stages:
@@ -133,7 +133,7 @@ class _Profile:
             self._begin(f"-{STAGE_NAMES[stage]}")
 
     def applied(self, launched: Launched) -> None:
-        """The result of a step is applied."""
+        """Called when the result of a step was applied."""
         if self.over or not self._recordings:
             return
         stage: ProfileStage = "decode" if launched.batch.mode.is_decode else "prefill"
@@ -176,7 +176,7 @@ class _Profile:
 
 
 class _CountedSteps(WatchedSteps):
-    """Tells a profile when steps begin and end."""
+    """Calls a profile when steps begin and end."""
 
     def __init__(self, inner: Stepped, profile: _Profile) -> None:
         super().__init__(inner)

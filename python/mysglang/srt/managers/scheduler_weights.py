@@ -69,7 +69,7 @@ class SchedulerWeights:
         }
 
     def on_turn(self) -> None:
-        """Tell of groups that have come together, or have not."""
+        """Replies for groups that have formed, or failed to."""
         for number, future in list(self._joining.items()):
             if future.done():
                 del self._joining[number]

@@ -251,7 +251,7 @@ class HostTier:
     # Inside
 
     def _ready(self, node: TreeNode, num_pages: int) -> int:
-        """How many of the first pages of a path can be loaded."""
+        """Returns how many pages of a path, counted from its beginning, can be loaded."""
         late = self._ready_at[self.tree.path_pages(node)[:num_pages]] > self._done
         return int(late.argmax()) if late.any() else num_pages
 

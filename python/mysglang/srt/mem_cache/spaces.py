@@ -100,7 +100,7 @@ class Bound(Protocol):
 
 
 class RowSpace:
-    """The pages that rows and the prefix cache number tokens by."""
+    """The page space whose page numbers rows and the prefix cache use."""
 
     def __init__(self, allocator: PageAllocator, cache: PrefixCache) -> None:
         self._allocator = allocator

@@ -125,7 +125,7 @@ class ContinueGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True)
 
 
 class FreezeGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Let the garbage collector forget what is alive now."""
+    """Freezes the objects that are alive now, so that the garbage collector no longer visits them."""
 
     id: int
 
@@ -222,7 +222,7 @@ class DetokenizerBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Census(msgspec.Struct, frozen=True, array_like=True):
-    """The requests of a scheduler, counted by what they say of themselves."""
+    """Numbers of a scheduler's requests, by their properties."""
 
     running_priorities: dict[int, int] = {}
     """Priority -> requests that hold a place. Empty where requests have no priorities."""
@@ -324,7 +324,7 @@ class RequestLogReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class FreezeFrontGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Let the garbage collector forget what is alive now."""
+    """Freezes the objects that are alive now, so that the garbage collector no longer visits them."""
 
 
 FrontOrder: TypeAlias = DrainReq | EndReq | RequestLogReq | FreezeFrontGcReq

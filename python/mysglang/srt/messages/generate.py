@@ -21,14 +21,16 @@ from mysglang.srt.utils.json_types import json_type
 
 
 class FieldReport(Protocol):
-    """Hears of such fields while a request is checked."""
+    """Called for such fields while a request is checked."""
 
     def unknown(self, name: str) -> bool:
-        """A name that this server does not know. True: the field is left out; False: the request is refused."""
+        """Called for a field name that this server does not know. Returns True if the field is ignored, and False if
+        the request is refused.
+        """
         ...
 
     def idle(self, name: str) -> None:
-        """A field that this server knows, with a value that it cannot act on and that does not change the answer."""
+        """Called for a known field whose value has no effect here and does not change the answer."""
         ...
 
 

@@ -33,7 +33,7 @@ class Pool(Protocol):
     """Memory of the KV cache: pages, or states."""
 
     def release(self) -> None:
-        """Give it back. The tensors stay, with nothing behind them, and must not be used until `resume`."""
+        """Frees the memory. The tensor objects stay, but must not be used until `resume`."""
         ...
 
     def resume(self) -> None:

@@ -28,7 +28,7 @@ def table_buffers(max_pages: int, spaces: int) -> tuple[SlotBuffer, ...]:
 
 
 class DeviceTables:
-    """Rows by slot. Columns and contents are the scheduler's."""
+    """Tables on the device with a row for each slot. The scheduler decides their columns and contents."""
 
     def __init__(self, num_slots: int, max_pages: int, device: torch.device, *, spaces: int = 1) -> None:
         self.declared = table_buffers(max_pages, spaces)

@@ -57,7 +57,7 @@ class PageAhead:
             self._turn.notify()
 
     def close(self) -> None:
-        """Ask for no more. Returns when the files are closed."""
+        """Stops reading. Returns when the files are closed."""
         with self._turn:
             self._closed = True
             self._turn.notify()

@@ -86,7 +86,7 @@ class WeightUpdate:
 
     @torch.no_grad()
     def release(self) -> None:
-        """Give the memory of all parameters back. They stay, with nothing behind them."""
+        """Frees the memory of all parameters. The parameter objects stay, without memory."""
         for module, layouts in self._laid_out():
             module.reopen_weights(layouts)
             for name in layouts:

@@ -51,7 +51,7 @@ _KIND_TESTS = {"string", "iterable", "sequence", "mapping"}
 
 
 class TooMuchTemplate(InvalidRequest):
-    """The template works more, or writes more, than its conversation deserves."""
+    """Raised when a template takes more time or writes more text than its conversation justifies."""
 
 
 class ChatTemplate:

@@ -63,7 +63,7 @@ class TextReader:
         return held
 
     def peek(self) -> Steps[str]:
-        """The next character, which is not read by that. Raises EndOfText."""
+        """Returns the next character without reading it. Raises EndOfText."""
         while self._at == len(self._text):
             yield from self._more()
         return self._text[self._at]

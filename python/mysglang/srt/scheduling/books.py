@@ -30,7 +30,7 @@ class _Columns:
         self.token_ids_vals: list[Floats] = []
 
     def add(self, ids: Ints, piece: PositionLogprobs) -> None:
-        """Append positions; `ids` are the tokens that stand there."""
+        """Appends positions; `ids` are the tokens at these positions."""
         self.chosen.append(piece.chosen)
         self.ids.append(ids)
         self.top_vals.append(piece.top_vals)
@@ -66,7 +66,7 @@ class LogprobBook:
         self._output = _Columns()
 
     def open_prompt(self, first_token: int) -> None:
-        """Start the prompt columns. Position 0 has no logprob, so it stands as NaN."""
+        """Starts the prompt columns. Position 0 has no logprob, so its value is NaN."""
         self._input = _Columns()
         if self.prompt_start == 0:
             nothing = np.full(1, np.nan, dtype=np.float32)

@@ -40,7 +40,7 @@ class Streamer(Protocol):
     to_detokenizer: Sender[ToDetokenizer]
 
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
-        """Tell what is new in the slots `running` and in the requests that `ended` and have no slot any more."""
+        """Sends the new tokens of the slots `running`, and of the requests that `ended` and have no slot any more."""
         ...
 
 

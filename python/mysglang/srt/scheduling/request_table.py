@@ -87,7 +87,7 @@ class RequestTable:
         """[num_slots, 1 + W] drafts that were tried; then decode steps by the tokens that they gave, 1 … W."""
 
     def open(self, req: Req, slot: int, *, cached: int) -> None:
-        """Give `req` its row. `cached` of its tokens are in the KV cache."""
+        """Fills the row of `req`. `cached`: number of its tokens that are in the KV cache."""
         params = req.sampling
         self.reqs[slot] = req
         self.rids[slot] = req.rid

@@ -114,6 +114,8 @@ class Qwen35MoeConfig(Qwen35Config, frozen=True, kw_only=True):
     num_experts_per_tok: Experts = 8
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        """Published checkpoints hold all experts of a layer in two tensors; others hold each expert by itself."""
+        """Adds the names of published checkpoints, which hold all experts of a layer in two tensors. Other checkpoints
+        hold each expert by itself.
+        """
         whole = ("experts.gate_up_proj", "experts.w13_weight"), ("experts.down_proj", "experts.w2_weight")
         return replace(super().plan(rope), aliases=whole)

@@ -40,7 +40,7 @@ class BatchEndpoints:
     answers: Mapping[str, Answer]
     """The functions that answer, by path."""
     fields: FieldReport = REFUSED
-    """Hears of unknown fields in the lines, beside their bodies."""
+    """Called for unknown fields of a line outside of its body."""
 
 
 class Batches:
