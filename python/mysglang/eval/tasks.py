@@ -64,8 +64,6 @@ class Mgsm:
     def examples(self, options: TaskOptions) -> list[Example]:
         """Examples from a folder of files mgsm_LANGUAGE.tsv, or from one such file; each row has a question and a
         number. If a number of examples is given, that many of each language are taken.
-
-        With a number of examples, so many of each language.
         """
         found: list[Example] = []
         for path in _languages(options.data_path):
