@@ -24,7 +24,6 @@ from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
-logger = logging.getLogger(__name__)
 
 
 class Residency:
