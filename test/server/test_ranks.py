@@ -16,7 +16,7 @@ from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, ass
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
 from fixtures.processes import wait_until_gone
-from fixtures.rank_answers import GREEDY, PARAMS, answers, assert_ranks_quiet, told
+from fixtures.rank_answers import GREEDY, assert_answers_of_one, assert_control_reaches_both, assert_ranks_quiet
 from fixtures.server_process import ServerProcess, titled
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
@@ -43,15 +43,7 @@ def pair() -> Iterator[ServerProcess]:
 
 class TestPair:
     def test_answers_are_those_of_one_rank(self, pair: ServerProcess, tiny_server: ServerProcess) -> None:
-        """With drafts, grammars, stop strings, penalties and draws. In float32 no near tie has come up so far."""
-        alone, together = asyncio.run(answers(tiny_server.url)), asyncio.run(answers(pair.url))
-        assert [each["output_ids"] for each in together] == [each["output_ids"] for each in alone]
-        for each, other in zip(together, alone, strict=True):
-            assert each["meta_info"]["finish_reason"] == other["meta_info"]["finish_reason"]
-            assert told(each) == pytest.approx(told(other), abs=1e-3)
-        assert all(len(told(each)) > 1 for each in together[: len(PARAMS)])
-        assert any(each["meta_info"].get("spec_num_correct_drafts") for each in together)
-        assert_ranks_quiet(pair.url)
+        assert_answers_of_one(pair.url, tiny_server.url)
 
     @pytest.mark.promise(37)
     def test_processes_are_named_and_listen_on_loopback_alone(self, pair: ServerProcess) -> None:
@@ -72,17 +64,7 @@ class TestPair:
         assert [('tp_rank="0"' in line, 'tp_rank="1"' in line) for line in weights] == [(True, False), (False, True)]
 
     def test_control_requests_reach_both(self, pair: ServerProcess) -> None:
-        def post(path: str, body: object) -> httpx.Response:
-            return httpx.post(f"{pair.url}{path}", json=body, headers=ADMIN_HEADERS, timeout=PATIENCE_S)
-
-        assert post("/pause_generation", {"mode": "in_place"}).status_code == 200
-        assert post("/flush_cache", {}).status_code == 200
-        assert post("/continue_generation", {}).status_code == 200
-        state = get(f"{pair.url}/server_info")["internal_states"][0]
-        assert state["evictable_tokens"] == state["ranks"][0]["evictable_tokens"] == 0
-        refused = post("/get_weights_by_name", {"name": "model.norm.weight"})
-        assert refused.status_code == 400 and "split over several" in refused.text
-        assert_ranks_quiet(pair.url)
+        assert_control_reaches_both(pair.url)
 
     def test_weights_and_memory_change_on_both(self, pair: ServerProcess, tmp_path: Path) -> None:
         """From disk, from a trainer that knows each rank, and not at all where one is refused."""

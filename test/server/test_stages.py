@@ -25,10 +25,10 @@ from fixtures.greedy_answers import (
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
 from fixtures.processes import wait_until_gone
-from fixtures.rank_answers import PARAMS, answers, assert_ranks_quiet, told
+from fixtures.rank_answers import assert_answers_of_one, assert_control_reaches_both, assert_ranks_quiet
 from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
-from fixtures.swarm import ADMIN, ADMIN_HEADERS
+from fixtures.swarm import ADMIN
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.utils.exit_codes import ExitCode
@@ -50,15 +50,7 @@ def pair() -> Iterator[ServerProcess]:
 
 class TestPair:
     def test_answers_are_those_of_one_process(self, pair: ServerProcess, tiny_server: ServerProcess) -> None:
-        """With drafts, grammars, stop strings, penalties and draws. In float32 no near tie has come up so far."""
-        alone, together = asyncio.run(answers(tiny_server.url)), asyncio.run(answers(pair.url))
-        assert [each["output_ids"] for each in together] == [each["output_ids"] for each in alone]
-        for each, other in zip(together, alone, strict=True):
-            assert each["meta_info"]["finish_reason"] == other["meta_info"]["finish_reason"]
-            assert told(each) == pytest.approx(told(other), abs=1e-3)
-        assert all(len(told(each)) > 1 for each in together[: len(PARAMS)])
-        assert any(each["meta_info"].get("spec_num_correct_drafts") for each in together)
-        assert_ranks_quiet(pair.url)
+        assert_answers_of_one(pair.url, tiny_server.url)
 
     def test_processes_log_and_figures_carry_the_stage(self, pair: ServerProcess) -> None:
         for title in (FIRST, LAST):
@@ -78,17 +70,7 @@ class TestPair:
         assert weights.keys() == {"0", "1"} and max(weights.values()) < 0.7 * sum(weights.values())
 
     def test_control_requests_reach_both(self, pair: ServerProcess) -> None:
-        def post(path: str, body: object) -> httpx.Response:
-            return httpx.post(f"{pair.url}{path}", json=body, headers=ADMIN_HEADERS, timeout=PATIENCE_S)
-
-        assert post("/pause_generation", {"mode": "in_place"}).status_code == 200
-        assert post("/flush_cache", {}).status_code == 200
-        assert post("/continue_generation", {}).status_code == 200
-        state = get(f"{pair.url}/server_info")["internal_states"][0]
-        assert state["evictable_tokens"] == state["ranks"][0]["evictable_tokens"] == 0
-        refused = post("/get_weights_by_name", {"name": "model.norm.weight"})
-        assert refused.status_code == 400 and "split over several" in refused.text
-        assert_ranks_quiet(pair.url)
+        assert_control_reaches_both(pair.url)
 
     @pytest.mark.promise(1)
     async def test_a_killed_stage_is_the_cause_that_is_told(self, pair: ServerProcess) -> None:
