@@ -25,6 +25,10 @@ class Caller:
         """The API key whose requests it may abort; None for all keys, as for the admin and for this process itself."""
         return None if self.admin or not self.remote else self.api_key
 
+    def routing_key_of(self, own: str | None) -> str:
+        """The routing key of a request: its `own`, else that of the client's headers."""
+        return self.routing_key if own is None else own
+
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - frozen
 

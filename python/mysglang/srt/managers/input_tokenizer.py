@@ -484,7 +484,7 @@ def _nth_seed(seed: int, copy: int) -> int:
 
 
 def _routing_key(obj: GenerateReqInput, caller: Caller) -> str:
-    key = caller.routing_key if obj.routing_key is None else obj.routing_key
+    key = caller.routing_key_of(obj.routing_key)
     if len(key) > MAX_KEY_LENGTH:
         raise InvalidRequest(f"routing_key must have at most {MAX_KEY_LENGTH} characters.", param="routing_key")
     return key

@@ -63,7 +63,7 @@ class EqualShares:
             case "extra_key":
                 return unfolded.extra_key
             case "routing_key":
-                return caller.routing_key if obj.routing_key is None else obj.routing_key
+                return caller.routing_key_of(obj.routing_key)
 
     def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: int) -> bool:
         mine = sum(state.tenant == tenant for state in opened)

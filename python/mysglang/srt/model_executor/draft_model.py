@@ -34,14 +34,14 @@ from mysglang.srt.forward.worker_batch import (
     SamplingColumns,
     Slots,
 )
-from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
+from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampler, SamplingOps
 from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import KnownStep
-from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program
 from mysglang.srt.model_executor.step_inputs import StepStager
@@ -76,8 +76,7 @@ class DraftModel:
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
         specs = self.stores.specs
-        attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
-        return attention + self.model.workspace(max_tokens)
+        return step_workspace(self.model, self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
         platform = self._setup.platform

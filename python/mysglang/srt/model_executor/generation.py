@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from mysglang.srt.kernels.ahead import compile_ahead
-from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
+from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
@@ -25,7 +25,7 @@ from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.graph_capture import prompt_sizes, why_no_graphs
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.late_rows import LateRows
-from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
 from mysglang.srt.model_executor.programs import (
@@ -111,8 +111,7 @@ class GenerationModel:
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
         specs = self.stores.specs
-        attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
-        return attention + self.model.workspace(max_tokens)
+        return step_workspace(self.model, self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
         tables, budget, drafter, work = memory.tables, memory.budget, beside.drafter, self._work

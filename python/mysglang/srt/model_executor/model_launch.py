@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 
@@ -15,7 +15,7 @@ from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, StateSpec
-from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
+from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends, workspace_bytes
 from mysglang.srt.mem_cache.kv_pool.states import StateLayout
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -133,3 +133,18 @@ class Setup:
         if asked not in known:
             raise ConfigError(f"--sampling-backend {asked} does not run here. Choose one of {', '.join(known)}.")
         return asked == "pytorch"
+
+
+class TakesWorkspace(Protocol):
+    """A model that states what its own layers take for a while."""
+
+    def workspace(self, max_tokens: int) -> int:
+        """Bytes, in a step of at most that many new tokens."""
+        ...
+
+
+def step_workspace(
+    model: TakesWorkspace, chosen: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int
+) -> int:
+    """Bytes that a step of a decoder takes for a while: of at most that many new tokens, and rows of that length."""
+    return workspace_bytes(chosen, specs, max_tokens=max_tokens, max_context=max_context) + model.workspace(max_tokens)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
+from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.encoder_attention import PromptGroups, PromptLayout
 from mysglang.srt.layers.pooler import Pooler
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
-from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
 from mysglang.srt.model_executor.programs import EAGER, Beside, Load, Runnable
@@ -50,8 +50,7 @@ class PoolingModel:
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
         specs = self.stores.specs
-        attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
-        return attention + self.model.workspace(max_tokens)
+        return step_workspace(self.model, self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
         pooling, tables = self._launch.config.pooling, memory.tables

@@ -50,6 +50,11 @@ class Qwen2Config(DecoderConfig, frozen=True, kw_only=True):
         check_layer_types(self.layer_types, self.num_hidden_layers)
 
 
+def qwen3_attention(config: Qwen3Config | Qwen3MoeConfig, plan: AttentionPlan) -> AttentionPlan:
+    """Returns the plan with what Qwen3 adds: a norm over each head of queries and keys, and optional biases."""
+    return replace(plan, qk_norm=config.norm(), bias=config.attention_bias, output_bias=config.attention_bias)
+
+
 class Qwen3Config(Qwen2Config, frozen=True, kw_only=True):
     """Qwen3 (dense): a norm over each head of queries and keys, and biases only where config.json wants them.
 
@@ -60,12 +65,7 @@ class Qwen3Config(Qwen2Config, frozen=True, kw_only=True):
     attention_bias: bool = False
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
-        return replace(
-            super().attention(index, rope),
-            qk_norm=self.norm(),
-            bias=self.attention_bias,
-            output_bias=self.attention_bias,
-        )
+        return qwen3_attention(self, super().attention(index, rope))
 
 
 class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
@@ -91,13 +91,8 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
     mlp_only_layers: list[LayerNumber] | None = None
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
-        return replace(
-            super().attention(index, rope),
-            qk_norm=self.norm(),
-            bias=self.attention_bias,
-            output_bias=self.attention_bias,
-            window=self.sliding_window if self.use_sliding_window else None,
-        )
+        plan = qwen3_attention(self, super().attention(index, rope))
+        return replace(plan, window=self.sliding_window if self.use_sliding_window else None)
 
     def mlp(self, index: int) -> MlpPlan:
         """Experts in every `decoder_sparse_step`-th layer, but for those that are named."""
