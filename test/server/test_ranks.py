@@ -15,8 +15,13 @@ from transformers import PreTrainedModel
 from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, assert_alike, greedy, make_prompts
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
-from fixtures.processes import wait_until_gone
-from fixtures.rank_answers import GREEDY, assert_answers_of_one, assert_control_reaches_both, assert_ranks_quiet
+from fixtures.rank_answers import (
+    GREEDY,
+    assert_a_killed_rank_is_told,
+    assert_answers_of_one,
+    assert_control_reaches_both,
+    assert_ranks_quiet,
+)
 from fixtures.server_process import ServerProcess, titled
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
@@ -109,23 +114,8 @@ class TestPair:
 
     @pytest.mark.promise(1)
     async def test_a_killed_rank_is_the_cause_that_is_told(self, pair: ServerProcess) -> None:
-        """The last of these tests: it ends the server, while both ranks are in the middle of a step."""
-        body = {"text": "Count:", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": True}
-        children = list(pair.children().values())
-        async with (
-            httpx.AsyncClient(base_url=pair.url, timeout=PATIENCE_S) as client,
-            client.stream("POST", "/generate", json=body) as response,
-        ):
-            frames = response.aiter_lines()
-            await anext(frames)
-            pair.child(SCHEDULERS[1]).kill()
-            rest = [line async for line in frames]
-        assert "engine_dead" in "".join(rest)
-        assert pair.wait() == ExitCode.WORKER_DIED
-        wait_until_gone(children)
-        # Not in the last line: the other rank may say last what it died of, that its peer is gone.
-        told = [line for line in pair.stderr.splitlines() if " was ended by " in line]
-        assert told and all("mysglang::scheduler_TP1 was ended by SIGKILL" in line for line in told)
+        """The last of these tests: it ends the server."""
+        await assert_a_killed_rank_is_told(pair, SCHEDULERS[1])
 
 
 @pytest.fixture(scope="module")

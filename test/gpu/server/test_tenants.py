@@ -1,11 +1,10 @@
-"""A whole server on CUDA with drafts, latent rows, states, experts, pages of eight-bit numbers, and over two GPUs."""
+"""A whole server on CUDA with drafts, latent rows, states, experts and pages of eight-bit numbers."""
 
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from fixtures.greedy_answers import (
     CHUNK,
@@ -13,7 +12,6 @@ from fixtures.greedy_answers import (
     VOCAB,
     Answer,
     abort_storm,
-    answer_all,
     answers_of,
     assert_alike,
     make_prompts,
@@ -77,17 +75,3 @@ def test_families_with_the_cache_as_alone(folder: Path) -> None:
     prompts = PROMPTS[:60]
     alone = answers_of(prompts, *options, "--disable-radix-cache", "--disable-cuda-graph", at_once=1)
     assert_alike(answers_of(prompts, *options, "--chunked-prefill-size", f"{CHUNK}"), alone)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-@pytest.mark.parametrize("options", [(), ("--speculative-algorithm", "NGRAM"), ("--disable-cuda-graph",)], ids=str)
-def test_two_gpus_answer_as_one(options: tuple[str, ...], alone: list[Answer]) -> None:
-    storm(alone, "--tp-size", "2", *options)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_families_on_two_gpus(folder: Path) -> None:
-    options = (*ON_DEVICE, "--model-path", str(folder), "--skip-tokenizer-init")
-    with ServerProcess(*options) as server:
-        alone = asyncio.run(answer_all(server.url, PROMPTS[:60]))
-    assert_alike(answers_of(PROMPTS[:60], *options, "--tp-size", "2"), alone)

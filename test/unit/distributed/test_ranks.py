@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import torch
+from torch import Tensor
 
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.distributed.groups import SOLO
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, pipeline_stage
-from mysglang.srt.distributed.process_group import tensor_parallel_group
+from mysglang.srt.distributed.process_group import ThroughHost, join, tensor_parallel_group
 from mysglang.srt.distributed.ranks import ALONE, RANKS_OF_ONE, Place, RankContext, rank_contexts
 from mysglang.srt.managers.child import ranks_of, scheduler_title
 
@@ -41,7 +45,7 @@ def test_one_rank_exchanges_nothing_and_has_all_layers() -> None:
 
 
 def test_ranks_that_share_layers() -> None:
-    first, second = rank_contexts(2, device="cuda", first_gpu=4, meeting_file="/run/here")
+    first, second = rank_contexts(2, device="cuda", gpus=[4, 5], meeting_file="/run/here")
     assert (first.world, second.world) == (Place(0, 2), Place(1, 2))
     assert second.tp == second.attention_tp == second.world and second.pp == second.dp == second.ep == ALONE
     assert (first.gpu, second.gpu) == (4, 5)
@@ -53,7 +57,7 @@ def test_ranks_that_share_layers() -> None:
 
 def test_the_last_stage_leads() -> None:
     """It has the logits, so it speaks to the fronts; GPUs are numbered from the first stage on."""
-    ranks = rank_contexts(2, 2, device="cuda", first_gpu=4)
+    ranks = rank_contexts(2, 2, device="cuda", gpus=[4, 5, 6, 7])
     assert [each.name for each in ranks] == ["PP1 TP0", "PP1 TP1", "PP0 TP0", "PP0 TP1"]
     assert [scheduler_title(each).rpartition("::")[2] for each in ranks][::2] == [
         "scheduler_PP1_TP0",
@@ -63,6 +67,47 @@ def test_the_last_stage_leads() -> None:
     assert [each.world for each in ranks] == [Place(number, 4) for number in range(4)]
     assert [each.leads for each in ranks] == [True, False, False, False]
     assert ranks[2].labels == {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+
+
+def test_ranks_on_one_gpu_exchange_through_the_host() -> None:
+    """The transport follows from whether ranks share a device. Ranks of a CPU always do, and divide its memory."""
+
+    def ranks(**given: Any) -> list[RankContext]:
+        return ranks_of(ParallelArgs(**given))
+
+    shared = ranks(device="cuda", tp_size=2, pp_size=2, base_gpu_id=1, gpu_id_step=0)
+    assert [each.gpu for each in shared] == [1] * 4
+    assert {each.transport for each in shared} == {"gloo_through_host"}
+    assert sorted(each.on_device.rank for each in shared) == [0, 1, 2, 3]
+    apart = ranks(device="cuda", tp_size=2, base_gpu_id=1, gpu_id_step=2)
+    assert [(each.gpu, each.on_device, each.transport) for each in apart] == [(1, ALONE, "nccl"), (3, ALONE, "nccl")]
+    assert [(each.on_device.size, each.transport) for each in ranks(device="cpu", tp_size=2)] == [(2, "gloo")] * 2
+    assert [each.transport for each in ranks(device="cuda")] == ["none"]
+
+
+def test_ranks_of_one_gpu_meet_over_gloo(tmp_path: Path) -> None:
+    """Every verb of the group, with tensors that are on the host already."""
+
+    def work(ranks: RankContext) -> list[Tensor]:
+        group = join(ranks, "tp", ranks.tp)
+        assert isinstance(group, ThroughHost)
+        assert (group.rank, group.size) == (ranks.tp.rank, 2)
+        x = torch.full((2, 3), float(ranks.tp.rank + 1))
+        other = 1 - group.rank
+        sending = group.send(x.clone(), other)
+        received = group.receive(torch.empty(2, 3), other)
+        sending.wait()
+        assert group.smallest([group.rank, -group.rank]) == [0, -1]
+        return [received, group.all_gather(x), group.broadcast(x.clone()), group.all_reduce(x)]
+
+    meeting = str(tmp_path / "ranks")
+    contexts = rank_contexts(2, device="cuda", gpus=[0, 0], meeting_file=meeting)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(work, contexts))
+    for number, (received, gathered, first, total) in enumerate(found):
+        assert torch.equal(received, torch.full((2, 3), 2.0 - number))
+        assert torch.equal(gathered, torch.tensor([[1.0] * 3 + [2.0] * 3] * 2))
+        assert torch.equal(first, torch.ones(2, 3)) and torch.equal(total, torch.full((2, 3), 3.0))
 
 
 def test_nobody_asks_for_a_rank_in_another_way() -> None:

@@ -30,7 +30,7 @@ def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
         board="/d",
     )
     for launch in (
-        SchedulerLaunch(server_args=args, port_args=ports, ranks=rank_contexts(2, device="cuda", first_gpu=1)[1]),
+        SchedulerLaunch(server_args=args, port_args=ports, ranks=rank_contexts(2, device="cuda", gpus=[1, 2])[1]),
         DetokenizerLaunch(server_args=args, port_args=ports),
     ):
         line = msgspec.json.encode(launch)
@@ -39,4 +39,4 @@ def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
 
 
 def test_title() -> None:
-    assert scheduler_title(rank_contexts(4, device="cpu", first_gpu=0)[3]) == "mysglang::scheduler_TP3"
+    assert scheduler_title(rank_contexts(4, device="cpu")[3]) == "mysglang::scheduler_TP3"

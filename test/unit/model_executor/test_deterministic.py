@@ -67,7 +67,7 @@ def test_promise_26_on_ranks(tmp_path: Path) -> None:
     model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
 
     def check(tp: ThreadGroup) -> None:
-        ranks = rank_contexts(tp.size, device="cpu", first_gpu=0)[tp.rank]
+        ranks = rank_contexts(tp.size, device="cpu")[tp.rank]
         launch = ModelLaunch(model, LoadConfig())
 
         def make(page_size: int) -> Executor:

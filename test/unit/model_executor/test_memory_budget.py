@@ -9,6 +9,7 @@ import torch
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.ranks import rank_contexts
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.worker import SpaceShape, StateShape
@@ -62,6 +63,22 @@ def test_the_cache_and_the_page_table_fill_the_share() -> None:
     room = 123 * GIB - 10 * GIB
     assert room - 2 * TOKEN < budget.num_pages * TOKEN + table <= room
     assert budget.num_slots == 4096 and budget.max_context == 8192
+
+
+def test_ranks_on_one_gpu_divide_what_one_rank_would_have() -> None:
+    """The fraction is that of the server. Each rank computes in memory of its own, so more is left free by default."""
+    first, second = rank_contexts(2, device="cuda", gpus=[0, 0])
+    one, half = RunnerConfig(mem_fraction_static=0.8), RunnerConfig(mem_fraction_static=0.8, ranks=second)
+    alone, each = on_cuda(one), on_cuda(half)
+    assert each.num_pages * 2 < alone.num_pages < each.num_pages * 2 + 1500  # a page table for each rank
+    assert 1 - static_fraction(replace(half, mem_fraction_static=None), 24 * GIB, (8,), 2048) == pytest.approx(
+        2 * (512 + 1.5 * 2048 + 128 + 16) / (24 * 1024)
+    )
+    apart = rank_contexts(2, device="cuda", gpus=[0, 1])[0]
+    assert on_cuda(replace(half, ranks=apart)) == alone
+    too_many = replace(half, ranks=first, max_total_tokens=int(0.6 * LOADED.free / TOKEN))
+    with pytest.raises(ConfigError, match=r"61\.5 GiB are free beside the weights"):
+        on_cuda(too_many)
 
 
 def test_slots_follow_the_context() -> None:

@@ -73,7 +73,7 @@ def test_every_fact_that_changes_a_key_or_a_value_tells_workers_apart(model: Mod
         identity(model, LoadConfig(load_format="dummy", seed=1)),
         identity(model, pages=pool(device="meta")),
         identity(model, config=RunnerConfig(numerics="invariant")),
-        *(identity(model, config=RunnerConfig(ranks=ranks)) for ranks in rank_contexts(2, device="cpu", first_gpu=0)),
+        *(identity(model, config=RunnerConfig(ranks=ranks)) for ranks in rank_contexts(2, device="cpu")),
     ]
     assert len(set(found)) == len(found)
 

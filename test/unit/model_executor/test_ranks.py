@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.distributed.groups import SOLO, Group
+from mysglang.srt.distributed.process_group import ThroughHost
 from mysglang.srt.distributed.ranks import rank_contexts
 from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.memory_budget import KvBudget, agreed
 from mysglang.srt.model_executor.model_launch import ModelLaunch
+from mysglang.srt.model_executor.programs import CAPTURED_DECODE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
 PROMPTS = [list(range(3, 40)), [7, 8, 9], [11] * 30]
@@ -29,7 +32,7 @@ ANSWERS = [[5, 17, 5, 201, 9, 250], [11, 3, 8, 8, 40, 77], [4, 100, 33, 6, 6, 12
 
 
 def executor(config: ModelConfig, tp: Group, **more: Any) -> Executor:
-    ranks = rank_contexts(tp.size, device="cpu", first_gpu=0)[tp.rank]
+    ranks = rank_contexts(tp.size, device="cpu")[tp.rank]
     # Windows in pools of their own are the storm's, on a server: the driver knows one pool.
     options = {"page_size": 4, "max_running_requests": 4, "disable_hybrid_swa_memory": True, **more}
     runner = RunnerConfig(ranks=ranks, device="cpu", **options)
@@ -64,6 +67,19 @@ def test_two_ranks_are_as_one(family: str, more: dict[str, Any], tmp_path: Path)
     assert held == pages
     # The other rank is told which tokens were chosen, and nothing else.
     assert (second[0], second[1].size, second[2]) == (chosen, 0, pages)
+
+
+def test_steps_that_cannot_be_captured_say_why(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+
+    def programs(tp: ThreadGroup, reason: str) -> dict[str, str]:
+        tp.not_captured = reason
+        return executor(config, tp).programs
+
+    for reason in ("", ThroughHost.not_captured):
+        for found in run_on_ranks(2, partial(programs, reason=reason)):
+            assert (found[CAPTURED_DECODE] == f"not used: {reason}") == bool(reason)
 
 
 def test_memory_is_the_least_of_what_ranks_have() -> None:

@@ -117,7 +117,7 @@ def test_two_stages_of_two_ranks_each(tmp_path: Path) -> None:
             return Driver.start(worker, [GREEDY] * 2).generate([list(range(3, 40)), [7, 8, 9]], 8, chunk=16)
 
     alone = tokens(SOLO, WHOLE_MODEL, RANKS_OF_ONE)
-    contexts = rank_contexts(2, 2, device="cpu", first_gpu=0)
+    contexts = rank_contexts(2, 2, device="cpu")
     groups, pipelines = [ThreadGroup.together(2) for _ in range(2)], [pipeline(2) for _ in range(2)]
 
     def one(world: ThreadGroup) -> list[list[int]]:

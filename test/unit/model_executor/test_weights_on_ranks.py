@@ -46,9 +46,7 @@ def started(folder: Path, ranks: RankContext = RANKS_OF_ONE, tp: Group = SOLO, s
 def on_two(folder: Path, split: str, work: Callable[[Executor, int], T]) -> list[T]:
     """Results of `work` on each of two ranks, or of two stages, for an executor and its number there."""
     tp_size, pp_size = SPLITS[split]
-    contexts = {
-        max(each.tp.rank, each.pp.rank): each for each in rank_contexts(tp_size, pp_size, device="cpu", first_gpu=0)
-    }
+    contexts = {max(each.tp.rank, each.pp.rank): each for each in rank_contexts(tp_size, pp_size, device="cpu")}
     if split == "two ranks":
         return run_on_ranks(2, lambda tp: work(started(folder, contexts[tp.rank], tp=tp), tp.rank))
     return run_on_stages(2, lambda stage, number: work(started(folder, contexts[number], stage=stage), number))

@@ -20,6 +20,14 @@ class ParallelArgs:
         at_least=0,
         help="Number of the GPU to use, as CUDA_VISIBLE_DEVICES numbers them. Use it on a machine with several GPUs.",
     )
+    gpu_id_step: int = arg(
+        1,
+        at_least=0,
+        help=(
+            "From one rank's GPU to the next one's. 0: all ranks share the GPU --base-gpu-id, which is for tests, "
+            "not for speed."
+        ),
+    )
     tp_size: int = arg(
         1,
         at_least=1,
@@ -34,6 +42,16 @@ class ParallelArgs:
     )
 
     @property
+    def gpus(self) -> list[int]:
+        """The GPU of each rank, if they compute on GPUs; those of the first stage come first."""
+        return [self.base_gpu_id + self.gpu_id_step * number for number in range(self.num_ranks)]
+
+    @property
+    def ranks_per_gpu(self) -> int:
+        """Ranks that divide the memory of a GPU."""
+        return self.num_ranks if self.gpu_id_step == 0 else 1
+
+    @property
     def num_ranks(self) -> int:
-        """Processes that compute, each on a device of its own."""
+        """Processes that compute."""
         return self.tp_size * self.pp_size

@@ -77,7 +77,9 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
         return args
     chunk = CPU_CHUNK
     if parallel.device == "cuda":
-        gib = min(hardware.gpu_memory[parallel.base_gpu_id :][: parallel.num_ranks], default=0.0)
+        # A GPU that is not there is refused later.
+        there = [hardware.gpu_memory[gpu] for gpu in parallel.gpus if gpu < hardware.num_gpus]
+        gib = min(there, default=0.0) / parallel.ranks_per_gpu
         chunk = next(chunk for below, chunk in CHUNK_BY_GPU_MEMORY if gib < below)
     return replace(args, chunked_prefill_size=chunk)
 

@@ -287,7 +287,7 @@ RULES = (
 
 def _last_gpu(groups: ArgGroups) -> int:
     """The number of the last rank's GPU."""
-    return groups.parallel.base_gpu_id + groups.parallel.num_ranks - 1
+    return groups.parallel.gpus[-1]
 
 
 def _several(groups: ArgGroups) -> str:

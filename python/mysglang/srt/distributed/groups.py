@@ -25,6 +25,11 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def not_captured(self) -> str:
+        """Why no step with these verbs can be captured as a graph, a clause; empty: it can be."""
+        ...
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, with the same bits on each of them. Consumes x."""
         ...
@@ -47,6 +52,7 @@ class SoloGroup:
 
     rank = 0
     size = 1
+    not_captured = ""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -78,6 +84,10 @@ class OrderedGroup:
     @property
     def size(self) -> int:
         return self._inner.size
+
+    @property
+    def not_captured(self) -> str:
+        return self._inner.not_captured
 
     def all_reduce(self, x: Tensor) -> Tensor:
         first, *others = self._inner.all_gather(x).chunk(self.size, dim=-1)

@@ -1,8 +1,9 @@
-"""ProcessGroup: ranks that are processes, over torch's communication libraries. The one place that chooses a backend.
+"""ProcessGroup: ranks that are processes, over torch's communication libraries. The one place that chooses a library.
 
-    device   library   the bytes of tensors go over
-    cpu      Gloo      TCP on the loopback address
-    cuda     NCCL      NVLink, PCIe or shared memory, as NCCL finds them
+    device                        library   the bytes of tensors go over
+    cpu                           Gloo      TCP on the loopback address
+    cuda, a GPU for each rank     NCCL      NVLink, PCIe or shared memory, as NCCL finds them
+    cuda, one GPU for all ranks   Gloo      memory of the host, then as on a CPU: for tests, not for speed
 
 Ranks find one another through a file in the server's private directory. Gloo listens on a port of 127.0.0.1 while the
 group lives; nothing listens on another interface.
@@ -59,10 +60,6 @@ def _nccl(store: Store, place: Place) -> Any:
     return nccl(store, place.rank, place.size, options)
 
 
-BACKENDS = {"cpu": _gloo, "cuda": _nccl}
-"""Device -> what its tensors are exchanged with."""
-
-
 class Sending:
     """A tensor on its way to another rank, kept until it is there."""
 
@@ -82,17 +79,22 @@ def tensor_parallel_group(ranks: RankContext) -> Group:
     return SOLO if ranks.tp.size == 1 else join(ranks, f"tp{ranks.pp.rank}", ranks.tp)
 
 
-def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup:
+def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup | ThroughHost:
     """Meet the other members of the group of that name, in which this process has that place."""
     # -1: the file is not counted on to have a fixed number of users; several groups meet in it.
     store = FileStore(ranks.meeting_file, -1)
     store.set_timeout(PATIENCE)
-    device = torch.device("cpu") if ranks.device == "cpu" else torch.device("cuda", ranks.gpu)
-    return ProcessGroup(BACKENDS[ranks.device](PrefixStore(name, store), place), place, device)
+    meeting = PrefixStore(name, store)
+    if ranks.transport == "nccl":
+        return ProcessGroup(_nccl(meeting, place), place, torch.device("cuda", ranks.gpu))
+    over_cpu = ProcessGroup(_gloo(meeting, place), place, torch.device("cpu"))
+    return over_cpu if ranks.transport == "gloo" else ThroughHost(over_cpu)
 
 
 class ProcessGroup:
     """A group of ranks over torch.distributed (a `groups.Group`)."""
+
+    not_captured = ""
 
     def __init__(self, group: Any, place: Place, device: torch.device) -> None:
         """`group`: one of torch's, which holds tensors of `device`."""
@@ -146,6 +148,39 @@ class ProcessGroup:
     def _done(self, begin: Any) -> None:
         """Run a collective. On CUDA it is queued on the current stream; on a CPU it is done when this returns."""
         _finish(_begun(begin))
+
+
+class ThroughHost:
+    """A group of ranks that share a GPU (a `groups.Group`): tensors go through memory of the host.
+
+    Each verb waits until the device has computed its tensor, so host and device take turns.
+    """
+
+    not_captured = "ranks share a device (--gpu-id-step 0), and a graph cannot contain their exchange through the host"
+
+    def __init__(self, inner: ProcessGroup) -> None:
+        """`inner`: a group of the same ranks, which holds tensors of the CPU."""
+        self.rank = inner.rank
+        self.size = inner.size
+        self._inner = inner
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x.copy_(self._inner.all_reduce(x.cpu()))
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._inner.all_gather(x.cpu()).to(x.device)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x.copy_(self._inner.broadcast(x.cpu()))
+
+    def send(self, x: Tensor, to: int) -> Sending:
+        return self._inner.send(x.cpu(), to)
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        return x.copy_(self._inner.receive(torch.empty(x.shape, dtype=x.dtype), source))
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        return self._inner.smallest(values)
 
 
 def _begun(begin: Callable[[], Work]) -> Work:

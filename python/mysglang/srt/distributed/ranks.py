@@ -14,7 +14,21 @@ what ranks do together, a `Group` does (`groups.py`).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Transport: TypeAlias = Literal["none", "gloo", "nccl", "gloo_through_host"]
+"""How tensors get from rank to rank (`process_group.py`). `gloo_through_host`: NCCL refuses two ranks on one GPU."""
+
+TRANSPORTS: dict[Transport, str] = {
+    "none": "none: there is one rank",
+    "gloo": "Gloo, on the loopback address",
+    "nccl": "NCCL",
+    "gloo_through_host": "Gloo, through memory of the host, since ranks share a GPU: for tests, not for speed",
+}
+"""Text of the log and of `/server_info` for each transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,8 @@ class RankContext:
     """cpu or cuda."""
     gpu: int = 0
     """The number of its GPU among those that are visible, if its device is one."""
+    on_device: Place = ALONE
+    """Its place among the ranks that compute on the same device, and so divide its memory."""
     meeting_file: str = ""
     """A file in the server's private directory, through which ranks find one another; empty for a rank alone."""
 
@@ -52,6 +68,15 @@ class RankContext:
         which has the logits.
         """
         return self.world.rank == 0
+
+    @property
+    def transport(self) -> Transport:
+        """How this rank and the others exchange tensors."""
+        if self.world.size == 1:
+            return "none"
+        if self.device == "cpu":
+            return "gloo"
+        return "nccl" if self.on_device.size == 1 else "gloo_through_host"
 
     @property
     def name(self) -> str:
@@ -74,14 +99,15 @@ RANKS_OF_ONE = RankContext()
 
 
 def rank_contexts(
-    tp_size: int, pp_size: int = 1, *, device: str, first_gpu: int, meeting_file: str = ""
+    tp_size: int, pp_size: int = 1, *, device: str, gpus: Sequence[int] = (), meeting_file: str = ""
 ) -> list[RankContext]:
     """The context of each process of a server, by its rank in the world: those of the last stage come first.
 
-    GPUs are numbered as SGLang numbers them: those of the first stage come first.
+    gpus: the GPU of each rank, those of the first stage first, as SGLang numbers them. On a CPU none is given.
     """
     places = [(Place(stage, pp_size), Place(rank, tp_size)) for stage in range(pp_size) for rank in range(tp_size)]
-    last_first = sorted(places, key=lambda each: -each[0].rank)
+    devices = list(gpus) if device == "cuda" else [0] * len(places)
+    last_first = sorted(zip(places, devices, sharers(devices), strict=True), key=lambda each: -each[0][0].rank)
     return [
         RankContext(
             world=Place(number, len(places)),
@@ -89,8 +115,19 @@ def rank_contexts(
             attention_tp=tp,
             pp=pp,
             device=device,
-            gpu=first_gpu + places.index((pp, tp)),
+            gpu=gpu,
+            on_device=on_device,
             meeting_file=meeting_file,
         )
-        for number, (pp, tp) in enumerate(last_first)
+        for number, ((pp, tp), gpu, on_device) in enumerate(last_first)
     ]
+
+
+def sharers(devices: Sequence[int]) -> list[Place]:
+    """For each rank, given its device: its place among the ranks of the same device."""
+    total, so_far = Counter(devices), Counter[int]()
+    found = []
+    for device in devices:
+        found.append(Place(so_far[device], total[device]))
+        so_far[device] += 1
+    return found

@@ -104,7 +104,7 @@ def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: Paralle
         # All ranks share the memory of the machine.
         check_memory(config, memory=host, num_ranks=1, place="this machine")
     else:
-        check_memory(config, memory=max(gpus), num_ranks=parallel.num_ranks, place="a GPU")
+        check_memory(config, memory=max(gpus), num_ranks=parallel.num_ranks // parallel.ranks_per_gpu, place="a GPU")
 
 
 class Subprocesses:

@@ -49,7 +49,7 @@ def ranks_of(parallel: ParallelArgs, meeting_file: str = "") -> list[RankContext
         parallel.tp_size,
         parallel.pp_size,
         device=parallel.device,
-        first_gpu=parallel.base_gpu_id,
+        gpus=parallel.gpus,
         meeting_file=meeting_file,
     )
 

@@ -20,7 +20,7 @@ from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.grammar_queue import QueueNews
 from mysglang.srt.constrained.structured_output import StructuredOutput
-from mysglang.srt.distributed.ranks import RankContext
+from mysglang.srt.distributed.ranks import TRANSPORTS, RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.weights import ModelWeights, Occupation
@@ -170,6 +170,7 @@ def _facts(
         device=worker.device_name,
         dtype=model.dtype,
         attention_backend=worker.attention_backend,
+        transport=TRANSPORTS[ranks.transport],
         programs=dict(worker.programs),
         device_profile=worker.device_profile,
         priorities=args.schedule.has_priorities,

@@ -50,7 +50,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     with timed(logger, "Setting up the scheduler"), measured(times, "scheduler_e2e"), paused_gc():
         if ranks.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
-            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), ranks.world.size)))
+            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), ranks.on_device.size)))
         else:
             use_gpu(ranks.gpu)
         from mysglang.srt.managers.scheduler_builder import build_scheduler
@@ -63,6 +63,8 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
         facts.max_running_requests,
         facts.context_len,
     )
+    if ranks.world.size > 1:
+        logger.info("Tensors between ranks: %s.", facts.transport)
     if facts.max_total_num_tokens_swa:
         logger.info("KV cache of layers with a sliding window: %d tokens.", facts.max_total_num_tokens_swa)
     freeze_heap()

@@ -41,6 +41,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str
     device_profile: str = ""
     """The kind of device whose figures decide how steps are run."""
+    transport: str = ""
+    """How ranks exchange tensors: NCCL, or Gloo, and through what."""
     programs: dict[str, str] = {}
     """Name of each way to run steps, the fastest first -> the steps that it takes, or why it is not used."""
     priorities: bool = False

@@ -150,7 +150,12 @@ class GenerationModel:
                 *drafter.slot_buffers,
             ),
             capture=TokenCaptures(
-                self._setup, self._launch, self.model, parts, drafter, left_out=work.not_captured
+                self._setup,
+                self._launch,
+                self.model,
+                parts,
+                drafter,
+                left_out=work.not_captured or self._setup.tp.not_captured,
             ).take,
         )
 

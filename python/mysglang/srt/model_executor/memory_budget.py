@@ -130,7 +130,8 @@ def static_fraction(
     if config.mem_fraction_static is not None:
         return config.mem_fraction_static
     activations = (512 + 1.5 * max(chunk, 2048) + 1024 / 8) * MIB
-    reserved = activations + captured_bytes(graph_sizes) + workspace
+    # Each rank that shares the device computes in memory of its own.
+    reserved = (activations + captured_bytes(graph_sizes) + workspace) * config.ranks.on_device.size
     if total > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
     return max(0.0, (total - reserved) / total)
@@ -143,7 +144,10 @@ def cuda_budget(
 
     Raises ConfigError if no useful cache fits.
     """
-    room = after.free - int((1 - fraction) * before.total)
+    # All ranks on the device have loaded their weights, and none has allocated its cache. What is left up to the
+    # fraction of the device is divided among them: the fraction is that of the server, not of a rank.
+    free = after.free // config.ranks.on_device.size
+    room = (after.free - int((1 - fraction) * before.total)) // config.ranks.on_device.size
     states = plan_states(config, cost, room, most_slots=MAX_SLOTS)
     taken = cost.state_bytes * entries(states)
     room -= taken
@@ -156,13 +160,13 @@ def cuda_budget(
     table = sum(buffer.nbytes(slots + 1) for buffer in table_buffers(max_pages, len(cost.spaces)))
     if config.max_total_tokens is None:
         tokens = cost.fitting(max(0, room - table))
-    elif cost.nbytes(config.max_total_tokens) + table > after.free - taken:
+    elif cost.nbytes(config.max_total_tokens) + table > free - taken:
         raise ConfigError(
             f"--max-total-tokens {config.max_total_tokens} needs {cost.nbytes(tokens) / GIB:.1f} GiB, and "
-            f"{(after.free - taken) / GIB:.1f} GiB are free beside the weights. Lower it."
+            f"{(free - taken) / GIB:.1f} GiB are free beside the weights. Lower it."
         )
     advice = (
-        f"{after.free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "
+        f"{free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "
         "Raise --mem-fraction-static, or free memory on the device."
     )
     return _budget(config, tokens, slots, context, cost, states, advice)
@@ -172,7 +176,7 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
     """Room for CPU_FULL_ROWS rows of full length, as far as a share of the free memory allows."""
     fraction = config.mem_fraction_static or CPU_FRACTION
     # All ranks take their memory out of this machine's.
-    free = after.free // config.ranks.world.size
+    free = after.free // config.ranks.on_device.size
     room = int(free * fraction)
     states = plan_states(config, cost, room, most_slots=CPU_SLOTS)
     taken = cost.state_bytes * entries(states)
