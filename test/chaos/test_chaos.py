@@ -15,7 +15,7 @@ from chaos.besieged import besieged_server
 from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
 from fixtures.growth import Growth
 
-SECONDS, ROUNDS, MOST_ROUNDS = 2.0, 3, 20
+SECONDS, ROUNDS, MOST_ROUNDS = 1.5, 3, 25
 """A storm lasts until all that it is for has happened, at least three rounds: what grows is seen between rounds."""
 GROWTH = 16 << 20
 """Bytes that a process may take more after the last round than after the one before."""
@@ -27,7 +27,7 @@ GROWTH = 16 << 20
 @pytest.mark.promise(14)
 @pytest.mark.promise(22)
 @pytest.mark.promise(40)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "overlap"])  # which "fronts" does, with one more front
 def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
     with storm_server(way) as server:
         storm = Storm(server.url, seed=1)

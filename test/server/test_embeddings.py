@@ -34,6 +34,7 @@ NAME = "encoder"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     options = ("--dtype", "float32", "--json-model-override-args", '{"is_matryoshka": true}')
+    options += ("--max-running-requests", "16")
     with ServerProcess("--model-path", MODEL, "--served-model-name", NAME, "--log-level", "warning", *options) as one:
         assert one.url
         yield one
@@ -111,9 +112,9 @@ def test_native_encode(server: ServerProcess, expected: np.ndarray) -> None:
 
 def test_many_prompts_of_all_lengths(client: openai.OpenAI) -> None:
     """More than run at once, and each as alone."""
-    texts = ["word " * (1 + i * 37 % 250) for i in range(200)]
+    texts = ["word " * (1 + i * 37 % 250) for i in range(40)]
     found = client.embeddings.create(model=NAME, input=texts).data
-    for i in (0, 123, 199):
+    for i in (0, 23, 39):
         close(found[i].embedding, np.array(client.embeddings.create(model=NAME, input=texts[i]).data[0].embedding))
 
 

@@ -17,7 +17,8 @@ from fixtures.server_process import ServerProcess
 
 ADMIN_KEY = "for the tests"
 OPTIONS = ("--log-level", "error", "--admin-api-key", ADMIN_KEY, "--enable-deterministic-inference")
-BODIES = 600
+BODIES, WARM = 400, 100
+"""Drawn bodies, and those of the storm before, which leaves the processes warm."""
 AT_ONCE = 6
 GROWTH = 128 << 20
 """Bytes that a process may take more than before, warm as it is: a few of the largest bodies."""
@@ -73,12 +74,12 @@ def mutated(draw: random.Random, value: Any) -> Any:
     return draw.choice(WRONG)
 
 
-async def send_all(client: httpx.AsyncClient, seed: int) -> Counter[int]:
+async def send_all(client: httpx.AsyncClient, seed: int, drawn: int) -> Counter[int]:
     """Statuses of the answers to many bodies, all of which must be good or name what is wrong."""
     draw = random.Random(seed)
     paths = sorted(SOUND)
     bodies: list[tuple[str, bytes]] = [(path, raw) for path in paths for raw in RAW]
-    for _ in range(BODIES):
+    for _ in range(drawn):
         path = draw.choice(paths)
         body = SOUND[path]
         for _ in range(draw.randint(1, 3)):
@@ -117,11 +118,11 @@ def memory(url: str) -> dict[str, int]:
 @pytest.mark.promise(32)
 @pytest.mark.promise(39)
 def test_promise_32_no_body_disturbs_others() -> None:
-    async def storm(url: str, seed: int) -> tuple[Counter[int], list[list[Any]], list[list[Any]]]:
+    async def storm(url: str, seed: int, drawn: int) -> tuple[Counter[int], list[list[Any]], list[list[Any]]]:
         limits = httpx.Limits(max_connections=AT_ONCE + 4)
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
             alone = [await listen(client, number) for number in range(3)]
-            sending = asyncio.create_task(send_all(client, seed))
+            sending = asyncio.create_task(send_all(client, seed, drawn))
             together = [await asyncio.gather(*(listen(client, number) for number in range(3)))]
             while not sending.done():
                 together.append(await asyncio.gather(*(listen(client, number) for number in range(3))))
@@ -130,9 +131,9 @@ def test_promise_32_no_body_disturbs_others() -> None:
     with ServerProcess(*OPTIONS) as server:
         url = server.url
         pids = {title: child.pid for title, child in server.children().items()}
-        asyncio.run(storm(url, 1))
+        asyncio.run(storm(url, 1, WARM))
         before = memory(url)
-        statuses, alone, together = asyncio.run(storm(url, 2))
+        statuses, alone, together = asyncio.run(storm(url, 2, BODIES))
         assert all(answers == alone for answers in together)
         assert statuses[200] > 20 and statuses[400] > 200, statuses
         assert_quiet(url, admin_key=ADMIN_KEY)

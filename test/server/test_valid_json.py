@@ -9,7 +9,8 @@ import pytest
 
 from fixtures.server_process import REPOSITORY, python_path
 
-COUNT = 20
+COUNT = 8
+"""Two documents of each schema."""
 
 
 @pytest.mark.slow
