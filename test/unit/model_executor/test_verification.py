@@ -16,7 +16,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.worker_batch import NO_DRAFT
-from mysglang.srt.model_executor.late_rows import NO_DRAFT_HERE
+from mysglang.srt.kernels.late_rows import NO_DRAFT_HERE
 from mysglang.srt.model_executor.verification import leading
 
 

@@ -156,6 +156,29 @@ class StateStep:
     """[S] int64 where these stand among the tokens of the step; None: they are all tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPlaces:
+    """Where the T tokens of a step of R rows stand, as the device has found it."""
+
+    ids: Tensor
+    """[T] int64, every id known."""
+    positions: Tensor
+    """[T] int64."""
+    locs: tuple[Tensor, ...]
+    """[T] int64 for each page space: KV slots that the step writes."""
+    seq_lens: Tensor
+    """[R] int32, tokens in the KV cache after the step."""
+
+    def of(self, tokens: Tensor, seq_lens: Tensor) -> TokenPlaces:
+        """The places of these tokens ([N] int64), in rows of these lengths."""
+        return TokenPlaces(
+            self.ids.index_select(0, tokens),
+            self.positions.index_select(0, tokens),
+            tuple(locs.index_select(0, tokens) for locs in self.locs),
+            seq_lens,
+        )
+
+
 class AttentionMetadata(Protocol):
     """Data that a backend computes once for a step; opaque to other code."""
 
@@ -173,7 +196,11 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Work out what the layers of this step share."""
+        """Work out what the layers of this step share.
+
+        If `batch.host.high_lens` are there, only the device knows how long some rows are: backends that take such steps
+        (`layers/attention/factory.py`) plan with `batch.host.most_lens`, and their kernels read `batch.seq_lens`.
+        """
         ...
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:

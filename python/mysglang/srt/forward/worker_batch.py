@@ -260,6 +260,11 @@ class ModelWorkerBatch:
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 
     @property
+    def most_lens(self) -> Ints:
+        """[R] as `seq_lens`, where the host knows them, and at most so many elsewhere."""
+        return self.seq_lens if self.high_lens is None else self.high_lens
+
+    @property
     def num_rows(self) -> int:
         return len(self.slots)
 

@@ -22,14 +22,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from mysglang.srt.forward.forward_batch import TokenPlaces
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import (
     DRAFTED,
     ON_DEVICE,
     Bools,
     ForwardMode,
+    Ints,
     ModelWorkerBatch,
     SamplingColumns,
     Slots,
@@ -40,7 +43,7 @@ from mysglang.srt.layers.sampler import Sampler, SamplingOps
 from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
-from mysglang.srt.model_executor.late_rows import KnownStep
+from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program
@@ -73,6 +76,7 @@ class DraftModel:
         self._vocab_size = launch.config.vocab_size
         self._ops = ops
         self._chosen = setup.choose_attention(self.stores, launch.dtype)
+        self._late = setup.late_attention(self._chosen, self.stores, launch.dtype)
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
         specs = self.stores.specs
@@ -80,17 +84,26 @@ class DraftModel:
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
         platform = self._setup.platform
-        backend = create_attention_backend(self._chosen, memory.pool, memory.tables.pages, self.stores.specs)
-        uploader = Uploader(platform)
+        uploader, buffers = Uploader(platform), self._setup.step_buffers(memory)
+        following, proposing = (
+            HiddenStates(
+                self.model,
+                create_attention_backend(names, memory.pool, memory.tables.pages, self.stores.specs),
+                buffers,
+                uploader,
+            )
+            for names in (self._chosen, self._late.names)
+        )
         facts = DeviceFacts(self._vocab_size, platform.device, self._ops.draw)
         chain = DraftChain(
-            HiddenStates(self.model, backend, self._setup.step_buffers(memory), uploader),
+            following,
+            proposing,
             LogitsProcessor(self.model.compute_logits, self._vocab_size),
             StepStager(uploader, FeatureStager(facts, FEATURES), self._ops),
             Sampler(self._ops),
             uploader,
         )
-        return replace(beside, drafter=chain)
+        return replace(beside, drafter=chain, why_exact=self._late.why_exact or beside.why_exact)
 
 
 class DraftChain:
@@ -99,9 +112,17 @@ class DraftChain:
     slot_buffers: Sequence[SlotBuffer] = ()
 
     def __init__(
-        self, hidden: HiddenStates, logits: LogitsProcessor, stager: StepStager, sampler: Sampler, uploader: Uploader
+        self,
+        following: HiddenStates,
+        proposing: HiddenStates,
+        logits: LogitsProcessor,
+        stager: StepStager,
+        sampler: Sampler,
+        uploader: Uploader,
     ) -> None:
-        self._hidden = hidden
+        """`following` runs the draft model beside other steps, `proposing` in steps that try drafts."""
+        self._following = following
+        self._hidden = proposing
         self._logits = logits
         self._stager = stager
         self._sampler = sampler
@@ -112,31 +133,38 @@ class DraftChain:
 
     def follow(self, batch: ModelWorkerBatch) -> None:
         """Write the draft's keys and values of a step's tokens, all of which the device knows."""
-        self._next(batch, np.zeros(batch.num_rows, dtype=np.bool_))
+        self._next(self._following, batch, np.zeros(batch.num_rows, dtype=np.bool_))
 
-    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
-        batch = step.batch
+    def propose(self, step: DraftStep) -> Tensor:
+        batch, places, drafts = step.batch, step.places, step.drafts
         batch = replace(batch, sampling=SamplingColumns(tuple(filter(_drafts_use, batch.sampling.parts))))
         drafted = batch.input_ids == DRAFTED
         first = np.cumsum(batch.extend_lens) - batch.extend_lens
         count = np.add.reduceat(drafted, first, dtype=np.int64) if batch.num_rows else first
-        tokens = self._next(without(batch, drafted), count > 0)
+        up = self._uploader.upload({"kept": np.flatnonzero(~drafted), "drafted": count.astype(np.int32)})
+        at = places.of(up["kept"], places.seq_lens - up["drafted"])
+        tokens = self._next(self._hidden, without(batch, drafted), count > 0, at)
         for depth in range(1, int(count.max(initial=0)) + 1):
             rows = np.flatnonzero(count >= depth)
-            places = first[rows] + depth
-            up = self._uploader.upload({"places": places.astype(np.int64), "hosted": step.hosted[rows]})
+            mine = first[rows] + depth
+            up = self._uploader.upload({"places": mine.astype(np.int64), "hosted": step.hosted[rows]})
             assert tokens is not None, "these rows were to have a draft"
             given = drafts.index_select(0, up["places"])
-            # A row whose logits are not finite has the token -1, which has no embedding.
-            found = given.where(up["hosted"], tokens.clamp(min=0))
-            drafts = drafts.index_copy(0, up["places"], found)
-            tokens = self._next(one_token_of(batch, rows, places, depth), count[rows] > depth, found)
+            # A row whose logits are not finite has the token -1, which has no embedding. So has a draft of the host's
+            # that is not there, at whose place stands the newest token.
+            drafted_ids = given.where(up["hosted"], tokens.clamp(min=0))
+            drafts = drafts.index_copy(0, up["places"], drafted_ids)
+            at = places.of(up["places"], places.positions.index_select(0, up["places"]).int() + 1)
+            at = replace(at, ids=torch.where(drafted_ids >= 0, drafted_ids, at.ids))
+            tokens = self._next(self._hidden, one_token_of(batch, rows, mine, depth), count[rows] > depth, at)
         return drafts
 
-    def _next(self, batch: ModelWorkerBatch, wanted: Bools, ids: Tensor | None = None) -> Tensor | None:
+    def _next(
+        self, hidden_states: HiddenStates, batch: ModelWorkerBatch, wanted: Bools, at: TokenPlaces | None = None
+    ) -> Tensor | None:
         """One pass. Returns the tokens [N] int64 that follow the wanted rows [R]; None if no row is wanted.
 
-        ids: [T] int64 instead of the batch's, where they are not negative.
+        at: where the batch's tokens stand, if the device has found it.
         """
         # Outputs of a request other than its tokens come from the served model.
         batch = replace(
@@ -150,10 +178,11 @@ class DraftChain:
             waits_for_mask=False,
             logits_per_row=None,
         )
-        hidden, _ = self._hidden.of(batch, drafts=ids)
+        hidden, _ = hidden_states.of(batch, at=at)
         if not wanted.any():
             return None
-        inputs = self._stager.stage(batch, {"wanted": np.flatnonzero(wanted)})
+        positions = None if at is None else at.positions
+        inputs = self._stager.stage(batch, {"wanted": np.flatnonzero(wanted)}, positions)
         logits = self._logits.next_token_logits(hidden, inputs.tokens["wanted"])
         return self._sampler.sample(logits, inputs.sampling).tokens
 
@@ -185,22 +214,30 @@ def without(batch: ModelWorkerBatch, drafted: Bools) -> ModelWorkerBatch:
         batch,
         mode=ForwardMode.DECODE if (lens == 1).all() else ForwardMode.EXTEND,
         input_ids=batch.input_ids[kept],
-        seq_lens=batch.seq_lens - (batch.extend_lens - lens),
+        seq_lens=longer(batch.seq_lens, lens - batch.extend_lens),
+        high_lens=None if batch.high_lens is None else longer(batch.high_lens, lens - batch.extend_lens),
         extend_lens=lens,
         out_cache_locs=tuple(locs[kept] for locs in batch.out_cache_locs),
     )
 
 
+def longer(lens: Ints, more: Ints) -> Ints:
+    """[R] the lengths with so many tokens more, where they are not ON_DEVICE."""
+    found: Ints = np.where(lens == ON_DEVICE, lens, lens + more).astype(np.int32)
+    return found
+
+
 def one_token_of(batch: ModelWorkerBatch, rows: Slots, places: Slots, depth: int) -> ModelWorkerBatch:
     """A decode step of the drafts at `depth` (1, 2, …) of these rows, which are the tokens `places` of the step."""
-    starts = batch.seq_lens[rows] - batch.extend_lens[rows]
     ones = np.ones(len(rows), dtype=np.int32)
+    more = np.int32(depth + 1) - batch.extend_lens[rows]
     return replace(
         batch,
         mode=ForwardMode.DECODE,
         input_ids=np.full(len(rows), ON_DEVICE, dtype=np.int32),
         slots=batch.slots[rows],
-        seq_lens=starts + np.int32(depth + 1),
+        seq_lens=longer(batch.seq_lens[rows], more),
+        high_lens=None if batch.high_lens is None else longer(batch.high_lens[rows], more),
         extend_lens=ones,
         out_cache_locs=tuple(locs[places] for locs in batch.out_cache_locs),
         sampling=SamplingColumns(tuple(part_of_rows(part, rows) for part in batch.sampling.parts)),

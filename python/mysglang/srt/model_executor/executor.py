@@ -73,7 +73,6 @@ class Executor:
         # 1. What this machine is, and which ranks share the work.
         self.platform = platform = platform_named(config.device)
         self.tokens_per_step = 1 + config.draft_tokens
-        self.late_lengths = platform.steps_are_done
         use_ops(config.numerics)
         tp, stage = SUMS[config.numerics](join(config.ranks)), join_stages(config.ranks)
         every = AllRanks(tp, stage, size=config.ranks.world.size)
@@ -116,6 +115,9 @@ class Executor:
         for each, memory in zip(helpers, memories[1:], strict=True):
             beside = each.ready(memory, beside)
         runnable, tables = served.ready(memories[0], beside), memories[0].tables
+        self.late_lengths = not runnable.why_exact
+        if runnable.why_exact:
+            logger.info("A step with drafts waits for the step before, because %s.", runnable.why_exact)
         self.steps = StepPrograms(served, runnable)
         self.slot_buffers = (*tables.declared, *runnable.slot_buffers)
         """Every tensor that the device keeps for slots between steps."""

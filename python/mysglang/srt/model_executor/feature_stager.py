@@ -22,6 +22,10 @@ from mysglang.srt.sampling.logits_rows import LogitsRows
 Uploaded = Mapping[str, Tensor]
 
 NOTHING_KNOWN: Uploaded = {}
+LATE_TOKENS = "late_tokens"
+"""The column [S] int64 of the token of the step that each row of the logits is behind, where features need lengths
+that only the device knows.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,10 @@ class FeatureStager:
         """Slot buffers of all features."""
         return tuple(buffer for side in self._sides.values() for buffer in side.slot_buffers)
 
-    def stage(self, batch: ModelWorkerBatch, logits: LogitsRows) -> StagedFeatures:
-        """Prepare the columns that the step's features need on the device."""
+    def stage(self, batch: ModelWorkerBatch, logits: LogitsRows, *, late: bool = False) -> StagedFeatures:
+        """Prepare the columns that the step's features need on the device. late: some lengths are ON_DEVICE."""
         sampling, decode = batch.sampling, batch.mode.is_decode
+        wants_lengths = False
         known = self._last[1] if self._last is not None and self._last[0] is sampling and decode else None
         columns: Columns = {}
         if known is None:
@@ -61,11 +66,18 @@ class FeatureStager:
         for part in batch.sampling_now:
             columns |= feature_columns(part, logits)
         for part in (*sampling.parts, *batch.sampling_now):
-            columns |= named(part.feature, self._sides[part.feature].expect(part, logits, batch.seq_lens))
+            side = self._sides[part.feature]
+            added = side.expect_late(part, logits) if late else side.expect(part, logits, batch.seq_lens)
+            columns |= named(part.feature, added)
+            wants_lengths |= late and bool(added)
+        if wants_lengths:
+            columns[LATE_TOKENS] = logits.tokens(batch.extend_lens)
         return StagedFeatures(sampling, columns, kept, known or NOTHING_KNOWN)
 
-    def acts(self, staged: StagedFeatures, up: Uploaded) -> tuple[Act, ...]:
-        """The acts of the features in the step, in the order of their stages."""
+    def acts(self, staged: StagedFeatures, up: Uploaded, positions: Tensor | None = None) -> tuple[Act, ...]:
+        """The acts of the features in the step, in the order of their stages. positions: [T] int64 of the step's
+        tokens, if some of its lengths are ON_DEVICE.
+        """
         if staged.kept:
             self._last = (staged.sampling, {name: up[name] for name in staged.kept})
         if not staged.sampling.parts and not staged.columns:
@@ -74,7 +86,12 @@ class FeatureStager:
         for found, names in ((staged.known, staged.known), (up, staged.columns)):
             for name in names:
                 feature, _, column = name.partition(".")
-                tensors[feature][column] = found[name]
+                if column:
+                    tensors[feature][column] = found[name]
+        if positions is not None and LATE_TOKENS in up:
+            lengths = positions.index_select(0, up[LATE_TOKENS]) + 1
+            for columns in tensors.values():
+                columns["lengths"] = lengths
         sides = self._sides
         acts = [act for name in sides if name in tensors and (act := sides[name].act(tensors[name]))]
         return tuple(sorted(acts, key=lambda act: act.stage))

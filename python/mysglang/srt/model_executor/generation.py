@@ -37,6 +37,7 @@ from mysglang.srt.model_executor.programs import (
     DoesNotCover,
     Drafter,
     Load,
+    Program,
     Runnable,
 )
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
@@ -49,6 +50,7 @@ from mysglang.srt.model_executor.verification import Verification
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.interface import CannotCapture
+from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.feature import DeviceFacts
@@ -104,6 +106,7 @@ class GenerationModel:
         self._sampler = sampler
         self._warm_sampler()
         self._chosen = setup.choose_attention(self.stores, launch.dtype)
+        self._late = setup.late_attention(self._chosen, self.stores, launch.dtype)
 
     @property
     def attention(self) -> str:
@@ -130,7 +133,25 @@ class GenerationModel:
         states = memory.state_steps(uploader)
         hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
         length = min(WARM_UP_TOKENS, budget.max_context)
-        rows = LateRows(tables, memory.pool.page_size, 1 + drafts) if drafts else None
+        special: list[Program] = []
+        buffers: tuple[SlotBuffer, ...] = ()
+        why_exact = ""
+        if drafts:
+            rows = LateRows(
+                tables,
+                memory.pool.page_size,
+                1 + drafts,
+                uploader,
+                read_lengths=self._setup.platform.steps_are_done,
+            )
+            backend = create_attention_backend(self._late.names, memory.pool, tables.pages, self.stores.specs)
+            verified = HiddenStates(self.model, backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
+            why_exact = self._late.why_exact or beside.why_exact
+            takes = f"steps that try drafts; attention: {self._late.names}" + (
+                f"; each waits for the step before, because {why_exact}" if why_exact else ""
+            )
+            special = [work.program(Verification(takes, verified, parts, uploader, rows, drafter))]
+            buffers = rows.slot_buffers
         return Runnable(
             eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
             warm_ups=[
@@ -143,12 +164,9 @@ class GenerationModel:
                 )
                 for top_k in WARM_UP_TOP_K
             ],
-            special=[] if rows is None else [work.program(Verification(hidden, parts, uploader, rows, drafter))],
-            slot_buffers=(
-                *self._features.slot_buffers,
-                *(() if rows is None else rows.slot_buffers),
-                *drafter.slot_buffers,
-            ),
+            special=special,
+            slot_buffers=(*self._features.slot_buffers, *buffers, *drafter.slot_buffers),
+            why_exact=why_exact,
             capture=TokenCaptures(
                 self._setup,
                 self._launch,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch, Tail
+from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch, Tail, TokenPlaces
 from mysglang.srt.forward.worker_batch import EmbedColumns, ForwardMode, ModelWorkerBatch
 from mysglang.srt.layers.attention.expanding import expansion_of
 from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager
@@ -56,20 +56,20 @@ class HiddenStates:
         self._uploader = uploader
 
     def of(
-        self, batch: ModelWorkerBatch, *, all_tokens: bool = False, drafts: Tensor | None = None
+        self, batch: ModelWorkerBatch, *, all_tokens: bool = False, at: TokenPlaces | None = None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """[W, hidden] of the last token of each row, or of all tokens where these are wanted; and the step's columns on
         the device: `logits_rows` counts the W tokens.
 
-        drafts: [T] int64 ids that stand in place of the batch's where they are not negative.
+        at: where the tokens stand, if the device has found it; what the batch says of that does not count then.
         """
         buffers = self._buffers
         places = buffers.eager(batch, all_tokens=all_tokens or self._all_tokens)
         buffers.fill(batch, places)
         forward = buffers.begin(buffers.forward_batch(batch, places, self._backend), places)
         forward.states = self._states.begin(batch)
-        if drafts is not None:
-            forward = replace(forward, input_ids=torch.where(drafts >= 0, drafts, forward.input_ids))
+        if at is not None:
+            forward = placed(forward, at)
         if batch.embeds is not None:
             forward.embeds = self._embeds(batch.embeds)
         forward.attn_metadata = self._backend.plan(forward)
@@ -81,6 +81,11 @@ class HiddenStates:
     def _embeds(self, given: EmbedColumns) -> Embeds:
         up = self._uploader.upload({"tokens": given.tokens.astype(np.int64), "vectors": given.vectors})
         return Embeds(up["tokens"], up["vectors"])
+
+
+def placed(batch: ForwardBatch, at: TokenPlaces) -> ForwardBatch:
+    """The step with its tokens at these places."""
+    return replace(batch, input_ids=at.ids, positions=at.positions, out_cache_locs=at.locs, seq_lens=at.seq_lens)
 
 
 def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:

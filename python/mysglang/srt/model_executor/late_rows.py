@@ -1,7 +1,10 @@
-"""LateRows: replaces lengths that only the device knows by their values, and returns the step with all lengths known.
+"""LateRows: where the tokens of a step stand if only the device knows how long some of its rows are.
 
-Where steps are done when they are launched, as on a CPU, the device's lengths can be read at once. Elsewhere no such
-step comes: the scheduler settles the step before it first (`Worker.late_lengths`).
+    host      at most so long  ->  pages, table width, how attention is cut into pieces
+    device    row_length       ->  positions, KV slots, lengths, drafts, random numbers
+
+The host reads none of the device's numbers. Only where a step is done when its launch returns, as on a CPU, it reads
+the lengths at once, because attention there is planned with them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mysglang.srt.forward.forward_batch import TokenPlaces
 from mysglang.srt.forward.worker_batch import (
     DRAFTED,
     NO_DRAFT,
@@ -20,135 +24,155 @@ from mysglang.srt.forward.worker_batch import (
     Bools,
     ForwardMode,
     Ints,
+    Longs,
     ModelWorkerBatch,
-    Slots,
 )
+from mysglang.srt.kernels.late_rows import MARK, SlotTokens, StepTokens, place_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.step_columns import Columns
+from mysglang.srt.model_executor.step_columns import Columns, loc_columns
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
+from mysglang.srt.platforms.upload import Uploader
 
-NO_DRAFT_HERE = -2
-"""In the place of a draft. The token of a row that is not finite is -1, and must not be taken for an accepted draft."""
+assert MARK == DRAFTED
 
 
 @dataclass(frozen=True, slots=True)
-class KnownStep:
-    """A step of R rows and T tokens with all lengths known. Newest tokens and drafts are the device's."""
+class DraftStep:
+    """A step of R rows and T tokens that tries drafts."""
 
     batch: ModelWorkerBatch
-    """`input_ids` are ON_DEVICE or DRAFTED where the device has the token."""
-    drafts: npt.NDArray[np.int64]
-    """[T] the draft that the host proposes at each token; NO_DRAFT_HERE where it proposes none."""
+    """`input_ids` are ON_DEVICE or DRAFTED where the device has the token. `high_lens` are there unless the
+    host has read all lengths.
+    """
+    places: TokenPlaces
+    drafts: Tensor
+    """[T] int64 the draft that the host proposes at each token; NO_DRAFT_HERE where it proposes none."""
     hosted: Bools
     """[R] True for rows whose drafts the host proposes, even if none of them is accepted."""
     columns: Columns
     """Columns of S rows of logits and Y rows that yield: `logits_row` [S] the row, counted in Y; `with_logits` [S] the
-    token of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `starts` [Y] tokens of
-    the row before them.
+    token of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `first_tokens` [Y]
+    the token of the step that these are behind.
     """
 
 
 class LateRows:
     """Remembers by slot what the last step with drafts gave each row."""
 
-    def __init__(self, tables: DeviceTables, page_size: int, tokens_per_step: int) -> None:
+    def __init__(
+        self,
+        tables: DeviceTables,
+        page_size: int,
+        tokens_per_step: int,
+        uploader: Uploader,
+        *,
+        read_lengths: bool,
+    ) -> None:
+        """`read_lengths`: True if reading from the device takes no waiting, and attention wants to know lengths."""
         self._tables = tables
         self._page_size = page_size
+        self._uploader = uploader
+        self._read_lengths = read_lengths
         self.slot_buffers = (
             SlotBuffer("row_length", 8, Keeping.DERIVED),
             SlotBuffer("recent_tokens", 8 * tokens_per_step, Keeping.DERIVED),
         )
         slots = len(tables.newest)
-        self._lens = torch.zeros(slots, dtype=torch.int64, device=tables.newest.device)
-        """Number of tokens whose keys count."""
-        self._recent = torch.zeros(slots, tokens_per_step, dtype=torch.int64, device=tables.newest.device)
-        """Newest tokens of the row from the last step."""
+        self.slots = SlotTokens(
+            tables.newest,
+            torch.zeros(slots, dtype=torch.int64, device=tables.newest.device),
+            torch.zeros(slots, tokens_per_step, dtype=torch.int64, device=tables.newest.device),
+        )
 
-    def remember(self, up: Uploaded, tokens: Tensor, counts: Tensor) -> None:
-        """The step has given its rows these tokens [S], of which counts [Y] count."""
+    def remember(self, up: Uploaded, positions: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        """The step has given its rows these tokens [S], of which counts [Y] count. positions: [T] of its tokens."""
         slots, row_of = up["yielding"], up["logits_row"]
-        self._lens.index_copy_(0, slots, up["starts"] + counts)
+        self.slots.row_length.index_copy_(0, slots, positions.index_select(0, up["first_tokens"]) + counts)
         place = torch.arange(len(tokens), device=tokens.device) - up["firsts"].index_select(0, row_of)
-        self._recent.index_put_((slots.index_select(0, row_of), place), tokens)
+        self.slots.recent.index_put_((slots.index_select(0, row_of), place), tokens)
 
-    def known(self, batch: ModelWorkerBatch) -> KnownStep:
-        """The step with its lengths. The page table must have the step's pages."""
-        late = batch.seq_lens == ON_DEVICE
-        ends, locs = batch.seq_lens, batch.out_cache_locs
-        if late.any():
-            ends = np.where(late, self._lens.numpy()[batch.slots].astype(np.int32) + batch.extend_lens, ends)
-            locs = self._locations(batch, ends, late)
-        drafts, hosted = self._drafts(batch, ends)
-        per_row = self._logits_per_row(batch)
-        counts = per_row[batch.yields]
-        begin = np.cumsum(batch.extend_lens) - batch.extend_lens
-        has_logits = np.arange(batch.num_tokens) >= np.repeat(begin + batch.extend_lens - per_row, batch.extend_lens)
-        known = replace(
+    def begin(self, batch: ModelWorkerBatch) -> DraftStep:
+        """Place the tokens of a step. The page table must have the step's pages."""
+        per_row = _logits_per_row(batch)
+        up = self._uploader.upload(token_columns(batch, self.slots.recent.shape[1]))
+        locs = self._tables.locs(up)
+        tokens = StepTokens(*(up[name] for name in StepTokens._fields))
+        placed = place_tokens(up["input_ids"], tokens, self.slots, locs, self._tables.pages, self._page_size)
+        places = TokenPlaces(placed.ids, placed.positions, placed.locs, placed.seq_lens)
+        # Bounds also where the host knows all lengths: a step must not be computed in another way because of that.
+        high_lens: Ints | None = batch.most_lens
+        seq_lens = batch.seq_lens
+        if self._read_lengths:
+            high_lens, seq_lens = None, placed.seq_lens.numpy()
+        step = replace(
             batch,
             mode=ForwardMode.EXTEND,
-            seq_lens=ends,
-            out_cache_locs=locs,
+            seq_lens=seq_lens,
+            high_lens=high_lens,
             table_writes=None,
             drafts=None,
-            high_lens=None,
             shared=None,
             logits_per_row=per_row,
         )
-        columns: Columns = {
-            "logits_row": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            "firsts": (np.cumsum(counts) - counts).astype(np.int64),
-            "starts": (ends - per_row)[batch.yields].astype(np.int64),
-            "with_logits": np.flatnonzero(has_logits),
-            "yielding": batch.slots[batch.yields].astype(np.int64),
-        }
-        return KnownStep(known, drafts, hosted, columns)
-
-    def _logits_per_row(self, batch: ModelWorkerBatch) -> Ints:
-        """[R] all tokens of a row that decodes, the last one of a prompt."""
-        first = np.cumsum(batch.extend_lens) - batch.extend_lens
-        decoding = batch.input_ids[first] == ON_DEVICE
-        return np.where(batch.yields, np.where(decoding, batch.extend_lens, 1), 0).astype(np.int32)
-
-    def _drafts(self, batch: ModelWorkerBatch, ends: Ints) -> tuple[npt.NDArray[np.int64], Bools]:
-        """[T] the host's draft at each token, and [R] for which rows the host proposes."""
-        drafts = np.full(batch.num_tokens, NO_DRAFT_HERE, dtype=np.int64)
         hosted = np.zeros(batch.num_rows, dtype=np.bool_)
-        if (columns := batch.drafts) is None:
-            return drafts, hosted
-        hosted[columns.rows] = True
-        first = np.cumsum(batch.extend_lens) - batch.extend_lens
-        for row, run, known in zip(columns.rows.tolist(), columns.runs, columns.known.tolist(), strict=True):
-            count = int(batch.extend_lens[row]) - 1
-            unknown = int(ends[row]) - count - known
-            if unknown and not self._came_true(int(batch.slots[row]), run[:unknown]):
-                continue
-            found = run[unknown : unknown + count]
-            found = found[found != NO_DRAFT]
-            drafts[first[row] + 1 : first[row] + 1 + len(found)] = found
-        return drafts, hosted
+        if batch.drafts is not None:
+            hosted[batch.drafts.rows] = True
+        return DraftStep(step, places, placed.drafts, hosted, _logits_columns(batch, per_row))
 
-    def _came_true(self, slot: int, run: Ints) -> bool:
-        """True if the step before gave the row these tokens. A step without drafts gives the newest token."""
-        *before, newest = run.tolist()
-        if int(self._tables.newest[slot]) != newest:
-            return False
-        return not before or self._recent[slot, : len(before)].tolist() == before
 
-    def _locations(self, batch: ModelWorkerBatch, ends: Ints, late: Bools) -> tuple[Ints, ...]:
-        """The KV slots in each page space, with those of late rows filled in from the page table."""
-        lens = batch.extend_lens
-        row_of: Slots = np.repeat(np.arange(batch.num_rows), lens)
-        places = np.arange(batch.num_tokens) + np.repeat(ends - np.cumsum(lens), lens)
-        mine = late[row_of]
-        slots, places = batch.slots[row_of[mine]], places[mine]
-        found = []
-        for table, locs in zip(self._tables.pages, batch.out_cache_locs, strict=True):
-            pages = table.numpy()[slots, places // self._page_size]
-            filled = locs.copy()
-            filled[mine] = pages * self._page_size + places % self._page_size
-            found.append(filled)
-        return tuple(found)
+def token_columns(batch: ModelWorkerBatch, tokens_per_step: int) -> Columns:
+    """The host's part of `StepTokens`, with the ids and with the KV slots of rows whose start it knows."""
+    lens = batch.extend_lens
+    rows = np.repeat(np.arange(batch.num_rows, dtype=np.int64), lens)
+    begin = np.cumsum(lens, dtype=np.int64) - lens
+    runs, known = expected_tokens(batch, 2 * tokens_per_step)
+    return {
+        "input_ids": batch.input_ids.astype(np.int64),
+        "rows": rows,
+        "places": np.arange(batch.num_tokens, dtype=np.int64) - np.repeat(begin, lens),
+        "slots": batch.slots.astype(np.int64),
+        "starts": np.where(batch.seq_lens == ON_DEVICE, np.int64(ON_DEVICE), batch.seq_lens - lens).astype(np.int64),
+        "extend_lens": lens,
+        "live_lens": lens,
+        "runs": runs,
+        "known": known,
+        **{
+            name: locs.astype(np.int64)
+            for name, locs in zip(loc_columns(len(batch.out_cache_locs)), batch.out_cache_locs, strict=True)
+        },
+    }
+
+
+def expected_tokens(batch: ModelWorkerBatch, length: int) -> tuple[Longs, Longs]:
+    """[R, length] what the host expects of each row, and [R] from which position on; -1: it expects nothing."""
+    runs: npt.NDArray[np.int64] = np.full((batch.num_rows, length), NO_DRAFT, dtype=np.int64)
+    known: npt.NDArray[np.int64] = np.full(batch.num_rows, -1, dtype=np.int64)
+    if (drafts := batch.drafts) is not None:
+        runs[drafts.rows, : drafts.runs.shape[1]] = drafts.runs[:, :length]
+        known[drafts.rows] = drafts.known
+    return runs, known
+
+
+def _logits_per_row(batch: ModelWorkerBatch) -> Ints:
+    """[R] all tokens of a row that decodes, the last one of a prompt."""
+    first = np.cumsum(batch.extend_lens) - batch.extend_lens
+    decoding = batch.input_ids[first] == ON_DEVICE
+    return np.where(batch.yields, np.where(decoding, batch.extend_lens, 1), 0).astype(np.int32)
+
+
+def _logits_columns(batch: ModelWorkerBatch, per_row: Ints) -> Columns:
+    """`DraftStep.columns`. per_row: [R] how many of its last tokens have logits."""
+    counts = per_row[batch.yields]
+    ends = np.cumsum(batch.extend_lens, dtype=np.int64)
+    has_logits = np.arange(batch.num_tokens) >= np.repeat(ends - per_row, batch.extend_lens)
+    return {
+        "logits_row": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+        "firsts": (np.cumsum(counts) - counts).astype(np.int64),
+        "first_tokens": (ends - per_row)[batch.yields],
+        "with_logits": np.flatnonzero(has_logits),
+        "yielding": batch.slots[batch.yields].astype(np.int64),
+    }
 
 
 def has_drafts(batch: ModelWorkerBatch) -> bool:

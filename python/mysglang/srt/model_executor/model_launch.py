@@ -15,7 +15,15 @@ from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, StateSpec
-from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends, workspace_bytes
+from mysglang.srt.layers.attention.factory import (
+    AskedBackends,
+    AttentionTask,
+    ChosenBackends,
+    LateAttention,
+    choose_backends,
+    choose_for_late_rows,
+    workspace_bytes,
+)
 from mysglang.srt.mem_cache.kv_pool.states import StateLayout
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -91,6 +99,12 @@ class Setup:
             config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
         )
         return choose_backends(asked, self._attentions(), stores.specs, dtype, stores.dtype)
+
+    def late_attention(self, chosen: ChosenBackends, stores: ModelStores, dtype: torch.dtype) -> LateAttention:
+        """The attention of steps that try drafts, where `chosen` is that of other steps."""
+        task = AttentionTask(stores.specs, dtype, stores.dtype or dtype)
+        reads = self.platform.steps_are_done
+        return choose_for_late_rows(chosen, self._attentions(), task, host_reads=reads)
 
     def _attentions(self) -> tuple[str, ...]:
         """The backends that may be chosen from."""

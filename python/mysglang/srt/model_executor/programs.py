@@ -17,7 +17,7 @@ from torch import Tensor
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.kv_setup import ModelStores
-from mysglang.srt.model_executor.late_rows import KnownStep
+from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
@@ -63,10 +63,10 @@ class Drafter(Protocol):
         """The program's own tensors with a row for each slot."""
         ...
 
-    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
+    def propose(self, step: DraftStep) -> Tensor:
         """[T] int64: the draft at each token of the step; NO_DRAFT_HERE where there is none.
 
-        drafts: [T] those that the host proposes. The page table already has the step's pages.
+        `step.drafts` are those that the host proposes. The page table already has the step's pages.
         """
         ...
 
@@ -80,8 +80,8 @@ class HostDrafts:
 
     slot_buffers: Sequence[SlotBuffer] = ()
 
-    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
-        return drafts
+    def propose(self, step: DraftStep) -> Tensor:
+        return step.drafts
 
     def beside(self, program: Program) -> Program:
         return program
@@ -119,6 +119,8 @@ class Runnable:
     """Programs for steps that no other program can run. They are tried first, and stay when captures are released."""
     slot_buffers: Sequence[SlotBuffer] = ()
     """Slot buffers in addition to the tables that all models share."""
+    why_exact: str = ""
+    """Why the host must know how long all rows of a step are, a clause; empty: it need not."""
     capture: Callable[[], Captured] = Captured
     """Makes the other programs: at the start, and again after weights or memory have moved."""
 
@@ -128,6 +130,8 @@ class Beside:
     """Work that the other models of an executor do for the served one."""
 
     drafter: Drafter = field(default_factory=HostDrafts)
+    why_exact: str = ""
+    """Why the host must know how long all rows of a step are, a clause; empty: it need not."""
 
 
 class HelpingModel(Protocol):

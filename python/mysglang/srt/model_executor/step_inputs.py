@@ -67,15 +67,18 @@ class StepStager:
         self._processors = processors
         self._uploader = uploader
 
-    def stage(self, batch: ModelWorkerBatch, tokens: Columns) -> StepInputs:
-        """Upload `tokens` and the columns that the batch's sampling needs."""
+    def stage(self, batch: ModelWorkerBatch, tokens: Columns, positions: Tensor | None = None) -> StepInputs:
+        """Upload `tokens` and the columns that the batch's sampling needs.
+
+        positions: [T] int64 of the step's tokens on the device, for a step of rows whose length the host does not know.
+        """
         if not tokens and is_plain(batch):
             return NOTHING_TO_STAGE
         logits = LogitsRows.of(batch.yields, batch.logits_per_row)
         logprobs = batch.logprobs
         output = output_logprob_columns(logprobs, batch.yields, logits) if logprobs else None
         prompt = prompt_logprob_columns(logprobs) if logprobs else None
-        features = self._features.stage(batch, logits)
+        features = self._features.stage(batch, logits, late=positions is not None and batch.high_lens is not None)
         columns: Columns = {
             **tokens,
             **features.columns,
@@ -87,7 +90,7 @@ class StepStager:
         return StepInputs(
             tokens=up,
             sampling=SamplingStep(
-                acts=self._features.acts(features, up),
+                acts=self._features.acts(features, up, positions),
                 output_query=OutputQuery(up["output_rows"], _query("output", output[0], up)) if output else None,
             ),
             output_layout=output[0] if output else None,

@@ -83,9 +83,9 @@ class TokenEnd:
         self._tables = tables
         self._returns = returns
 
-    def stage(self, batch: ModelWorkerBatch, columns: Columns) -> StepInputs:
-        """Upload `columns` and what choosing the step's tokens needs."""
-        return self._stager.stage(batch, columns)
+    def stage(self, batch: ModelWorkerBatch, columns: Columns, positions: Tensor | None = None) -> StepInputs:
+        """Upload `columns` and what choosing the step's tokens needs. positions: see `StepStager.stage`."""
+        return self._stager.stage(batch, columns, positions)
 
     def chosen(self, batch: ModelWorkerBatch, inputs: StepInputs, tokens: Tensor, hidden: Tensor | None) -> BatchResult:
         """The result of a step whose tokens are already chosen and recorded."""

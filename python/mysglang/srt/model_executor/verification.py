@@ -11,6 +11,7 @@ overwritten by its next tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.kernels.late_rows import NO_DRAFT_HERE
 from mysglang.srt.model_executor.hidden_states import HiddenStates
-from mysglang.srt.model_executor.late_rows import NO_DRAFT_HERE, LateRows, has_drafts
+from mysglang.srt.model_executor.late_rows import DraftStep, LateRows, has_drafts
 from mysglang.srt.model_executor.programs import VERIFICATION, Drafter
 from mysglang.srt.model_executor.step_columns import table_columns
 from mysglang.srt.model_executor.step_inputs import Uploaded
@@ -31,11 +33,11 @@ class Verification:
     """Runs steps with drafts, and keeps the drafts that the served model confirms (a `programs.Program`)."""
 
     name = VERIFICATION
-    takes = "steps that try drafts"
 
     def __init__(
-        self, hidden: HiddenStates, parts: TokenParts, uploader: Uploader, rows: LateRows, drafter: Drafter
+        self, takes: str, hidden: HiddenStates, parts: TokenParts, uploader: Uploader, rows: LateRows, drafter: Drafter
     ) -> None:
+        self.takes = takes
         self._hidden = hidden
         self._logits = parts.logits
         self._tables = parts.memory.tables
@@ -53,10 +55,11 @@ class Verification:
             # must be in it.
             writes = table_columns(batch.table_writes, self._tables.max_pages)
             self._tables.write(self._uploader.upload(writes))
-        step = self._rows.known(batch)
-        drafts = self._drafter.propose(step, self._uploader.upload({"drafts": step.drafts})["drafts"])
-        hidden, _ = self._hidden.of(step.batch, all_tokens=True, drafts=drafts)
-        inputs = self._end.stage(step.batch, step.columns)
+        step = self._rows.begin(batch)
+        drafts = self._drafter.propose(step)
+        places = replace(step.places, ids=torch.where(drafts >= 0, drafts, step.places.ids))
+        hidden, _ = self._hidden.of(step.batch, all_tokens=True, at=places)
+        inputs = self._end.stage(step.batch, step.columns, places.positions)
         up = inputs.tokens
         output = ForwardOutput(
             logits=self._logits.next_token_logits(hidden, up["with_logits"]),
@@ -64,9 +67,9 @@ class Verification:
             prompt_logprobs=None if inputs.prompt is None else self._logits.prompt_logprobs(hidden, inputs.prompt),
             hidden=hidden,
         )
-        return self._end.choose_and(partial(self._commit, up, drafts), step.batch, inputs, output)
+        return self._end.choose_and(partial(self._commit, up, step, drafts), step.batch, inputs, output)
 
-    def _commit(self, up: Uploaded, drafts: Tensor, tokens: Tensor) -> Tensor:
+    def _commit(self, up: Uploaded, step: DraftStep, drafts: Tensor, tokens: Tensor) -> Tensor:
         """[Y] how many of the tokens [S] of each row that yields count. The newest of them are remembered.
 
         drafts: [T]. The token that follows a place is accepted if it is the draft that stands behind that place.
@@ -75,7 +78,7 @@ class Verification:
         agreed = tokens == behind.index_select(0, up["with_logits"])
         counts = leading(agreed, up["logits_row"], up["firsts"])
         self._tables.record(up["yielding"], tokens.index_select(0, up["firsts"] + counts - 1))
-        self._rows.remember(up, tokens, counts)
+        self._rows.remember(up, step.places.positions, tokens, counts)
         return counts
 
 

@@ -220,20 +220,26 @@ class DrawingOnDevice(DeviceSide):
     """The device side of sampling, which keeps no state between steps."""
 
     def __init__(self, facts: DeviceFacts) -> None:
+        from mysglang.srt.kernels.late_rows import uniforms_at
         from mysglang.srt.kernels.sampling import Filters
 
         self._draw = facts.draw
+        self._uniforms = uniforms_at
         self._filters = Filters
 
     def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
         return {"uniforms": uniforms(part.host["seeds"][logits.rows], logits.lengths(seq_lens))}
 
+    def expect_late(self, part: FeatureColumns, logits: LogitsRows) -> Arrays:
+        return {"seeds": part.host["seeds"][logits.rows]}
+
     def act(self, tensors: Tensors) -> Act | None:
         if "temperature" not in tensors:
             return None
+        found = tensors.get("uniforms")
         return Draw(
             draw=self._draw,
-            uniforms=tensors["uniforms"],
+            uniforms=self._uniforms(tensors["seeds"], tensors["lengths"]) if found is None else found,
             temperature=tensors["temperature"],
             greedy=tensors["greedy"],
             filters=self._filters(*(tensors.get(name) for name in self._filters._fields)),

@@ -35,6 +35,7 @@ Arrays: TypeAlias = Mapping[str, Array]
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 NOTHING: Arrays = {}
+NO_LENGTHS: Ints = np.zeros(0, dtype=np.int32)
 
 ANY_WIDTH = 1 << 30
 """Marks a feature that treats each token of a row alike, at any position."""
@@ -201,6 +202,14 @@ class DeviceSide:
         seq_lens: [R] tokens of each row of the batch with this step.
         """
         return NOTHING
+
+    def expect_late(self, part: FeatureColumns, logits: LogitsRows) -> Arrays:
+        """Called instead of `expect` if only the device knows the length of some rows. If it adds something, `act` gets
+        "lengths" too: [S] int64 number of tokens up to and including the one that has these logits.
+
+        A feature of one token a step is not asked: rows that use it never try drafts, so their length is known.
+        """
+        return self.expect(part, logits, NO_LENGTHS)
 
     def act(self, tensors: Tensors) -> Act | None:
         """The act of a step. `tensors` are the parts' columns and what `expect` added. Where a part has

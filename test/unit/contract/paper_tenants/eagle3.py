@@ -15,7 +15,7 @@ from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, ForwardMode, Ints, ModelWorkerBatch, Slots
 from mysglang.srt.model_executor.kv_setup import ModelStores
-from mysglang.srt.model_executor.late_rows import KnownStep
+from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Beside, Drafter, HelpingModel, Program
 from mysglang.srt.models.checkpoint_model import CheckpointModel
@@ -54,13 +54,13 @@ class Eagle3Chain:
         that two programs share, is in no budget, and no step resets what it names when it opens a slot.
         """
 
-    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
+    def propose(self, step: DraftStep) -> Tensor:
         """Called before the target's pass, with the tokens and places of the step. CANNOT have the hidden states of the
         target's layers: the pass before is not reported. CANNOT write keys of drafts beyond the rows' own tokens: no
         memory was reserved for them, least of all behind the chunk that ends a prompt.
         """
         assert step.batch.hidden is None, "CANNOT: HiddenColumns are of the last layer, and go to the host"
-        return drafts
+        return step.drafts
 
     def beside(self, program: Program) -> Program:
         """CANNOT, of a chunk that does not end its prompt: the draft's key of a token is made of the token after it,

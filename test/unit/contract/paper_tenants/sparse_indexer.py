@@ -82,9 +82,7 @@ class ChosenTokens:
         return self._store
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        """CANNOT say whether this is good for rows whose length only the device knows: `Worker.late_lengths` says it of
-        all backends at once.
-        """
+        """Good for rows whose length only the device knows: its name is not in `factory.EXACT`."""
         return batch.seq_lens
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:

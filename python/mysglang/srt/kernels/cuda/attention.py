@@ -23,6 +23,11 @@ from mysglang.srt.kernels.fp8 import bits, format_of
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
 """Splits of one row's keys in decoding; fixed, so that the launch does not depend on lengths and can be captured."""
+SHORT = 8
+"""New tokens of a row up to which it is computed as in decoding: its keys are split, and read once for all heads that
+share them. Fixed, so that one kernel is compiled for all."""
+MOST_LINES = 64
+"""Queries of a tile of such rows at most: new tokens times the heads that share a KV head."""
 
 
 class AttentionShape(Protocol):
@@ -105,6 +110,8 @@ def _decode_kernel(
     table,
     slots,
     seq_lens,
+    extend_lens,
+    token_starts,
     partial,
     partial_lse,
     q_stride,
@@ -120,12 +127,13 @@ def _decode_kernel(
     SPLITS: tl.constexpr,
     REACH: tl.constexpr,
     CAP: tl.constexpr,
+    SEVERAL: tl.constexpr,
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One split of one row's keys for the query heads of one KV head."""
+    """One split of one row's keys for the query heads of one KV head: of its one new token, or of SEVERAL."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -133,7 +141,11 @@ def _decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens + row)
-    first = _first_seen(seq_len - 1, window, REACH)
+    token, tokens = row, 1
+    if SEVERAL:
+        token = tl.load(token_starts + row).to(tl.int64)
+        tokens = tl.load(extend_lens + row)
+    first = _first_seen(seq_len - tokens, window, REACH)
     # Whole tiles of keys: a split that ended within one would read a part of it for nothing.
     span = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), KEYS) * KEYS
     begin = first + split * span
@@ -144,8 +156,18 @@ def _decode_kernel(
     query = tl.arange(0, QUERIES)
     d = tl.arange(0, WIDTH)
     head = kv_head * GROUP + query
-    own = (query < GROUP)[:, None] & (d < DIM)[None, :]
-    q_block = tl.load(q + row * q_stride + head[:, None] * DIM + d[None, :], mask=own, other=0.0)
+    mine = query < GROUP
+    if SEVERAL:
+        # The heads of the first token, then those of the next.
+        head = kv_head * GROUP + query % GROUP
+        token += query // GROUP
+        mine = query < GROUP * tokens
+        seen_from = _first_seen(seq_len - tokens + query // GROUP, window, REACH)
+    own = mine[:, None] & (d < DIM)[None, :]
+    from_token = token * q_stride
+    if SEVERAL:
+        from_token = from_token[:, None]
+    q_block = tl.load(q + from_token + head[:, None] * DIM + d[None, :], mask=own, other=0.0)
     row_table = table + tl.load(slots + row) * table_stride
 
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
@@ -159,20 +181,28 @@ def _decode_kernel(
         k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0)
         v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
         k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
-        s = tl.where(inside[None, :], _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
-        # Each tile has a key that is seen, so `top` is finite.
+        visible = inside[None, :]
+        if SEVERAL:
+            visible &= positions[None, :] < (seq_len - tokens + query // GROUP + 1)[:, None]
+            visible &= positions[None, :] >= seen_from[:, None]
+        s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
+        # Each tile has a key that one token sees, so `top` is finite.
         top = tl.maximum(highest, tl.max(s, 1))
-        p = tl.exp2(s - top[:, None])
-        shrink = tl.exp2(highest - top)
+        base = top
+        if SEVERAL:
+            # A token that has seen no key yet would compare -inf with -inf.
+            base = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(highest - base)
         sums = sums * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         highest = top
     # An empty split stays at -inf and weighs nothing.
     lse = tl.where(sums > 0, highest + tl.log2(tl.maximum(sums, 1e-30)), float("-inf"))
     acc = acc / tl.maximum(sums, 1e-30)[:, None]
-    out = ((row * kv_heads * GROUP + head) * SPLITS + split).to(tl.int64)
+    out = ((token * kv_heads * GROUP + head) * SPLITS + split).to(tl.int64)
     tl.store(partial + out[:, None] * DIM + d[None, :], acc, mask=own)
-    tl.store(partial_lse + out, lse, mask=query < GROUP)
+    tl.store(partial_lse + out, lse, mask=mine)
 
 
 @triton.jit
@@ -305,14 +335,19 @@ def decode_attention(
     seq_lens: Tensor,
     page_size: int,
     spec: AttentionShape,
+    *,
+    extends: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """One new token in each row. q: [R, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim], of any dtype
-    that is stored; like q back.
+    """One new token in each row, or up to SHORT. q: [T, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim],
+    of any dtype that is stored; like q back.
+
+    extends: new tokens of each row, [R] int32, and where they begin, [R] int64; None: each row has one.
     """
     rows, group = len(slots), spec.num_heads // spec.num_kv_heads
-    splits = MAX_SPLITS
-    partial = torch.empty(rows * spec.num_heads, splits, spec.head_dim, dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty(rows * spec.num_heads, splits, dtype=torch.float32, device=q.device)
+    splits, several = MAX_SPLITS, extends is not None
+    extend_lens, token_starts = extends or (slots, slots)
+    partial = torch.empty(len(q) * spec.num_heads, splits, spec.head_dim, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(len(q) * spec.num_heads, splits, dtype=torch.float32, device=q.device)
     width = triton.next_power_of_2(spec.head_dim)
     _decode_kernel[(rows, spec.num_kv_heads, splits)](
         q,
@@ -321,6 +356,8 @@ def decode_attention(
         table,
         slots,
         seq_lens,
+        extend_lens,
+        token_starts,
         partial,
         partial_lse,
         q.stride(0),
@@ -336,14 +373,15 @@ def decode_attention(
         SPLITS=splits,
         REACH=reach_of(spec),
         CAP=spec.logit_cap > 0,
-        QUERIES=max(16, triton.next_power_of_2(group)),
+        SEVERAL=several,
+        QUERIES=max(16, triton.next_power_of_2(group * (SHORT if several else 1))),
         WIDTH=width,
         KEYS=64 if width <= 128 else 32,
         num_warps=4,
         **overlapping(q),
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _join_kernel[(rows * spec.num_heads,)](
+    _join_kernel[(len(q) * spec.num_heads,)](
         partial,
         partial_lse,
         out,
@@ -358,6 +396,11 @@ def decode_attention(
         **overlapping(q),
     )
     return out
+
+
+def takes_short(spec: AttentionShape) -> bool:
+    """True if `decode_attention` takes rows of up to SHORT new tokens in such a layer."""
+    return spec.num_heads // spec.num_kv_heads * SHORT <= MOST_LINES
 
 
 def extend_attention(

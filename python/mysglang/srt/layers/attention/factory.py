@@ -74,6 +74,20 @@ READS: Mapping[str, frozenset[torch.dtype]] = {
 }
 """Backend -> stored dtypes that it reads in addition to the dtype of the computation, which every backend reads."""
 
+EXACT: Mapping[str, str] = {
+    "cpu": "it divides its work on the host",
+    "flashinfer": "FlashAttention 3 attends with the lengths that the host planned",
+    "invariant_cpu": "it divides its work on the host",
+    "invariant_torch": "it gathers keys on the host",
+    "sgl_kernel": "its work lists, made on the host, name the last key of each row",
+    "torch_native": "it gathers keys on the host",
+}
+"""Backend -> why the host must know how long all rows of a step are. All others take a bound: their kernels read the
+lengths on the device, and neither the order of their sums nor the keys that they read depend on what the host knows.
+"""
+ASKED_FOR_ITSELF = frozenset({"torch_native"})
+"""Backends for whose steps no other one is used: they are chosen to see what plain torch computes."""
+
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 HALF_DIMS = (64, 128, 256)
 """Dtypes and head dimensions of flashinfer and sgl_kernel."""
@@ -136,6 +150,31 @@ def choose_backends(
         _choose("--prefill-attention-backend", _given(asked.prefill) or both, able, task),
         _choose("--decode-attention-backend", _given(asked.decode) or both, available, task),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LateAttention:
+    """The attention of steps with rows whose length only the device may know."""
+
+    names: ChosenBackends
+    why_exact: str
+    """Why all lengths must be known before such a step is planned, a clause; empty: they need not be."""
+
+
+def choose_for_late_rows(
+    chosen: ChosenBackends, available: Sequence[str], task: AttentionTask, *, host_reads: bool
+) -> LateAttention:
+    """Steps that try drafts run with the chosen backend for prompts if it takes lengths from the device, or else with
+    the first backend of the platform that does.
+
+    host_reads: the host can read lengths from the device without waiting, so every backend takes such steps.
+    """
+    if host_reads:
+        return LateAttention(chosen, "")
+    able = [name for name in (chosen.prefill, *available) if name not in EXACT and not why_not(name, task)]
+    if not able or (chosen.prefill in ASKED_FOR_ITSELF and chosen.prefill in EXACT):
+        return LateAttention(chosen, f"{chosen.prefill} must know how long rows are: {EXACT[chosen.prefill]}")
+    return LateAttention(ChosenBackends(able[0], able[0]), "")
 
 
 def why_not(name: str, task: AttentionTask) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
-from mysglang.srt.kernels.cuda.attention import decode_attention, extend_attention
+from mysglang.srt.kernels.cuda.attention import SHORT, decode_attention, extend_attention, takes_short
 from mysglang.srt.kernels.cuda.latent_attention import latent_decode_attention, latent_extend_attention
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -20,6 +20,14 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 @dataclass(frozen=True, slots=True)
 class ExtendMetadata:
     """Index of each row's first new token, [R] int64, and the largest number of new tokens of a row."""
+
+    token_starts: Tensor
+    max_extend: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShortMetadata:
+    """Index of each row's first new token, [R] int64. No row has more than SHORT."""
 
     token_starts: Tensor
     max_extend: int
@@ -40,8 +48,9 @@ class TritonBackend:
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
         if batch.mode.is_decode:
             return DecodeMetadata()
-        ends = batch.extend_lens.cumsum(dim=0)
-        return ExtendMetadata(ends - batch.extend_lens, int(batch.host.extend_lens.max()))
+        starts, most = batch.extend_lens.cumsum(dim=0) - batch.extend_lens, int(batch.host.extend_lens.max())
+        tries_drafts = batch.host.high_lens is not None and most <= SHORT
+        return ShortMetadata(starts, most) if tries_drafts else ExtendMetadata(starts, most)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         keys, values = self.kv_pool.slots(spec.layer_id)
@@ -53,7 +62,10 @@ class TritonBackend:
             if latent:
                 return latent_decode_attention(q, keys, *rows, page_size, spec)
             return decode_attention(q, keys, values, *rows, page_size, spec)
-        assert isinstance(metadata, ExtendMetadata)
+        assert isinstance(metadata, (ExtendMetadata, ShortMetadata))
+        if isinstance(metadata, ShortMetadata) and not latent and takes_short(spec):
+            short = (batch.extend_lens, metadata.token_starts)
+            return decode_attention(q, keys, values, *rows, page_size, spec, extends=short)
         extends = (batch.extend_lens, metadata.token_starts, metadata.max_extend)
         if latent:
             return latent_extend_attention(q, keys, *rows, *extends, page_size, spec)
