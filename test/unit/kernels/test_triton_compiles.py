@@ -72,14 +72,14 @@ FACTORS = {"scale": "fp32", "cap": "fp32", "value_scale": "fp32"}
 STORED = {"k_cache": "*u8", "v_cache": "*u8", "locations": "*i64", "k_inverse": "fp32", "v_inverse": "fp32"}
 
 
-@pytest.mark.parametrize(("capability", "number"), [(80, 1), (90, 2)])
-def test_pages_of_eight_bit_numbers(capability: int, number: int) -> None:
+@pytest.mark.parametrize(("capability", "number", "several"), [(80, 1, False), (90, 2, True)])
+def test_pages_of_eight_bit_numbers(capability: int, number: int, several: bool) -> None:
     """Also for devices without instructions for such numbers."""
     limit = SHARED_BYTES[capability]
     attended = PAGES | QUERIES | FACTORS
     shape = {"FORMAT": number, "GROUP": 4, "DIM": 64, "PAGE": 16, "REACH": 0, "CAP": False, "WIDTH": 64}
-    decode = {"partial": "*fp32", "partial_lse": "*fp32"}
-    sizes = {"QUERIES": 16, "KEYS": 64, "SPLITS": 16, "OVERLAP": capability >= 90}
+    decode = {"partial": "*fp32", "partial_lse": "*fp32", "extend_lens": "*i32", "token_starts": "*i64"}
+    sizes = {"QUERIES": 16, "KEYS": 64, "SPLITS": 16, "SEVERAL": several, "OVERLAP": capability >= 90}
     assert shared_bytes(attention._decode_kernel, capability, attended | decode, **shape, **sizes) <= limit
     stored = STORED | {"k": "*bf16", "v": "*bf16", "k_stride": "i32", "v_stride": "i32", "width": "i32"}
     store = {"FORMAT": number, "BLOCK": 512, "OVERLAP": capability >= 90}
@@ -133,11 +133,12 @@ def test_latent_attention(decode: bool, capability: int) -> None:
 
 
 LAUNCHES = """
-from fixtures import attention_cases
+from fixtures import attention_cases, late_attention
 from fixtures.attention_cases import LATENT, PLAIN, STORIES
+from fixtures.late_row_cases import random_case
 from fixtures.op_cases import OPS
 from fixtures.sampling_cases import random_draws
-from mysglang.srt.kernels.cuda import invariant_gemm, sampling
+from mysglang.srt.kernels.cuda import invariant_gemm, late_rows, sampling
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
@@ -150,11 +151,15 @@ numbers = torch.ones(2, dtype=torch.int32)
 list_pages(numbers.view(2, 1), numbers.long(), numbers, 1, torch.ones(3, dtype=torch.int32), numbers, numbers)
 some = torch.randn(3, 64).bfloat16()
 invariant_gemm._with_tile(invariant_gemm.fixed_tile(32))(some, torch.randn(32, 64).bfloat16(), None)
-attention_cases.assert_close = lambda *_: None  # nothing was computed
+late_rows.place_tokens(*random_case(0).arguments)
+late_rows.uniforms_at(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+attention_cases.assert_close = late_attention.assert_close = lambda *_: None  # nothing was computed
 sinks = attention_cases.SPECIALITIES["window and sinks"]
 own = [(make, spec) for make in (TritonBackend, InvariantTritonBackend) for spec in (PLAIN, sinks)]
 for make, spec in (*own, (TritonBackend, LATENT)):
     attention_cases.check_story(make, STORIES["prompt then decode"], spec, page_size=4, dtype=torch.bfloat16)
+late = {"q_len": 4, "bounds": (0,), "page_size": 4, "dtype": torch.bfloat16, "same_bits": False}
+late_attention.check_late_lengths(TritonBackend, PLAIN, (5, 9), **late)
 """
 
 

@@ -10,6 +10,7 @@ PROGRAM = """
 from dataclasses import replace
 import torch
 from fixtures.attention_cases import LATENT, PLAIN, STORIES, check_shared_pages, check_story
+from fixtures.late_attention import check_late_lengths
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
@@ -27,6 +28,11 @@ for spec in (replace(LATENT, num_heads=19), replace(LATENT, num_heads=5, head_di
         check_story(TritonBackend, STORIES["prompt then decode"], spec, page_size=page_size, tolerance=1e-4)
 check_story(TritonBackend, STORIES["chunks"], LATENT, page_size=4, tolerance=1e-4)
 check_story(TritonBackend, STORIES["decode of many lengths"], LATENT, page_size=1, tolerance=1e-4)
+# More keys than rows have, and more queries than one.
+for spec in (small, replace(small, window=5), replace(small, window=7, chunked=True), replace(small, logit_cap=3.0)):
+    bounds = {"bounds": (0, 3, 9), "page_size": 4, "tolerance": 1e-4}
+    check_late_lengths(TritonBackend, spec, (4, 17, 65), q_len=4, **bounds)
+check_late_lengths(TritonBackend, small, (4, 130), q_len=1, **bounds)
 print("all agree")
 """
 

@@ -141,7 +141,8 @@ def _decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens + row)
-    token, tokens = row, 1
+    token = row
+    tokens = 1
     if SEVERAL:
         token = tl.load(token_starts + row).to(tl.int64)
         tokens = tl.load(extend_lens + row)
