@@ -17,7 +17,7 @@ from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.worker_batch import NO_DRAFT
 from mysglang.srt.kernels.late_rows import NO_DRAFT_HERE
-from mysglang.srt.model_executor.verification import leading
+from mysglang.srt.model_executor.late_rows import leading
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from mysglang.srt.forward.worker_batch import (
 from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampler, SamplingOps
-from mysglang.srt.model_executor.feature_stager import FeatureStager
+from mysglang.srt.model_executor.feature_stager import FeatureStager, LateLogits
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import DraftStep
@@ -181,8 +181,10 @@ class DraftChain:
         hidden, _ = hidden_states.of(batch, at=at)
         if not wanted.any():
             return None
-        positions = None if at is None else at.positions
-        inputs = self._stager.stage(batch, {"wanted": np.flatnonzero(wanted)}, positions)
+        late = None
+        if at is not None and batch.high_lens is not None:
+            late = LateLogits(at.positions, np.cumsum(batch.extend_lens, dtype=np.int64)[wanted] - 1)
+        inputs = self._stager.stage(batch, {"wanted": np.flatnonzero(wanted)}, late)
         logits = self._logits.next_token_logits(hidden, inputs.tokens["wanted"])
         return self._sampler.sample(logits, inputs.sampling).tokens
 

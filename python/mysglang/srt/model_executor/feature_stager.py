@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns
@@ -26,6 +28,16 @@ LATE_TOKENS = "late_tokens"
 """The column [S] int64 of the token of the step that each row of the logits is behind, where features need lengths
 that only the device knows.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class LateLogits:
+    """Logits of a step of rows whose length only the device may know."""
+
+    positions: Tensor
+    """[T] int64 of the tokens of the step, on the device."""
+    tokens: npt.NDArray[np.int64]
+    """[S] the token of the step that each row of the logits is behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +65,8 @@ class FeatureStager:
         """Slot buffers of all features."""
         return tuple(buffer for side in self._sides.values() for buffer in side.slot_buffers)
 
-    def stage(self, batch: ModelWorkerBatch, logits: LogitsRows, *, late: bool = False) -> StagedFeatures:
-        """Prepare the columns that the step's features need on the device. late: some lengths are ON_DEVICE."""
+    def stage(self, batch: ModelWorkerBatch, logits: LogitsRows, late: LateLogits | None = None) -> StagedFeatures:
+        """Prepare the columns that the step's features need on the device. late: None if the host knows all lengths."""
         sampling, decode = batch.sampling, batch.mode.is_decode
         wants_lengths = False
         known = self._last[1] if self._last is not None and self._last[0] is sampling and decode else None
@@ -67,17 +79,15 @@ class FeatureStager:
             columns |= feature_columns(part, logits)
         for part in (*sampling.parts, *batch.sampling_now):
             side = self._sides[part.feature]
-            added = side.expect_late(part, logits) if late else side.expect(part, logits, batch.seq_lens)
+            added = side.expect(part, logits, batch.seq_lens) if late is None else side.expect_late(part, logits)
             columns |= named(part.feature, added)
-            wants_lengths |= late and bool(added)
-        if wants_lengths:
-            columns[LATE_TOKENS] = logits.tokens(batch.extend_lens)
+            wants_lengths |= bool(added)
+        if late is not None and wants_lengths:
+            columns[LATE_TOKENS] = late.tokens
         return StagedFeatures(sampling, columns, kept, known or NOTHING_KNOWN)
 
-    def acts(self, staged: StagedFeatures, up: Uploaded, positions: Tensor | None = None) -> tuple[Act, ...]:
-        """The acts of the features in the step, in the order of their stages. positions: [T] int64 of the step's
-        tokens, if some of its lengths are ON_DEVICE.
-        """
+    def acts(self, staged: StagedFeatures, up: Uploaded, late: LateLogits | None = None) -> tuple[Act, ...]:
+        """The acts of the features in the step, in the order of their stages."""
         if staged.kept:
             self._last = (staged.sampling, {name: up[name] for name in staged.kept})
         if not staged.sampling.parts and not staged.columns:
@@ -88,8 +98,8 @@ class FeatureStager:
                 feature, _, column = name.partition(".")
                 if column:
                     tensors[feature][column] = found[name]
-        if positions is not None and LATE_TOKENS in up:
-            lengths = positions.index_select(0, up[LATE_TOKENS]) + 1
+        if late is not None and LATE_TOKENS in up:
+            lengths = late.positions.index_select(0, up[LATE_TOKENS]) + 1
             for columns in tensors.values():
                 columns["lengths"] = lengths
         sides = self._sides

@@ -27,8 +27,9 @@ from mysglang.srt.forward.worker_batch import (
     Longs,
     ModelWorkerBatch,
 )
-from mysglang.srt.kernels.late_rows import MARK, SlotTokens, StepTokens, place_tokens
+from mysglang.srt.kernels.late_rows import MARK, NO_DRAFT_HERE, SlotTokens, StepTokens, place_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.feature_stager import LateLogits
 from mysglang.srt.model_executor.step_columns import Columns, loc_columns
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
@@ -55,6 +56,13 @@ class DraftStep:
     token of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `first_tokens` [Y]
     the token of the step that these are behind.
     """
+
+    @property
+    def late(self) -> LateLogits | None:
+        """None if the host knows all lengths."""
+        if self.batch.high_lens is None:
+            return None
+        return LateLogits(self.places.positions, self.columns["with_logits"].astype(np.int64))
 
 
 class LateRows:
@@ -85,12 +93,21 @@ class LateRows:
             torch.zeros(slots, tokens_per_step, dtype=torch.int64, device=tables.newest.device),
         )
 
-    def remember(self, up: Uploaded, positions: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """The step has given its rows these tokens [S], of which counts [Y] count. positions: [T] of its tokens."""
+    def commit(self, up: Uploaded, positions: Tensor, drafts: Tensor, tokens: Tensor) -> Tensor:
+        """[Y] how many of the tokens [S] of each row that yields count. The tables of the device remember them.
+
+        up: `DraftStep.columns`. positions, drafts: [T] of the tokens of the step. A token that was chosen behind a
+        place is accepted if it is the draft that stands at the next one.
+        """
+        behind = torch.nn.functional.pad(drafts[1:], (0, 1), value=NO_DRAFT_HERE)
+        agreed = tokens == behind.index_select(0, up["with_logits"])
+        counts = leading(agreed, up["logits_row"], up["firsts"])
+        self._tables.record(up["yielding"], tokens.index_select(0, up["firsts"] + counts - 1))
         slots, row_of = up["yielding"], up["logits_row"]
         self.slots.row_length.index_copy_(0, slots, positions.index_select(0, up["first_tokens"]) + counts)
         place = torch.arange(len(tokens), device=tokens.device) - up["firsts"].index_select(0, row_of)
         self.slots.recent.index_put_((slots.index_select(0, row_of), place), tokens)
+        return counts
 
     def begin(self, batch: ModelWorkerBatch) -> DraftStep:
         """Place the tokens of a step. The page table must have the step's pages."""
@@ -182,3 +199,14 @@ def has_drafts(batch: ModelWorkerBatch) -> bool:
     if batch.mode.is_decode:
         return batch.num_tokens > batch.num_rows
     return bool((batch.input_ids == DRAFTED).any())
+
+
+def leading(agreed: Tensor, row_of: Tensor, firsts: Tensor) -> Tensor:
+    """[Y] one more than how many entries of each row agree, from its first on; the last of each row does not.
+
+    agreed: [S] bool, row_of: [S], firsts: [Y] where rows begin in these, int64.
+    """
+    place = torch.arange(len(agreed), device=agreed.device) - firsts.index_select(0, row_of)
+    missed = torch.where(agreed, len(agreed), place)
+    most = torch.full_like(firsts, len(agreed))
+    return most.scatter_reduce(0, row_of, missed, "amin") + 1

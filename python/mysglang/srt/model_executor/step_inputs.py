@@ -11,7 +11,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.layers.logits_processor import PromptQuery
 from mysglang.srt.layers.logprobs import LogprobQuery
 from mysglang.srt.layers.sampler import OutputQuery, SamplingOps, SamplingStep
-from mysglang.srt.model_executor.feature_stager import FeatureStager
+from mysglang.srt.model_executor.feature_stager import FeatureStager, LateLogits
 from mysglang.srt.model_executor.step_columns import (
     Columns,
     LogprobLayout,
@@ -67,18 +67,15 @@ class StepStager:
         self._processors = processors
         self._uploader = uploader
 
-    def stage(self, batch: ModelWorkerBatch, tokens: Columns, positions: Tensor | None = None) -> StepInputs:
-        """Upload `tokens` and the columns that the batch's sampling needs.
-
-        positions: [T] int64 of the step's tokens on the device, for a step of rows whose length the host does not know.
-        """
+    def stage(self, batch: ModelWorkerBatch, tokens: Columns, late: LateLogits | None = None) -> StepInputs:
+        """Upload `tokens` and the columns that the batch's sampling needs. late: None if the host knows all lengths."""
         if not tokens and is_plain(batch):
             return NOTHING_TO_STAGE
         logits = LogitsRows.of(batch.yields, batch.logits_per_row)
         logprobs = batch.logprobs
         output = output_logprob_columns(logprobs, batch.yields, logits) if logprobs else None
         prompt = prompt_logprob_columns(logprobs) if logprobs else None
-        features = self._features.stage(batch, logits, late=positions is not None and batch.high_lens is not None)
+        features = self._features.stage(batch, logits, late)
         columns: Columns = {
             **tokens,
             **features.columns,
@@ -90,7 +87,7 @@ class StepStager:
         return StepInputs(
             tokens=up,
             sampling=SamplingStep(
-                acts=self._features.acts(features, up, positions),
+                acts=self._features.acts(features, up, late),
                 output_query=OutputQuery(up["output_rows"], _query("output", output[0], up)) if output else None,
             ),
             output_layout=output[0] if output else None,

@@ -20,6 +20,7 @@ from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampled
 from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.feature_stager import LateLogits
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_columns import Columns
@@ -83,9 +84,9 @@ class TokenEnd:
         self._tables = tables
         self._returns = returns
 
-    def stage(self, batch: ModelWorkerBatch, columns: Columns, positions: Tensor | None = None) -> StepInputs:
-        """Upload `columns` and what choosing the step's tokens needs. positions: see `StepStager.stage`."""
-        return self._stager.stage(batch, columns, positions)
+    def stage(self, batch: ModelWorkerBatch, columns: Columns, late: LateLogits | None = None) -> StepInputs:
+        """Upload `columns` and what choosing the step's tokens needs. late: None if the host knows all lengths."""
+        return self._stager.stage(batch, columns, late)
 
     def chosen(self, batch: ModelWorkerBatch, inputs: StepInputs, tokens: Tensor, hidden: Tensor | None) -> BatchResult:
         """The result of a step whose tokens are already chosen and recorded."""

@@ -15,16 +15,13 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.kernels.late_rows import NO_DRAFT_HERE
 from mysglang.srt.model_executor.hidden_states import HiddenStates
-from mysglang.srt.model_executor.late_rows import DraftStep, LateRows, has_drafts
+from mysglang.srt.model_executor.late_rows import LateRows, has_drafts
 from mysglang.srt.model_executor.programs import VERIFICATION, Drafter
 from mysglang.srt.model_executor.step_columns import table_columns
-from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
 from mysglang.srt.platforms.upload import Uploader
 
@@ -59,7 +56,7 @@ class Verification:
         drafts = self._drafter.propose(step)
         places = replace(step.places, ids=torch.where(drafts >= 0, drafts, step.places.ids))
         hidden, _ = self._hidden.of(step.batch, all_tokens=True, at=places)
-        inputs = self._end.stage(step.batch, step.columns, places.positions)
+        inputs = self._end.stage(step.batch, step.columns, step.late)
         up = inputs.tokens
         output = ForwardOutput(
             logits=self._logits.next_token_logits(hidden, up["with_logits"]),
@@ -67,27 +64,6 @@ class Verification:
             prompt_logprobs=None if inputs.prompt is None else self._logits.prompt_logprobs(hidden, inputs.prompt),
             hidden=hidden,
         )
-        return self._end.choose_and(partial(self._commit, up, step, drafts), step.batch, inputs, output)
-
-    def _commit(self, up: Uploaded, step: DraftStep, drafts: Tensor, tokens: Tensor) -> Tensor:
-        """[Y] how many of the tokens [S] of each row that yields count. The newest of them are remembered.
-
-        drafts: [T]. The token that follows a place is accepted if it is the draft that stands behind that place.
-        """
-        behind = torch.nn.functional.pad(drafts[1:], (0, 1), value=NO_DRAFT_HERE)
-        agreed = tokens == behind.index_select(0, up["with_logits"])
-        counts = leading(agreed, up["logits_row"], up["firsts"])
-        self._tables.record(up["yielding"], tokens.index_select(0, up["firsts"] + counts - 1))
-        self._rows.remember(up, step.places.positions, tokens, counts)
-        return counts
-
-
-def leading(agreed: Tensor, row_of: Tensor, firsts: Tensor) -> Tensor:
-    """[Y] one more than how many entries of each row agree, from its first on; the last of each row does not.
-
-    agreed: [S] bool, row_of: [S], firsts: [Y] where rows begin in these, int64.
-    """
-    place = torch.arange(len(agreed), device=agreed.device) - firsts.index_select(0, row_of)
-    missed = torch.where(agreed, len(agreed), place)
-    most = torch.full_like(firsts, len(agreed))
-    return most.scatter_reduce(0, row_of, missed, "amin") + 1
+        return self._end.choose_and(
+            partial(self._rows.commit, up, places.positions, drafts), step.batch, inputs, output
+        )

@@ -45,12 +45,6 @@ class LogitsRows:
         lengths: npt.NDArray[np.int32] = (seq_lens[self.rows] - behind).astype(np.int32)
         return lengths
 
-    def tokens(self, extend_lens: npt.NDArray[np.int32]) -> Indices:
-        """[S] the token of the step that each of these logits is behind. extend_lens: [R] tokens of each row."""
-        ends = np.cumsum(extend_lens, dtype=np.int64)
-        found: Indices = (ends - self._counts - self._first)[self.rows] + np.arange(len(self.rows))
-        return found
-
     def entries(self, rows: Indices) -> tuple[Indices | slice, Indices]:
         """For entries that speak of the ascending `rows` [E] of the batch: which of them speak of logits, each once for
         every logits row of its row, and of which row of the logits.
