@@ -158,7 +158,7 @@ class StateStep:
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """Where the T tokens of a step of R rows stand, as the device has found it."""
+    """Ids, positions and KV slots of the T tokens of a step of R rows, as the device has found them."""
 
     ids: Tensor
     """[T] int64, every id known."""

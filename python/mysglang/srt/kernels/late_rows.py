@@ -1,4 +1,4 @@
-"""Where the tokens of a step stand if only the device knows how long some rows are, and the random numbers there.
+"""Positions, KV slots and random numbers of tokens in a step, if only the device knows how long some rows are.
 
     slot     row_length   newest   recent          kept by slot, from the step before
     step     starts[r]    -1: only the device knows        given by the host
@@ -45,7 +45,7 @@ class StepTokens(NamedTuple):
 
 
 class SlotTokens(NamedTuple):
-    """What the device keeps for each slot. All int64."""
+    """Tensors that the device keeps for slots between steps. All int64."""
 
     newest: Tensor
     """[slots] the newest token."""
@@ -56,7 +56,7 @@ class SlotTokens(NamedTuple):
 
 
 class PlacedTokens(NamedTuple):
-    """Where the tokens of a step stand."""
+    """Ids, positions and KV slots of the tokens of a step, and drafts among them."""
 
     ids: Tensor
     """[T] int64, none negative."""
@@ -78,7 +78,7 @@ def _place_tokens(
     tables: Sequence[Tensor],
     page_size: int,
 ) -> PlacedTokens:
-    """Where the tokens stand, and which drafts of the host stand there.
+    """Finds the position and KV slots of each token, and the draft of the host that stands there.
 
     A draft stands at its place if the tokens that the host did not know came as it expected.
 
