@@ -1,5 +1,5 @@
-"""Where tokens of rows stand whose length only the device knows, and their random numbers: the op's reference and its
-Triton kernel against token after token in Python."""
+"""Places and random numbers of tokens in rows whose length only the device knows: the op's reference and its Triton
+kernel are compared with a loop over the tokens."""
 
 import numpy as np
 import pytest
