@@ -178,6 +178,11 @@ class Rows:
         ones: Ints = np.ones(count, dtype=np.int32)
         return self._step(slice(count), ids, ones, np.ones(count, dtype=np.bool_), ForwardMode.DECODE)
 
+    def cut(self, length: int) -> None:
+        """Forget all tokens behind the first `length` of each row. No step may be in flight."""
+        self._lens[:] = length
+        self._kv.trim_rows(self._slots, self._lens)
+
     def _step(
         self,
         rows: slice,

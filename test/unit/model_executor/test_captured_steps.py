@@ -20,6 +20,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
 from mysglang.srt.model_executor import executor
@@ -138,6 +139,25 @@ def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatc
     assert replayed == []
     Driver.start(worker, [GREEDY] * 4).generate(PROMPTS[1:], 2, chunk=1000)
     assert replayed == [21]
+
+
+def test_rows_are_sampled_behind_the_graph(start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel, here its reference, chooses the tokens of replayed steps; padding rows are not its business."""
+    calls: list[int] = []
+
+    def counted(logits: Tensor, *args: Any, **named: Any) -> Any:
+        calls.append(len(logits))
+        return sample_rows.reference(logits, *args, **named)
+
+    eager = start(disable_cuda_graph=True)
+    monkeypatch.setattr(sample_rows, "choose", lambda device_type: counted)
+    captured = start()
+    for rows in (4, 3, 2):
+        mine, plain = (Driver.start(worker, CHOICES[:rows]).generate(PROMPTS[:rows], 9) for worker in (captured, eager))
+        assert mine == plain
+    assert calls == [4] * 8 + [3] * 8 + [2] * 8
+    mine, plain = (Driver.start(worker, [GREEDY] * 3).generate(PROMPTS[:3], 9) for worker in (captured, eager))
+    assert mine == plain and len(calls) == 24
 
 
 def test_plans_of_attention_go_with_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

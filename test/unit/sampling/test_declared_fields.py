@@ -23,6 +23,7 @@ from mysglang.srt.sampling.sampling_params import FIELDS
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "python" / "mysglang" / "srt"
+KERNELS_OF_FILTERS = ("sampling", "cuda/sampling", "sampled_rows", "row_layout")
 
 
 def test_a_new_feature_with_its_fields_is_a_file_and_a_row_of_the_table() -> None:
@@ -40,7 +41,7 @@ def test_a_new_feature_with_its_fields_is_a_file_and_a_row_of_the_table() -> Non
 @pytest.mark.parametrize(
     ("field", "files"),
     [
-        ("min_p", {"sampling/drawing.py", "kernels/sampling.py", "kernels/cuda/sampling.py"}),
+        ("min_p", {"sampling/drawing.py", *(f"kernels/{name}.py" for name in KERNELS_OF_FILTERS)}),
         ("frequency_penalty", {"sampling/penalties.py", "managers/request_traces.py"}),
         ("spaces_between_special_tokens", {"sampling/sampling_params.py"}),
     ],

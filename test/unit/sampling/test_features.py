@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fixtures.sampling_decoder import SLOTS, Decoder, alone
+from mysglang.srt.forward.worker_batch import LogprobColumns
 from mysglang.srt.model_executor.step_inputs import is_plain
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -20,11 +21,12 @@ PARAMS = [
 ]
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_packed_rows_get_what_they_get_alone(seed: int) -> None:
-    """Joining, leaving, in steps of prompts some of which yield nothing yet."""
+def test_packed_rows_get_what_they_get_alone(seed: int, by_rows: bool) -> None:
+    """Joining, leaving, in steps of prompts some of which yield nothing yet. Alone they are sampled by acts."""
     rng = np.random.default_rng(seed)
-    decoder = Decoder()
+    decoder = Decoder(by_rows=by_rows)
     params: dict[int, SamplingParams] = {}
     for _ in range(60):
         if len(params) < SLOTS and (not params or rng.random() < 0.4):
@@ -41,6 +43,33 @@ def test_packed_rows_get_what_they_get_alone(seed: int) -> None:
         for slot in [slot for slot in params if rng.random() < 0.15 or len(decoder.tokens[slot]) > 40]:
             count = len(decoder.tokens[slot])
             assert decoder.close(slot) == alone(slot, params.pop(slot), count), slot
+
+
+def test_rows_have_the_logprobs_that_acts_find() -> None:
+    nothing = np.zeros(0, dtype=np.int32)
+    rows, found = np.arange(len(PARAMS)), []
+    asking, top = rows % 3 != 1, np.where(rows % 3 == 2, 4, 0).astype(np.int32)
+    asked = LogprobColumns(asking, top, [nothing] * len(rows), nothing, nothing, np.zeros_like(top))
+    for by_rows in (False, True):
+        decoder = Decoder(by_rows=by_rows)
+        for slot, params in enumerate(PARAMS):
+            decoder.open(slot, params)
+        for place in range(4):
+            decoder.step(rows, [True] * len(rows), prompts=place == 0, logprobs=asked if place > 1 else None)
+        assert decoder.logprobs is not None
+        found.append(decoder.logprobs.arrived())
+    acts, kernel = found
+    for name in ("chosen", "top_vals", "top_ids", "token_ids_vals"):
+        assert getattr(kernel, name) == pytest.approx(getattr(acts, name), abs=1e-5), name
+
+
+def test_rows_are_uploaded_when_they_change() -> None:
+    decoder = Decoder(by_rows=True)
+    for slot in (0, 2, 3):
+        decoder.open(slot, PARAMS[slot])
+    steps = [decoder.step(np.array(rows), [True] * len(rows)) for rows in ([0, 2], [0, 2], [2, 3])]
+    first, second, third = (decoder.stager.stage_captured(step).rows for step in (steps[0], steps[1], steps[2]))
+    assert first is second is not third and third is not None
 
 
 def test_plain_steps_carry_nothing() -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mysglang.srt.kernels.sampled_rows import RowLogprobs
 from mysglang.srt.kernels.sampling import log_probabilities, most_likely
 
 CHUNK_BYTES = 256 << 20
@@ -47,6 +48,16 @@ class Logprobs:
     top_ids: Tensor
     pair_vals: Tensor
     """[M]"""
+    packed: Tensor | None = None
+    """Memory that holds all of these but the pairs, of which there are none then, as `RowLogprobs` says."""
+
+    def to_host(self, copy: Callable[[Tensor], Tensor]) -> Logprobs:
+        """Returns the log-probabilities on the host, by one copy if they are in one piece of memory."""
+        if self.packed is None:
+            parts = (self.chosen, self.top_vals, self.top_ids, self.pair_vals)
+            return Logprobs(*(copy(part) for part in parts))
+        found = RowLogprobs.over(copy(self.packed), len(self.chosen))
+        return Logprobs(found.chosen, found.top_values, found.top_ids, found.packed[:0], found.packed)
 
 
 def find_logprobs(

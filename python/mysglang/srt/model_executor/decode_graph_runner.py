@@ -19,7 +19,7 @@ from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.model_executor.step_buffers import Places
 from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
-from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
+from mysglang.srt.model_executor.token_end import TokenParts
 from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 
@@ -70,20 +70,13 @@ class DecodeGraphRunner:
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()
-        inputs = self._end.stage(batch, {})
-        rows = len(batch.slots)
-        captured = self._captured_for(rows)
+        inputs = self._end.stage_captured(batch)
+        captured = self._captured_for(len(batch.slots))
         backend = captured.program.backend
         columns = self._buffers.fill(batch, captured.places, backend)
         backend.plan_replay(captured.metadata, columns["seq_lens"])
         captured.graph.replay()
-        left = captured.left
-        hidden = None if left.hidden is None else left.hidden[:rows]
-        if inputs.sampling.plain_greedy and not batch.waits_for_mask:
-            result = self._end.chosen(batch, inputs, left.tokens[:rows], hidden)
-        else:
-            output = ForwardOutput(left.logits[:rows], hidden=hidden)
-            result = self._end.choose(batch, inputs, captured.places.views["slots"][:rows], output)
+        result = self._end.replayed(batch, inputs, captured.places.views, captured.left)
         result.on_graph = True
         return result
 

@@ -7,7 +7,7 @@ of decode steps stay the same.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,10 @@ from torch import Tensor
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns
 from mysglang.srt.model_executor.step_columns import Columns, feature_columns, named
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
-from mysglang.srt.sampling.feature import Act, DeviceFacts, DeviceSide, SamplingFeature
+from mysglang.srt.sampling.feature import Act, DeviceFacts, DeviceSide, FeatureColumns, SamplingFeature
 from mysglang.srt.sampling.features import FEATURES
 from mysglang.srt.sampling.logits_rows import LogitsRows
+from mysglang.srt.sampling.row_table import RowTable
 
 Uploaded = Mapping[str, Tensor]
 
@@ -85,6 +86,14 @@ class FeatureStager:
         if late is not None and wants_lengths:
             columns[LATE_TOKENS] = late.tokens
         return StagedFeatures(sampling, columns, kept, known or NOTHING_KNOWN)
+
+    def tabulate(self, parts: Iterable[FeatureColumns], table: RowTable) -> bool:
+        """Write what the parts of a decode step say into the table. False: a feature cannot say it so."""
+        return all(self._sides[part.feature].tabulate(part, table) for part in parts)
+
+    def read_by_rows(self) -> dict[str, Tensor]:
+        """The features' own tensors that `sample_rows` reads, by the names of its arguments."""
+        return {name: tensor for side in self._sides.values() for name, tensor in side.read_by_rows.items()}
 
     def acts(self, staged: StagedFeatures, up: Uploaded, late: LateLogits | None = None) -> tuple[Act, ...]:
         """The acts of the features in the step, in the order of their stages."""

@@ -15,6 +15,8 @@ from typing import cast
 import torch
 
 from mysglang.srt.kernels.ahead import compile_ahead
+from mysglang.srt.kernels.row_layout import MOST_TOKENS
+from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
 from mysglang.srt.layers.logits_processor import LogitsProcessor
@@ -41,6 +43,7 @@ from mysglang.srt.model_executor.programs import (
     Runnable,
 )
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
+from mysglang.srt.model_executor.row_stager import BY_ACTS, RowStager, StagesRows
 from mysglang.srt.model_executor.stages import StageWork, work_of
 from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
@@ -75,12 +78,24 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     def load() -> GenerationModel:
         model = setup.load(TokenModel, launch)  # type: ignore[type-abstract]
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
-        stager = StepStager(Uploader(platform), features, ops, processors)
+        stager = StepStager(Uploader(platform), features, ops, processors, rows_by_kernel(setup, launch, features))
         work = work_of(setup.stage)
         sampler = work.sampler(SharedSampler(Sampler(ops), setup.tp))
         return GenerationModel(setup, launch, model, features, stager, sampler, work)
 
     return load
+
+
+def rows_by_kernel(setup: Setup, launch: ModelLaunch, features: FeatureStager) -> StagesRows:
+    """Which kernel samples the rows of captured decode steps. By acts where there is none, where the ranks or stages
+    must hear one choice, and where each kernel must be one whose bits do not depend on how a row was computed before.
+    """
+    platform, vocab_size = setup.platform, launch.config.vocab_size
+    alone = setup.config.ranks.world.size == 1
+    if not alone or setup.wants_reference or setup.config.numerics != "fastest" or vocab_size > MOST_TOKENS:
+        return BY_ACTS
+    op = sample_rows.choose(platform.device.type)
+    return BY_ACTS if op is sample_rows.reference else RowStager(op, features, Uploader(platform), vocab_size)
 
 
 class GenerationModel:

@@ -106,6 +106,8 @@ class LogprobLayout:
     """[N]"""
     pair_ends: Indices
     """[N + 1]"""
+    rows: Indices | None = None
+    """[N] which of the rows on the device the positions are; None: all of them, in order."""
 
     @property
     def top(self) -> int:

@@ -12,6 +12,7 @@ from mysglang.srt.layers.logits_processor import PromptQuery
 from mysglang.srt.layers.logprobs import LogprobQuery
 from mysglang.srt.layers.sampler import OutputQuery, SamplingOps, SamplingStep
 from mysglang.srt.model_executor.feature_stager import FeatureStager, LateLogits
+from mysglang.srt.model_executor.row_stager import BY_ACTS, StagedRows, StagesRows
 from mysglang.srt.model_executor.step_columns import (
     Columns,
     LogprobLayout,
@@ -46,9 +47,12 @@ class StepInputs:
     output_layout: LogprobLayout | None
     prompt: PromptQuery | None
     prompt_layout: LogprobLayout | None
+    rows: StagedRows | None = None
+    """Rows of a captured decode step that one kernel samples; None: `sampling` says how the tokens are chosen."""
 
 
-NOTHING_TO_STAGE = StepInputs(tokens={}, sampling=SamplingStep(), output_layout=None, prompt=None, prompt_layout=None)
+PLAIN = SamplingStep()
+NOTHING_TO_STAGE = StepInputs(tokens={}, sampling=PLAIN, output_layout=None, prompt=None, prompt_layout=None)
 """Inputs of a captured step whose rows are all plain."""
 
 
@@ -61,7 +65,9 @@ class StepStager:
         features: FeatureStager,
         ops: SamplingOps,
         processors: Mapping[str, LogitProcessor] = NO_PROCESSORS,
+        rows: StagesRows = BY_ACTS,
     ) -> None:
+        self._rows = rows
         self._features = features
         self._ops = ops
         self._processors = processors
@@ -95,6 +101,20 @@ class StepStager:
             if prompt
             else None,
             prompt_layout=prompt[0] if prompt else None,
+        )
+
+    def stage_captured(self, batch: ModelWorkerBatch) -> StepInputs:
+        """Returns the inputs that a captured decode step with one token for each row needs beside its own columns."""
+        if is_plain(batch) or (rows := self._rows.stage(batch)) is None:
+            return self.stage(batch, {})
+        hidden = hidden_column(batch.hidden)
+        return StepInputs(
+            tokens=self._uploader.upload(hidden) if hidden else {},
+            sampling=PLAIN,
+            output_layout=rows.layout,
+            prompt=None,
+            prompt_layout=None,
+            rows=rows,
         )
 
     def stage_late(self, batch: ModelWorkerBatch, mask: TokenMask) -> tuple[Act, ...]:

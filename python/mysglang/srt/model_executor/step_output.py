@@ -32,17 +32,17 @@ class PendingLogprobs:
     def queue(cls, values: Logprobs | None, found: LogprobLayout | None) -> PendingLogprobs | None:
         if values is None or found is None:
             return None
-        on_host = (to_host(t) for t in (values.chosen, values.top_vals, values.top_ids, values.pair_vals))
-        return cls(Logprobs(*on_host), found)
+        return cls(values.to_host(to_host), found)
 
     def arrived(self) -> PositionLogprobs:
         """Read the result. The copies must be complete."""
-        values = self.values
+        values, rows = self.values, self.layout.rows
+        at = slice(None) if rows is None else rows
         wanted = np.arange(values.top_vals.shape[1]) < self.layout.top_num[:, None]
         return PositionLogprobs(
-            chosen=values.chosen.numpy(),
-            top_vals=values.top_vals.numpy()[wanted],
-            top_ids=values.top_ids.numpy()[wanted],
+            chosen=values.chosen.numpy()[at],
+            top_vals=values.top_vals.numpy()[at][wanted],
+            top_ids=values.top_ids.numpy()[at][wanted],
             token_ids_vals=values.pair_vals.numpy(),
         )
 

@@ -5,7 +5,7 @@ logits -> sampling features -> tokens -> remembered as the newest of their slots
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -26,6 +26,7 @@ from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_columns import Columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
+from mysglang.srt.model_executor.step_program import StepTensors
 from mysglang.srt.models.checkpoint_model import TokenModel
 
 
@@ -87,6 +88,27 @@ class TokenEnd:
     def stage(self, batch: ModelWorkerBatch, columns: Columns, late: LateLogits | None = None) -> StepInputs:
         """Upload `columns` and what choosing the step's tokens needs. late: None if the host knows all lengths."""
         return self._stager.stage(batch, columns, late)
+
+    def stage_captured(self, batch: ModelWorkerBatch) -> StepInputs:
+        """Returns the inputs that a captured decode step needs beside its own columns."""
+        return self._stager.stage_captured(batch)
+
+    def replayed(
+        self, batch: ModelWorkerBatch, inputs: StepInputs, columns: Mapping[str, Tensor], left: StepTensors
+    ) -> BatchResult:
+        """The result of a replayed decode step, which has recorded its greedy tokens. `columns` are the step's own
+        columns on the device, and `left` its results; both may end in padding.
+        """
+        count = batch.num_rows
+        logits, greedy = left.logits[:count], left.tokens[:count]
+        hidden = None if left.hidden is None else left.hidden[:count]
+        slots = columns["slots"][:count]
+        if inputs.rows is not None:
+            sampled = inputs.rows.sample(logits, greedy, columns["seq_lens"][:count], slots, self._tables.newest)
+            return self._returns.queue(batch, inputs, sampled, None, hidden)
+        if inputs.sampling.plain_greedy and not batch.waits_for_mask:
+            return self.chosen(batch, inputs, greedy, hidden)
+        return self.choose(batch, inputs, slots, ForwardOutput(logits, hidden=hidden))
 
     def chosen(self, batch: ModelWorkerBatch, inputs: StepInputs, tokens: Tensor, hidden: Tensor | None) -> BatchResult:
         """The result of a step whose tokens are already chosen and recorded."""

@@ -33,6 +33,7 @@ from mysglang.srt.sampling.feature import (
 )
 from mysglang.srt.sampling.logits_rows import LogitsRows
 from mysglang.srt.sampling.request_field import Bound, RequestField, between, on
+from mysglang.srt.sampling.row_table import RowTable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -232,6 +233,13 @@ class DrawingOnDevice(DeviceSide):
 
     def expect_late(self, part: FeatureColumns, logits: LogitsRows) -> Arrays:
         return {"seeds": part.host["seeds"][logits.rows]}
+
+    def tabulate(self, part: FeatureColumns, table: RowTable) -> bool:
+        columns = part.columns
+        filters = {name: columns.get(name, neutral) for name, neutral in NEUTRAL.items()}
+        table.put(slice(None), seed=part.host["seeds"], temperature=columns["temperature"], **filters)
+        table.put(columns["greedy"], top_k=1)
+        return True
 
     def act(self, tensors: Tensors) -> Act | None:
         if "temperature" not in tensors:

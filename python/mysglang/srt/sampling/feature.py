@@ -4,6 +4,8 @@ device.
     fields of the request --open--> HostSide, by slot --kept, fresh--> FeatureColumns in the step
                                                                       | uploaded
                                       Act on the step's logits <--act-- DeviceSide, in the worker
+                             or fields of a RowTable, in a <--tabulate--+
+                          captured decode step on some devices
 
 A step lists the features in use alone: if all rows take the most likely token, the list is empty. A
 feature is one file here, with the fields that clients ask for it by and both of its sides, and a row of the table in
@@ -22,6 +24,7 @@ import numpy.typing as npt
 
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.sampling.logits_rows import LogitsRows
+from mysglang.srt.sampling.row_table import RowTable
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,7 @@ Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 NOTHING: Arrays = {}
 NO_LENGTHS: Ints = np.zeros(0, dtype=np.int32)
+NO_TENSORS: Tensors = {}
 
 ANY_WIDTH = 1 << 30
 """Marks a feature that treats each token of a row alike, at any position."""
@@ -210,6 +214,17 @@ class DeviceSide:
         A feature of one token a step is not asked: rows that use it never try drafts, so their length is known.
         """
         return self.expect(part, logits, NO_LENGTHS)
+
+    def tabulate(self, part: FeatureColumns, table: RowTable) -> bool:
+        """Writes what `part`, of a decode step with one token for each row, says into the table by which one kernel
+        samples all rows. False: the kernel cannot do that, so the step goes by acts.
+        """
+        return False
+
+    @property
+    def read_by_rows(self) -> Tensors:
+        """Arguments of `sample_rows` that are tensors of this feature's own."""
+        return NO_TENSORS
 
     def act(self, tensors: Tensors) -> Act | None:
         """The act of a step. `tensors` are the parts' columns and what `expect` added. Where a part has

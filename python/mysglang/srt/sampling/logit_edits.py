@@ -10,6 +10,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from mysglang.srt.sampling.feature import Act, Arrays, DeviceSide, FeatureColumns, Slots, Stage, Tensors, places
+from mysglang.srt.sampling.row_table import RowTable, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,7 @@ class Edits(Act, frozen=True, eq=False):
     """logits[rows[i], ids[i]] += values[i]. int64, int64, float32; the pairs are distinct."""
 
     stage: ClassVar[Stage] = Stage.EDIT
+    run: ClassVar[Run] = "bias"
     rows: Tensor
     ids: Tensor
     values: Tensor
@@ -36,6 +38,7 @@ class Prohibitions(Edits, frozen=True, eq=False):
     """Edits that are not to be undone by others: each value is -inf."""
 
     stage: ClassVar[Stage] = Stage.MASK
+    run: ClassVar[Run] = "forbidden"
 
 
 class EditsOnDevice(DeviceSide):
@@ -43,6 +46,12 @@ class EditsOnDevice(DeviceSide):
 
     def __init__(self, kind: type[Edits] = Edits) -> None:
         self._kind = kind
+
+    def tabulate(self, part: FeatureColumns, table: RowTable) -> bool:
+        if part.rows is None:
+            return False
+        table.put_runs(self._kind.run, part.rows, part.columns["ids"], part.columns["values"])
+        return True
 
     def act(self, tensors: Tensors) -> Act | None:
         if "rows" not in tensors:

@@ -33,6 +33,7 @@ from mysglang.srt.sampling.feature import (
 )
 from mysglang.srt.sampling.logits_rows import LogitsRows
 from mysglang.srt.sampling.request_field import RequestField, between, on
+from mysglang.srt.sampling.row_table import RowTable
 
 if TYPE_CHECKING:
     import torch
@@ -197,6 +198,19 @@ class PenaltyTable(DeviceSide):
         lines = part.columns["lines" if part.rows is not None else "reset"]
         self.reserve(int(lines.max()) + 1)
         return NOTHING
+
+    def tabulate(self, part: FeatureColumns, table: RowTable) -> bool:
+        if part.rows is None:
+            return False
+        columns = part.columns
+        self.reserve(int(columns["lines"].max()) + 1)
+        strengths = {name: columns[name] for name in ("frequency", "presence", "repetition")}
+        table.put(part.rows, line=columns["lines"], **strengths)
+        return True
+
+    @property
+    def read_by_rows(self) -> Tensors:
+        return {"counts": self._counts}
 
     def act(self, tensors: Tensors) -> Act | None:
         if "reset" in tensors:

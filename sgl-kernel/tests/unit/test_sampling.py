@@ -1,0 +1,73 @@
+"""The sampler of rows, compiled as C++ with a fiber for each thread, against its definition in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mysgl_kernel.cpu.toolchain import find_gxx
+from mysgl_kernel.sampling import RowLogprobs, arguments
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from sampling_case import TOP, Case, check, uniform  # noqa: E402
+
+pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
+
+
+@pytest.fixture(scope="module")
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    target = tmp_path_factory.mktemp("sampler") / "sampler.so"
+    options = ["-O1", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-w", "-o"]
+    compiler = find_gxx()
+    assert compiler is not None
+    subprocess.run([compiler.path, *options, str(target), str(HERE / "emulated_sampler.cpp")], check=True)
+    return ctypes.CDLL(str(target))
+
+
+def sample(library: ctypes.CDLL, case: Case) -> tuple[Tensor, RowLogprobs]:
+    given = case.arguments()  # the step has their addresses only
+    step, tokens, logprobs = arguments(*given, TOP)
+    assert logprobs is not None
+    for tensor in (tokens, logprobs.packed):
+        tensor.fill_(-77)
+    assert library.emulated_sample_rows(ctypes.byref(step), len(tokens)) == 0
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("vocab", "spread"), [(600, 3.0), (299, 0.02), (1100, 8.0)])
+def test_every_mix_of_options(sampler: ctypes.CDLL, vocab: int, spread: float, ties: bool) -> None:
+    case = Case(vocab, 12, vocab, ties=ties, spread=spread)
+    check(case, *sample(sampler, case))
+
+
+def test_a_row_with_numbers_that_are_not_finite_gets_no_token(sampler: ctypes.CDLL) -> None:
+    case = Case(3, 8, 400)
+    case.logits[2, 7] = math.nan
+    case.greedy[2] = -1
+    tokens, _ = sample(sampler, case)
+    assert tokens[2] == -1 and case.newest[case.slots[2]] == 0
+    assert torch.equal(case.counts[2], case.counts_before[2])
+    assert (tokens[[0, 1, 3, 4, 5, 6, 7]] >= 0).all()
+
+
+def test_equal_weights_at_the_edge_are_taken_by_the_lowest_ids(sampler: ctypes.CDLL) -> None:
+    case = Case(4, 12, 300)
+    case.logits[:] = torch.zeros(300)
+    case.rows["line"] = -1
+    case.rows["bias_end"], case.rows["forbidden_end"] = case.rows["bias_begin"], case.rows["forbidden_begin"]
+    case.rows["top_k"], case.rows["top_p"], case.rows["min_p"], case.rows["temperature"] = 4, 1, 0, 1
+    case.greedy[:] = 0
+    tokens, _ = sample(sampler, case)
+    expected = [
+        int(4 * uniform(int(row["seed"]), int(length))) for row, length in zip(case.rows, case.lengths, strict=True)
+    ]
+    assert tokens.tolist() == expected
