@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, assert_alike, greedy, make_prompts
+from fixtures.greedy_answers import (
+    CHUNK,
+    PAGE,
+    VOCAB,
+    Answer,
+    abort_storm,
+    answer_all,
+    assert_alike,
+    greedy,
+    make_prompts,
+)
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
 from fixtures.rank_answers import (
@@ -29,6 +40,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
 from fixtures.trainer import TINY, broadcast, make_changed
 from mysglang import Engine
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.utils.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
@@ -128,28 +140,44 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 
 @pytest.mark.promise(14)
 @torch.no_grad()
-def test_a_storm(gemma: tuple[Path, PreTrainedModel]) -> None:
-    """200 requests, half of which are taken back and asked again, with little memory and retractions all the while."""
+def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+    """200 requests, half of which are taken back and asked again, with little memory and retractions all the while.
+
+    Below the little memory there are host and storage. Each rank has copies of its own part of each page there.
+    """
     folder, model = gemma
     prompts = make_prompts(7, 40)
     expected: list[Answer] = [greedy(model, prompt) for prompt in prompts]
     options = ("--model-path", str(folder), "--skip-tokenizer-init", "--log-level", "warning", *TWO)
-    memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
+    memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "640", "--chunked-prefill-size", f"{CHUNK}")
+    storage = json.dumps({"path": str(tmp_path), "block_tokens": 2 * PAGE, "prefetch_threshold": 2 * PAGE})
+    tiers = ("--disable-hybrid-swa-memory", "--enable-hierarchical-cache", "--hicache-ratio", "1.25")
+    stored = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", storage)
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
-    with ServerProcess(*options, *memory, program=PROGRAM, **faults.env) as server:
+    with ServerProcess(*options, *memory, *tiers, *stored, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
         found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
         assert_ranks_quiet(server.url)
-        assert get(f"{server.url}/server_info")["internal_states"][0]["num_retractions"] > 0
+        state = get(f"{server.url}/server_info")["internal_states"][0]
+        assert state["num_retractions"] > 0
+        assert state["host_loaded_tokens"] > 0 and state["storage_written_tokens"] > 0
+        # Afterwards nothing but storage has their beginnings.
+        httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+        found += asyncio.run(answer_all(server.url, prompts[:20]))
+        assert_ranks_quiet(server.url)
+        assert get(f"{server.url}/server_info")["internal_states"][0]["storage_read_tokens"] > 0
     assert_alike(found, [expected[number % len(expected)] for number in range(len(found))])
 
 
 def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
+    """With a draft model over both ranks: the embedded model as its own is always right."""
+    drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(EMBEDDED_MODEL)}
     asked = {"text": "The capital of France is", "sampling_params": GREEDY}
-    with Engine(tp_size=2, dtype="float32", log_level="warning") as engine:
+    with Engine(tp_size=2, dtype="float32", log_level="warning", **drafts) as engine:
         children = titled(psutil.Process().children())
         assert set(SCHEDULERS) <= set(children)
         answer = engine.generate(asked["text"], GREEDY)
+    assert answer["meta_info"]["spec_accept_rate"] == 1
     # psutil reports a zombie as running.
     assert not any(children[title].is_running() for title in (*SCHEDULERS, "mysglang::detokenizer"))
     assert httpx.post(f"{tiny_server.url}/generate", json=asked).json()["output_ids"] == answer["output_ids"]

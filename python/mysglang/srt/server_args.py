@@ -51,6 +51,8 @@ class PortArgs:
     """File of the numbers that fronts share."""
     turn_ipc_names: tuple[str, ...] = ()
     """Addresses of the schedulers that follow the first one, in the order of their ranks."""
+    report_ipc_name: str = ""
+    """Address of the first scheduler, for what the others report; empty if there is one rank."""
     meeting_file: str = ""
     """File through which ranks find one another; empty if there is one rank."""
 

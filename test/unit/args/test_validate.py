@@ -35,13 +35,14 @@ def test_a_repository_may_be_fetched_later() -> None:
     [
         (
             CPU,
-            {"tp_size": 2, "enable_hierarchical_cache": True},
-            "--tp-size 2: not together with --enable-hierarchical-cache",
+            {**DRAFT, "pp_size": 2, "enable_hierarchical_cache": True},
+            "--pp-size 2: not together with --enable-hierarchical-cache, whose copies are ordered by the steps of one "
+            "stage; nor with --speculative-algorithm STANDALONE, whose draft model",
         ),
         (
             CPU,
             {"tp_size": 2, "pp_size": 2, "enable_deterministic_inference": True},
-            "--tp-size 2 --pp-size 2: not together with --enable-deterministic-inference",
+            "--tp-size 2 --pp-size 2: not together with --enable-deterministic-inference, which",
         ),
         (CPU, {"device": "cuda"}, "--device cuda: no NVIDIA GPU 0 is visible"),
         (GPU, {"base_gpu_id": 3}, "no NVIDIA GPU 3 is visible"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,18 @@ from fixtures.in_process_channels import InProcess
 from mysglang.srt.constrained.compiler import Failure
 from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn, QueueNews
 from mysglang.srt.forward.worker_batch import ForwardMode
-from mysglang.srt.managers.rank_links import FollowShare, LeadShare, RankReplies, Turn, turn_codec
+from mysglang.srt.managers.rank_links import (
+    FollowShare,
+    LeadShare,
+    PartNews,
+    RankReplies,
+    Turn,
+    report_codec,
+    turn_codec,
+)
+from mysglang.srt.mem_cache.host_tier import HostNews
+from mysglang.srt.mem_cache.storage.interface import StorageNews
+from mysglang.srt.mem_cache.tier_reports import TierNews, TierReports
 from mysglang.srt.messages.codec import ToTokenizer, pack_ids, tokenizer_codec
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqInput, HeartBeat
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
@@ -20,7 +33,7 @@ from mysglang.srt.scheduling.intake import Message, Told
 from mysglang.srt.scheduling.step_planner import PlanDigest
 
 SPEC = GrammarSpec("regex", "a+")
-NEWS = (None, QueueNews)
+PARTS = (PartNews(TierNews, TierReports(1)), PartNews(QueueNews))
 MESSAGES: list[Message] = [
     TokenizedGenerateReqInput(rid="a@1.0", input_ids=pack_ids([1, 2]), sampling_params=SamplingParams(), stream=True),
     AbortReq(rid="a@1.0"),
@@ -36,27 +49,58 @@ def link() -> InProcess[Turn]:
     return InProcess(turn_codec())
 
 
+def lead(turns: list[InProcess[Turn]], digest: PlanDigest, parts: Sequence[PartNews] = PARTS) -> LeadShare:
+    return LeadShare(turns, parts, InProcess(report_codec()), digest)
+
+
+def follow(turns: InProcess[Turn], digest: PlanDigest) -> FollowShare:
+    return FollowShare(turns, PARTS, InProcess(report_codec()), digest, rank=1)
+
+
 def test_every_rank_has_the_messages_of_the_first() -> None:
     links = [link(), link()]
-    lead, followers = LeadShare(links, PlanDigest()), [FollowShare(each, NEWS, PlanDigest()) for each in links]
+    first, followers = lead(links, PlanDigest()), [follow(each, PlanDigest()) for each in links]
     turns: list[list[Message]] = [MESSAGES, [], MESSAGES[:1]]
     for turn in turns:
-        assert lead.share(turn) == turn
+        assert first.share(turn) == turn
     for follower in followers:
         # What a rank that follows finds itself does not count.
         assert [follower.share([Told(1, NoTurn("its own"))]) for _ in turns] == turns
 
 
+def test_work_of_every_rank_is_news_when_the_last_has_reported() -> None:
+    turns, reports = link(), InProcess(report_codec())
+    parts = (PartNews(TierNews, TierReports(2)), PartNews(QueueNews))
+    first = LeadShare([turns], parts, reports, PlanDigest())
+    follower = FollowShare(turns, parts, reports, PlanDigest(), rank=1)
+
+    def turn(own: TierNews, other: TierNews) -> list[Message]:
+        """The news of two turns: the first rank hears a report in the turn after it."""
+        found = first.share([Told(0, own)])
+        assert follower.share([Told(0, other)]) == found
+        later = first.share([])
+        assert follower.share([]) == later
+        return found + later
+
+    assert turn(HostNews(3), HostNews(1)) == [Told(0, HostNews(1))]
+    assert turn(HostNews(4), HostNews(4)) == [Told(0, HostNews(4))]
+    # Blocks were found, four of them on every rank; then they are read, fewer of them on the first rank.
+    assert turn(StorageNews(1, 5, True), StorageNews(1, 4, True)) == [Told(0, StorageNews(1, 4, True))]
+    assert turn(StorageNews(1, 2, False), StorageNews(1, 1, False)) == [Told(0, StorageNews(1, 1, False))]
+    assert turn(StorageNews(1, 2, True), StorageNews(1, 3, False)) == [Told(0, StorageNews(1, 2, False))]
+    assert turn(HostNews(4), StorageNews(1, 4, True)) == [Told(0, StorageNews(1, 2, True))]
+
+
 def test_a_rank_that_waits_gives_signs_of_life() -> None:
     turns = link()
-    lead, follower = LeadShare([turns], PlanDigest()), FollowShare(turns, NEWS, PlanDigest())
+    first, follower = lead([turns], PlanDigest()), follow(turns, PlanDigest())
     signs = 0
 
     def pulse() -> None:
         nonlocal signs
         signs += 1
         if signs == 3:
-            lead.share(MESSAGES[:1])
+            first.share(MESSAGES[:1])
 
     follower.pulse = pulse
     assert follower.share([]) == MESSAGES[:1]
@@ -65,7 +109,7 @@ def test_a_rank_that_waits_gives_signs_of_life() -> None:
 
 def test_a_turn_that_is_missing_ends_the_rank() -> None:
     turns = link()
-    follower = FollowShare(turns, NEWS, PlanDigest())
+    follower = follow(turns, PlanDigest())
     turns.send(Turn(2, 0, []))
     with pytest.raises(RuntimeError, match="turn 1 of the first rank did not arrive, but turn 2"):
         follower.share([])
@@ -74,15 +118,15 @@ def test_a_turn_that_is_missing_ends_the_rank() -> None:
 def test_a_rank_that_plans_something_else_ends() -> None:
     """Here one token more for one of two rows."""
     turns, plans = link(), [PlanDigest(), PlanDigest()]
-    lead, follower = LeadShare([turns], plans[0]), FollowShare(turns, NEWS, plans[1])
+    first, follower = lead([turns], plans[0]), follow(turns, plans[1])
     for lens in ([5, 1], [1, 1]):
         for plan in plans:
             plan.agree(step(lens))
-        lead.share([])
+        first.share([])
         assert follower.share([]) == []
     plans[0].agree(step([1, 1]))
     plans[1].agree(step([1, 2]))
-    lead.share([])
+    first.share([])
     with pytest.raises(RuntimeError, match="planned other steps than the first rank"):
         follower.share([])
 

@@ -11,9 +11,11 @@ import torch
 
 from fixtures.executors import start_executor
 from fixtures.speculating import CHOICES, CPU, MODEL, NEW, PROMPTS, WIDTH, Speculating, decode
+from fixtures.thread_group import run_on_ranks
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import Driver
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.model_files import load_draft_config
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -40,28 +42,42 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelCon
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("late", [True, False], ids=["late", "exact"])
 @pytest.mark.parametrize(
-    ("family", "draft", "page_size", "chunk"),
-    [("qwen3", "qwen3", 1, 1000), ("qwen3", "llama", 16, 16), ("gemma2", "gemma2", 4, 16), ("mistral", "qwen3", 1, 7)],
+    ("family", "draft", "page_size", "chunk", "ranks"),
+    [
+        ("qwen3", "qwen3", 1, 1000, 1),
+        ("qwen3", "llama", 16, 16, 2),
+        ("gemma2", "gemma2", 4, 16, 2),
+        ("mistral", "qwen3", 1, 7, 1),
+    ],
 )
-def test_a_draft_model(models, family: str, draft: str, page_size: int, chunk: int, late: bool) -> None:
+def test_a_draft_model(models, family: str, draft: str, page_size: int, chunk: int, ranks: int, late: bool) -> None:
     """Whatever it proposes, the tokens are those of plain decoding. The served model as its own draft model is always
     right, also about tokens that are drawn; another random model almost never is.
     """
     config = replace(CPU, page_size=page_size)
     plain = Driver.start(start_executor(config, models(family)), CHOICES).generate(PROMPTS, NEW)
     truth = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, plain, strict=True)]
-    worker = start_executor(replace(config, draft_tokens=WIDTH - 1), models(family), draft=models(draft))
-    rows = Speculating(worker, CHOICES, truth, MODEL)
-    rows.prefill(PROMPTS, chunk)
-    decode(rows, late=late)
-    for known, expected in zip(rows.known, truth, strict=True):
-        assert known[: len(expected)] == expected
-    assert rows.complete[1] == NEW - 1 + late
-    fewest = -(-(NEW - 1) // WIDTH) + late
-    if draft == family:
-        assert rows.complete[0] == rows.complete[2] == fewest
+    served, drafts = models(family), models(draft)
+
+    def check(tp: Group) -> None:
+        worker = start_executor(replace(config, draft_tokens=WIDTH - 1), served, draft=drafts, tp=tp)
+        with torch.inference_mode():
+            rows = Speculating(worker, CHOICES, truth, MODEL)
+            rows.prefill(PROMPTS, chunk)
+            decode(rows, late=late)
+        for known, expected in zip(rows.known, truth, strict=True):
+            assert known[: len(expected)] == expected
+        assert rows.complete[1] == NEW - 1 + late
+        fewest = -(-(NEW - 1) // WIDTH) + late
+        if draft == family:
+            assert rows.complete[0] == rows.complete[2] == fewest
+        else:
+            assert rows.complete[0] > 3 * fewest and rows.complete[2] > 3 * fewest
+
+    if ranks == 1:
+        check(SOLO)
     else:
-        assert rows.complete[0] > 3 * fewest and rows.complete[2] > 3 * fewest
+        run_on_ranks(ranks, check)
 
 
 def draft_pool(worker: Executor) -> KvPool:

@@ -65,7 +65,7 @@ RULES = (
     ),
     Rule(
         lambda a, _: a.parallel.num_ranks > 1 and bool(alone_only(a)),
-        lambda a: f"{_several(a)}: not together with {', '.join(alone_only(a))} in this version.",
+        lambda a: f"{_several(a)}: not together with {'; nor with '.join(alone_only(a))}.",
     ),
     Rule(
         lambda a, hardware: a.parallel.device == "cuda" and hardware.num_gpus <= _last_gpu(a),
@@ -297,12 +297,16 @@ def _several(groups: ArgGroups) -> str:
 
 
 def alone_only(groups: ArgGroups) -> list[str]:
-    """The options that are given and that one rank alone can carry out."""
+    """The options that are given and that so many ranks cannot carry out, each with its reason."""
+    stages = groups.parallel.pp_size > 1
     given = {
-        "--enable-hierarchical-cache": groups.hicache.enable_hierarchical_cache,
-        "--speculative-algorithm STANDALONE": groups.speculative.speculative_algorithm == "STANDALONE",
-        "--enable-deterministic-inference": groups.kernels.enable_deterministic_inference
-        and groups.parallel.pp_size > 1,
+        "--enable-hierarchical-cache, whose copies are ordered by the steps of one stage": stages
+        and groups.hicache.enable_hierarchical_cache,
+        "--speculative-algorithm STANDALONE, whose draft model no single stage could run: the first stage embeds the "
+        "drafts and the last one judges them (give NGRAM, or --tp-size instead of --pp-size)": stages
+        and groups.speculative.speculative_algorithm == "STANDALONE",
+        "--enable-deterministic-inference, which is not made for stages in this version": stages
+        and groups.kernels.enable_deterministic_inference,
     }
     return [flag for flag, is_given in given.items() if is_given]
 

@@ -65,6 +65,7 @@ def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int 
         tokenizer_ipc_names=tuple(ipc_endpoint(ipc_dir, f"tokenizer{i}") for i in range(num_fronts)),
         board=str(ipc_dir / "board"),
         turn_ipc_names=tuple(ipc_endpoint(ipc_dir, f"turns{rank}") for rank in range(1, num_ranks)),
+        report_ipc_name=ipc_endpoint(ipc_dir, "reports") if num_ranks > 1 else "",
         meeting_file=str(ipc_dir / "ranks") if num_ranks > 1 else "",
     )
 

@@ -1,9 +1,11 @@
 """RankLinks: the messages that ranks exchange in addition to tensors, and the null objects of a rank that follows.
 
     first rank    requests of the fronts, and its own news ──▶ Turn 1, Turn 2, … ──▶ every other rank
+                                                           ◀── Report              how far its own copies are
 
 So all ranks apply the same messages in the same order between the same steps. A rank that follows waits for the next
-turn where the first rank would read its socket; it receives nothing else. Turns are numbered, and have a digest of what
+turn where the first rank would read its socket; it receives nothing else. Work that every rank does, such as copies of
+its pages, becomes news when the last rank has reported it. Turns are numbered, and have a digest of what
 the first rank has planned so far: a rank that missed a turn, or has planned something else, ends.
 
 A rank that follows plans and computes every step as the first rank does. It has null objects for the work that only the
@@ -14,7 +16,8 @@ first rank does: `NoRequests` receives nothing from fronts and `NoListener` send
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -24,6 +27,7 @@ from mysglang.srt.messages.codec import Codec, ToDetokenizer, ToScheduler, ToTok
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
 from mysglang.srt.scheduling.intake import Message, Told
 from mysglang.srt.scheduling.step_planner import PlanDigest
+from mysglang.srt.utils.outside import Reports
 
 WAIT_MS = 200
 """How long a rank waits for a turn before it gives a sign of life. An idle first rank turns as often."""
@@ -54,39 +58,103 @@ def turn_codec() -> Codec[Turn]:
     return Codec(Turn)
 
 
+class Report(msgspec.Struct, frozen=True):
+    """News that a rank that follows has found out, about work that every rank does."""
+
+    rank: int
+    part: int
+    """The part of the scheduler, as in TurnNews."""
+    news: msgspec.Raw
+
+
+def report_codec() -> Codec[Report]:
+    """The link from all other ranks to the first one."""
+    return Codec(Report)
+
+
+@dataclass(frozen=True, slots=True)
+class PartNews:
+    """News of one part of the scheduler that has to do with what is outside."""
+
+    kind: Any
+    """Type of the news, or a union of types."""
+    reports: Reports | None = None
+    """Joins what all ranks report; None: what the first rank finds out counts alone."""
+
+    def decoded(self, news: msgspec.Raw) -> Any:
+        return msgspec.msgpack.decode(news, type=self.kind)
+
+
 class LeadShare:
     """Implements intake.Share on the first rank."""
 
-    def __init__(self, followers: Sequence[Sender[Turn]], digest: PlanDigest) -> None:
-        """`digest`: of what this rank plans."""
+    def __init__(
+        self,
+        followers: Sequence[Sender[Turn]],
+        parts: Sequence[PartNews],
+        reports: Receiver[Report],
+        digest: PlanDigest,
+    ) -> None:
+        """`digest`: of what this rank plans. `parts`: in the order of their numbers."""
         self._followers = followers
+        self._parts = parts
+        self._reports = reports
         self._digest = digest
         self._number = 0
 
     def share(self, messages: list[Message]) -> list[Message]:
+        messages = list(self._agreed(messages))
         self._number += 1
         turn = Turn(self._number, self._digest.value, [_packed(message) for message in messages])
         for follower in self._followers:
             follower.send(turn)
         return messages
 
+    def _agreed(self, messages: list[Message]) -> Iterator[Message]:
+        """`messages`, where news about the work of every rank are replaced by what all ranks have done."""
+        for message in messages:
+            if isinstance(message, Told):
+                yield from self._joined(0, message)
+            else:
+                yield message
+        for report in self._reports.drain():
+            yield from self._joined(report.rank, Told(report.part, self._parts[report.part].decoded(report.news)))
+
+    def _joined(self, rank: int, told: Told) -> Iterator[Told]:
+        reports = self._parts[told.part].reports
+        found = (told.news,) if reports is None else reports.add(rank, told.news)
+        return (Told(told.part, news) for news in found)
+
 
 class FollowShare:
-    """Implements intake.Share on every other rank. What such a rank has to say itself does not count."""
+    """Implements intake.Share on every other rank. Such a rank reports how far it is with work that every rank does;
+    what else it finds out does not count.
+    """
 
-    def __init__(self, turns: Receiver[Turn], news: Sequence[Any], digest: PlanDigest) -> None:
-        """`digest`: of what this rank plans. `news`: for each part of the scheduler that has to do with what is
-        outside, the type of its news; None for a part that has none.
-        """
+    def __init__(
+        self,
+        turns: Receiver[Turn],
+        parts: Sequence[PartNews],
+        reports: Sender[Report],
+        digest: PlanDigest,
+        *,
+        rank: int,
+    ) -> None:
+        """`digest`: of what this rank plans. `parts`: in the order of their numbers. `rank`: number of this rank."""
         self.pulse: Callable[[], None] = _nothing
         """Called again and again while there is no turn."""
         self._turns = turns
         self._digest = digest
-        self._news = [None if kind is None else msgspec.msgpack.Decoder(kind) for kind in news]
+        self._parts = parts
+        self._reports = reports
+        self._rank = rank
         self._arrived: deque[Turn] = deque()
         self._number = 0
 
     def share(self, messages: list[Message]) -> list[Message]:
+        for message in messages:
+            if isinstance(message, Told) and self._parts[message.part].reports is not None:
+                self._reports.send(Report(self._rank, message.part, _raw(message.news)))
         while not self._arrived:
             if self._turns.poll(WAIT_MS):
                 self._arrived.extend(self._turns.drain())
@@ -103,9 +171,7 @@ class FollowShare:
     def _unpacked(self, message: TurnMessage) -> Message:
         if not isinstance(message, TurnNews):
             return message
-        decoder = self._news[message.part]
-        assert decoder is not None, "a part without news has some"
-        return Told(message.part, decoder.decode(message.news))
+        return Told(message.part, self._parts[message.part].decoded(message.news))
 
 
 class RankReplies:
@@ -124,7 +190,11 @@ class RankReplies:
 def _packed(message: Message) -> TurnMessage:
     if not isinstance(message, Told):
         return message
-    return TurnNews(message.part, msgspec.Raw(msgspec.msgpack.encode(message.news)))
+    return TurnNews(message.part, _raw(message.news))
+
+
+def _raw(news: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(news))
 
 
 def _nothing() -> None:

@@ -27,7 +27,16 @@ from mysglang.srt.forward.weights import ModelWeights, Occupation
 from mysglang.srt.forward.worker import SpaceShape, StateShape, Worker, WorkerCapacity
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
-from mysglang.srt.managers.rank_links import FollowShare, LeadShare, NoListener, NoRequests, RankReplies, turn_codec
+from mysglang.srt.managers.rank_links import (
+    FollowShare,
+    LeadShare,
+    NoListener,
+    NoRequests,
+    PartNews,
+    RankReplies,
+    report_codec,
+    turn_codec,
+)
 from mysglang.srt.managers.scheduler import Loop
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
@@ -48,6 +57,7 @@ from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage
 from mysglang.srt.mem_cache.storage.runner import ThreadRunner
 from mysglang.srt.mem_cache.storage.storage_tier import FetchLimits, StorageTier
 from mysglang.srt.mem_cache.storeless_manager import StorelessKvManager
+from mysglang.srt.mem_cache.tier_reports import TierNews, TierReports
 from mysglang.srt.messages.channels import Pull, Push
 from mysglang.srt.messages.codec import scheduler_codec
 from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
@@ -58,7 +68,7 @@ from mysglang.srt.scheduling.drafts import DeviceProposer, ForcedDrafts, MakePro
 from mysglang.srt.scheduling.intake import NoTimeouts, RequestTimeouts, Share, Timeouts
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.scheduling.request import MakeStopText, StopText
-from mysglang.srt.scheduling.role import PrefetchQueue, Role
+from mysglang.srt.scheduling.role import PrefetchQueue, Role, WaitedEnough
 from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, NoCosts, StepCosts
 from mysglang.srt.scheduling.step_planner import OrderName, PlanDigest
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -202,19 +212,22 @@ def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
     )
 
 
-NEWS_OF_PARTS = (None, QueueNews)
-"""Sources of news, in the scheduler's order: the tiers below the cache and the role. Several ranks have no such
-tiers.
-"""
+def _parts_with_news(ranks: RankContext) -> tuple[PartNews, PartNews]:
+    """Sources of news, in the scheduler's order: the tiers below the cache and the role."""
+    return PartNews(TierNews, TierReports(ranks.world.size)), PartNews(QueueNews | WaitedEnough)
 
 
 def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Share | None:
     """How this rank has the messages of a turn from the first one. `digest`: of what it plans; None: it is alone."""
     if digest is None:
         return None
+    parts = _parts_with_news(ranks)
     if ranks.leads:
-        return LeadShare([Push(name, turn_codec()) for name in ports.turn_ipc_names], digest)
-    return FollowShare(Pull(ports.turn_ipc_names[ranks.world.rank - 1], turn_codec()), NEWS_OF_PARTS, digest)
+        followers = [Push(name, turn_codec()) for name in ports.turn_ipc_names]
+        return LeadShare(followers, parts, Pull(ports.report_ipc_name, report_codec()), digest)
+    number = ranks.world.rank
+    turns = Pull(ports.turn_ipc_names[number - 1], turn_codec())
+    return FollowShare(turns, parts, Push(ports.report_ipc_name, report_codec()), digest, rank=number)
 
 
 def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers: Makers) -> KvManager:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from mysglang.srt.forward.host_pages import NO_PAIRS, HostPages, PageCopies, PagePairs
@@ -46,8 +47,7 @@ class Writing:
     release: Release
 
 
-@dataclass(frozen=True, slots=True)
-class HostNews:
+class HostNews(msgspec.Struct, frozen=True, tag=True):
     """Calls of `HostPages.copy` that have written out all that they were to write, from the first on."""
 
     done: int

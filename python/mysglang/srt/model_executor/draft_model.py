@@ -39,7 +39,7 @@ from mysglang.srt.forward.worker_batch import (
 )
 from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
-from mysglang.srt.layers.sampler import Sampler, SamplingOps
+from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
 from mysglang.srt.model_executor.feature_stager import FeatureStager, LateLogits
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
@@ -100,7 +100,8 @@ class DraftModel:
             proposing,
             LogitsProcessor(self.model.compute_logits, self._vocab_size),
             StepStager(uploader, FeatureStager(facts, FEATURES), self._ops),
-            Sampler(self._ops),
+            # Ranks that differ in a draft would verify different tokens.
+            SharedSampler(Sampler(self._ops), self._setup.tp),
             uploader,
         )
         return replace(beside, drafter=chain, why_exact=self._late.why_exact or beside.why_exact)
@@ -117,7 +118,7 @@ class DraftChain:
         proposing: HiddenStates,
         logits: LogitsProcessor,
         stager: StepStager,
-        sampler: Sampler,
+        sampler: ChoosesTokens,
         uploader: Uploader,
     ) -> None:
         """`following` runs the draft model beside other steps, `proposing` in steps that try drafts."""

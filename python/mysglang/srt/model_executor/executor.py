@@ -91,7 +91,7 @@ class Executor:
         weights = [
             self.weights,
             *(
-                LiveWeights(each.model, other.config, other.load, platform)
+                LiveWeights(each.model, other.config, other.load, platform, ranks=every)
                 for each, other in zip(helpers, others, strict=True)
             ),
         ]
@@ -108,7 +108,7 @@ class Executor:
             memories = allocate(budget, models, platform)
             pool = memories[0].pool
             identity = page_identity(launch.config, launch.load, config, pool)
-            self.host_pages = make_host_pages(config.host_tier, pool, platform, identity)
+            self.host_pages = make_host_pages(config.host_tier, pool, platform, identity, every)
 
         # 4. The programs that run steps. The helping models come first: the served model's programs run them, too.
         beside = Beside()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mysglang.srt.distributed.agreement import ONE_RANK, AllRanks
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
@@ -142,10 +143,13 @@ def saves(window: int, config: RunnerConfig, context: int) -> bool:
     return row_tokens(window, config.page_size) < context
 
 
-def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platform, identity: str) -> HostPages:
+def make_host_pages(
+    config: HostTierConfig | None, pool: KvPool, platform: Platform, identity: str, ranks: AllRanks = ONE_RANK
+) -> HostPages:
     """The pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no room.
 
-    `identity`: of what stands in them (page_identity.py).
+    `identity`: of what stands in them (page_identity.py). `ranks`: those that share the memory of the host; all of them
+    get the same number of pages.
     """
     if config is None:
         return NoHostPages()
@@ -154,13 +158,17 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
             "--enable-hierarchical-cache does not go together with pools of their own for layers with a sliding "
             "window. Add --disable-hybrid-swa-memory, or leave it out."
         )
-    size, free = page_bytes(pool), platform_named("cpu").memory().free
+    # No rank looks at free memory while another one still allocates.
+    ranks.smallest([0])
+    size, free = page_bytes(pool), platform_named("cpu").memory().free // ranks.size
     num_pages = int(config.size_gb * 1e9) // size if config.size_gb else int(config.ratio * pool.num_pages)
+    [num_pages] = ranks.smallest([num_pages])
     if num_pages < 1 or (num_pages + 1) * size > config.memory_fraction * free:
+        each = " for each rank" if ranks.size > 1 else ""
         raise ConfigError(
             f"--enable-hierarchical-cache: {num_pages} pages on the host take {num_pages * size / GIB:.2f} GiB; of the "
-            f"{free / GIB:.2f} GiB that are free there, --hicache-host-memory-fraction {config.memory_fraction} may be "
-            "taken, and at least one page must fit. Change --hicache-size or --hicache-ratio."
+            f"{free / GIB:.2f} GiB that are free there{each}, --hicache-host-memory-fraction {config.memory_fraction} "
+            "may be taken, and at least one page must fit. Change --hicache-size or --hicache-ratio."
         )
     logger.info("Hierarchical cache: %d pages in host memory, %.2f GiB.", num_pages, (num_pages + 1) * size / GIB)
     host = HostKvPool(pool, num_pages, layout=config.mem_layout, platform=platform)

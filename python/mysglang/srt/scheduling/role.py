@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from mysglang.srt.mem_cache.lower_tier import Arrival, LowerTier
 from mysglang.srt.scheduling.request import Req
@@ -82,8 +83,7 @@ class UnifiedRole:
 PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitedEnough:
+class WaitedEnough(msgspec.Struct, frozen=True, tag=True):
     """The deadline of a request has passed."""
 
     rid: str

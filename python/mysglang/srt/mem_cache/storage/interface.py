@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.lower_tier import Arrival
 from mysglang.srt.mem_cache.tree_node import TreeNode
 
 
-@dataclass(frozen=True, slots=True)
-class StorageNews:
+class StorageNews(msgspec.Struct, frozen=True, tag=True):
     """Progress of one piece of work of the storage."""
 
     work: int
