@@ -9,6 +9,8 @@ import torch
 from fixtures.attention_cases import (
     LATENT,
     PLAIN,
+    STORIES,
+    MakeBackend,
     Step,
     check_shared_pages,
     check_story,
@@ -18,6 +20,7 @@ from fixtures.attention_cases import (
 )
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import ChosenBackends, create_attention_backend
+from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
@@ -35,6 +38,15 @@ def test_triton(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
 @every_story
 def test_triton_float32(story: list[Step]) -> None:
     check_story(TritonBackend, story, PLAIN, page_size=4, device="cuda", tolerance=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [8, 80])
+@pytest.mark.parametrize("make", [TritonBackend, InvariantTritonBackend])
+def test_heads_of_any_size(make: MakeBackend, head_dim: int) -> None:
+    """Also of a size that is no power of two, and below the least of a tensor core's product."""
+    spec = replace(PLAIN, head_dim=head_dim, scale=head_dim**-0.5)
+    for name in ("chunks", "decode of many lengths"):
+        check_story(make, STORIES[name], spec, page_size=4, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)
 
 
 @pytest.mark.parametrize("num_heads", [16, 128])

@@ -349,7 +349,7 @@ def decode_attention(
     extend_lens, token_starts = extends or (slots, slots)
     partial = torch.empty(len(q) * spec.num_heads, splits, spec.head_dim, dtype=torch.float32, device=q.device)
     partial_lse = torch.empty(len(q) * spec.num_heads, splits, dtype=torch.float32, device=q.device)
-    width = triton.next_power_of_2(spec.head_dim)
+    width = max(16, triton.next_power_of_2(spec.head_dim))
     _decode_kernel[(rows, spec.num_kv_heads, splits)](
         q,
         bits(keys),
@@ -419,7 +419,7 @@ def extend_attention(
 ) -> Tensor:
     """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as `decode_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    width = triton.next_power_of_2(spec.head_dim)
+    width = max(16, triton.next_power_of_2(spec.head_dim))
     queries = min(64, max(16, triton.next_power_of_2(max_extend)))
     _extend_kernel[(len(slots), spec.num_heads, triton.cdiv(max_extend, queries))](
         q,

@@ -234,7 +234,7 @@ def _sizes(spec: LatentShape, page_size: int, dtype: torch.dtype) -> dict[str, i
         "LATENT": spec.value_dim,
         "TURNED": turned,
         "PAGE": page_size,
-        "LATENT_WIDTH": triton.next_power_of_2(spec.value_dim),
+        "LATENT_WIDTH": max(16, triton.next_power_of_2(spec.value_dim)),
         "TURNED_WIDTH": max(16, triton.next_power_of_2(turned)),
         "KEYS": KEYS if dtype.itemsize == 2 else KEYS // 2,
     }

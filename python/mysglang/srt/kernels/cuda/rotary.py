@@ -5,6 +5,9 @@
                              [ heads of values        ]  stored
 
 Each program does the same to HEADS heads, whatever they are, so a step of few tokens still fills the GPU.
+
+A block of Triton has a power of two of places. Half a head of 80 or 96 dimensions has none, so WIDTH is the next one,
+and the places behind HALF are masked. Where both are equal the mask is a constant, which the compiler removes.
 """
 
 import triton
@@ -23,16 +26,25 @@ HEADS = 8
 
 
 @triton.jit
-def _turned(x, inside, cos, sin, weight, eps, i, NORM: tl.constexpr, HALF: tl.constexpr):
-    """The turned halves of heads at x, and where they lie; dimension i turns together with HALF + i."""
+def _within(i, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """True where i, one of WIDTH places, is one of the first COUNT."""
+    if COUNT == WIDTH:
+        return tl.full(i.shape, 1, tl.int1)
+    else:
+        return i < COUNT
+
+
+@triton.jit
+def _turned(x, inside, cos, sin, weight, eps, i, own, NORM: tl.constexpr, HALF: tl.constexpr):
+    """The turned halves of heads at x; dimension i, which must be its `own`, turns together with HALF + i."""
     a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * HALF) + eps)[:, None]
         # The normed head is rounded, as if it had been written before it is turned.
         kind = x.dtype.element_ty
-        a = (a * scale * tl.load(weight + i).to(tl.float32)).to(kind).to(tl.float32)
-        b = (b * scale * tl.load(weight + HALF + i).to(tl.float32)).to(kind).to(tl.float32)
+        a = (a * scale * tl.load(weight + i, mask=own, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
+        b = (b * scale * tl.load(weight + HALF + i, mask=own, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
     return a * cos - b * sin, b * cos + a * sin
 
 
@@ -60,6 +72,7 @@ def _rope_and_store_kernel(
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -68,28 +81,29 @@ def _rope_and_store_kernel(
     part = tl.program_id(1)
     q_parts = tl.cdiv(q_heads, HEADS)
     k_parts = tl.cdiv(k_heads, HEADS)
-    i = tl.arange(0, HALF)[None, :]
+    i = tl.arange(0, WIDTH)[None, :]
+    own = _within(i, HALF, WIDTH)
     if part < q_parts + k_parts:
         # Values that the host copied here, and constants: the preceding kernel writes none of them.
         angles = cos_sin + tl.load(positions + token) * 2 * HALF + i
-        cos, sin = tl.load(angles), tl.load(angles + HALF)
+        cos, sin = tl.load(angles, mask=own, other=0.0), tl.load(angles + HALF, mask=own, other=0.0)
         if part < q_parts:
             head = part * HEADS + tl.arange(0, HEADS)[:, None]
-            inside = head < q_heads
+            inside = (head < q_heads) & own
             at = q + token * q_stride + head * 2 * HALF + i
             if OVERLAP:
                 gdc_wait()
-            a, b = _turned(at, inside, cos, sin, q_weight, eps, i, NORM, HALF)
+            a, b = _turned(at, inside, cos, sin, q_weight, eps, i, own, NORM, HALF)
             tl.store(at, a, mask=inside)
             tl.store(at + HALF, b, mask=inside)
         else:
             head = (part - q_parts) * HEADS + tl.arange(0, HEADS)[:, None]
-            inside = head < k_heads
+            inside = (head < k_heads) & own
             at = k + token * k_stride + head * 2 * HALF + i
             to = k_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + i
             if OVERLAP:
                 gdc_wait()
-            a, b = _turned(at, inside, cos, sin, k_weight, eps, i, NORM, HALF)
+            a, b = _turned(at, inside, cos, sin, k_weight, eps, i, own, NORM, HALF)
             kind = k.dtype.element_ty
             tl.store(at, a, mask=inside)
             tl.store(at + HALF, b, mask=inside)
@@ -97,13 +111,13 @@ def _rope_and_store_kernel(
             tl.store(to + HALF, to_stored(b.to(kind), k_inverse, FORMAT), mask=inside)
     else:
         head = (part - q_parts - k_parts) * HEADS + tl.arange(0, HEADS)[:, None]
-        inside = head < k_heads
-        d = tl.arange(0, 2 * HALF)[None, :]
+        d = tl.arange(0, 2 * WIDTH)[None, :]
+        there = (head < k_heads) & _within(d, 2 * HALF, 2 * WIDTH)
         to = v_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + d
         if OVERLAP:
             gdc_wait()
-        values = tl.load(v + token * v_stride + head * 2 * HALF + d, mask=inside)
-        tl.store(to, to_stored(values, v_inverse, FORMAT), mask=inside)
+        values = tl.load(v + token * v_stride + head * 2 * HALF + d, mask=there)
+        tl.store(to, to_stored(values, v_inverse, FORMAT), mask=there)
 
 
 def rope_and_store(
@@ -118,7 +132,7 @@ def rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """See `kernels.rotary.rope_and_store`. head_dim is a power of two."""
+    """See `kernels.rotary.rope_and_store`."""
     k_heads, head_dim = k_cache.shape[1:]
     q_heads = q.shape[-1] // head_dim
     q_weight, k_weight, eps = norms or (q, k, 0.0)
@@ -146,6 +160,7 @@ def rope_and_store(
         NORM=norms is not None,
         HEADS=HEADS,
         HALF=head_dim // 2,
+        WIDTH=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
         **overlapping(q),
     )
