@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from fixtures.gated_server import GatedServer
 from fixtures.greedy_answers import VOCAB, Answer, answer_all, assert_alike, make_prompts
 from fixtures.oracle import assert_quiet
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def answers_of(*options: str, at_once: int = 16) -> list[Answer]:
-    with ServerProcess(*options) as server:
+    with GatedServer(*options) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS, at_once))
         assert_quiet(server.url)
     return answers
@@ -57,7 +57,7 @@ def test_as_with_one_pool(model: tuple[str, ...], numerics: str) -> None:
     assert_alike(answers_of(*options, *ROOMY), expected, exact=exact)
     assert_alike(answers_of(*options, *TIGHT, "--page-size", "4"), expected, exact=exact)
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
-    with ServerProcess(*options, *TIGHT, program=PROGRAM, **faults.env) as server:
+    with GatedServer(*options, *TIGHT, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS))
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.gated_server import GatedServer, answers_of
 from fixtures.greedy_answers import (
     CHUNK,
     PAGE,
     VOCAB,
     Answer,
     abort_storm,
-    answers_of,
     assert_alike,
     make_prompts,
 )
 from fixtures.oracle import assert_quiet
-from fixtures.server_process import ServerProcess
 from fixtures.tiny_checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,7 +42,7 @@ def embedded() -> str:
 
 
 def storm(alone: list[Answer], *options: str) -> None:
-    with ServerProcess(*ON_DEVICE, "--page-size", f"{PAGE}", *options) as server:
+    with GatedServer(*ON_DEVICE, "--page-size", f"{PAGE}", *options) as server:
         pairs = [*zip(PROMPTS, alone, strict=True)]
         answers = asyncio.run(abort_storm(server.url, pairs, len(pairs), 3, logprobs=False))
         assert [answer.ids for answer in answers] == [answer.ids for answer in alone]

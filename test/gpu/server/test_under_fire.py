@@ -10,9 +10,9 @@ import asyncio
 import httpx
 import pytest
 
-from fixtures.greedy_answers import CHUNK, PAGE, Answer, abort_storm, answer_all, answers_of, assert_alike, make_prompts
+from fixtures.gated_server import GatedServer, answers_of
+from fixtures.greedy_answers import CHUNK, PAGE, Answer, abort_storm, answer_all, assert_alike, make_prompts
 from fixtures.oracle import assert_quiet
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_server import PROGRAM, Faults
 
@@ -68,7 +68,7 @@ def test_with_the_cache_as_alone(numerics: str, alone: list[Answer], chunks: tup
 def test_however_often_requests_are_retracted(numerics: str, alone: list[Answer]) -> None:
     """Freed pages hold NaN."""
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
-    with ServerProcess(*NUMERICS[numerics], *CHUNKS, program=PROGRAM, **faults.env) as server:
+    with GatedServer(*NUMERICS[numerics], *CHUNKS, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS[:500]))
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)
@@ -83,7 +83,7 @@ def test_with_the_host_below_the_cache(numerics: str, alone: list[Answer], io: s
     """Memory for a small part of what is asked again and again; what is freed holds NaN."""
     faults = Faults(toy=False, shakes=Shakes(retract_every=40, fail_host_every=9))
     options = (*NUMERICS[numerics], *CHUNKS, *TIERS, "--hicache-io-backend", io)
-    with ServerProcess(*options, program=PROGRAM, **faults.env) as server:
+    with GatedServer(*options, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS[:300]))
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)
@@ -95,7 +95,7 @@ def test_with_the_host_below_the_cache(numerics: str, alone: list[Answer], io: s
 @pytest.mark.promise(14)
 def test_however_many_are_taken_back(numerics: str, alone: list[Answer]) -> None:
     asked = list(zip(PROMPTS[:40], alone[:40], strict=True))
-    with ServerProcess(*NUMERICS[numerics], *CHUNKS) as server:
+    with GatedServer(*NUMERICS[numerics], *CHUNKS) as server:
         answers = asyncio.run(abort_storm(server.url, asked, requests=STORM, seed=14))
         assert_quiet(server.url)
     expected = [asked[number % len(asked)][1] for number in range(len(answers))]
