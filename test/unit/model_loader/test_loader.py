@@ -13,9 +13,9 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.layernorm import PlusOneRMSNorm
+from mysglang.srt.layers.parameter import weight_parameters
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.checkpoint_model import weight_parameters
 
 CPU = torch.device("cpu")
 

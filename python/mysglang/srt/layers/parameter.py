@@ -171,3 +171,8 @@ def restore_parameter(module: nn.Module, name: str, parameter: WeightParameter) 
     """Put a parameter in the place of what was made of it."""
     delattr(module, name)
     module.register_parameter(name, parameter)
+
+
+def weight_parameters(model: nn.Module) -> dict[str, WeightParameter]:
+    """All parameters that load themselves, by name; a tied one once."""
+    return {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, WeightParameter)}

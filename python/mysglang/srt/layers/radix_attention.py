@@ -32,3 +32,8 @@ class RadixAttention(nn.Module):
     def store(self, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """Writes keys and values of the step into the KV cache, as given: it does not rotate them."""
         batch.attn_backend.kv_pool.store(self.spec.layer_id, batch.loc_for(self.spec), k, v)
+
+
+def attention_specs(model: nn.Module) -> list[AttentionSpec]:
+    """The spec of each attention layer of a model, in the order of its modules."""
+    return [module.spec for module in model.modules() if isinstance(module, RadixAttention)]

@@ -22,10 +22,10 @@ from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.parameter import FinishesWeights
+from mysglang.srt.layers.parameter import FinishesWeights, weight_parameters
 from mysglang.srt.layers.quantization.factory import quant_config
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
-from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel, weight_parameters
+from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel
 from mysglang.srt.models.registry import Model, model_class
 from mysglang.srt.utils.hardware import GIB
 

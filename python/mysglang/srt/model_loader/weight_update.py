@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter
+from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter, weight_parameters
 from mysglang.srt.model_loader.weight_files import SafetensorsFile, WeightFile, open_weight_files
-from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place, weight_parameters
+from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.layers.parameter import WeightParameter, weight_parameters
 from mysglang.srt.models.weight_names import Names
 
 MAX_NAMES = 5  # of the tensors that an error lists
@@ -151,11 +151,6 @@ class Matching:
         """A line if some tensor belongs to no parameter."""
         unknown = [name for name in self._unknown if not self._ignores(name)]
         return [f"the checkpoint has tensors that the model does not know: {listed(unknown)}"] if unknown else []
-
-
-def weight_parameters(model: nn.Module) -> dict[str, WeightParameter]:
-    """All parameters by name; a tied one once."""
-    return {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, WeightParameter)}
 
 
 def listed(names: list[str]) -> str:

@@ -36,9 +36,9 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
     SplitDeltaNet,
 )
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
-from mysglang.srt.layers.linear_attention.state_layer import StateLayer
+from mysglang.srt.layers.linear_attention.state_layer import state_specs
 from mysglang.srt.layers.parameter import Section
-from mysglang.srt.layers.radix_attention import RadixAttention
+from mysglang.srt.layers.radix_attention import attention_specs
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
@@ -136,11 +136,11 @@ class Decoder(CheckpointModel):
 
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each attention layer of this rank, by layer."""
-        return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
+        return attention_specs(self)
 
     def state_specs(self) -> list[StateSpec]:
         """Returns a spec for each layer of this rank that keeps a state for each request, in the order of layers."""
-        return [module.spec for module in self.modules() if isinstance(module, StateLayer)]
+        return state_specs(self)
 
     def workspace(self, max_tokens: int) -> int:
         """Bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in turn."""

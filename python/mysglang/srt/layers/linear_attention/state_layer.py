@@ -74,3 +74,8 @@ class ShortConvolution(nn.Module):
     def taps(self) -> Tensor:
         """The convolution's weights: [channels, kernel]."""
         return self.weight.squeeze(1)
+
+
+def state_specs(model: nn.Module) -> list[StateSpec]:
+    """The spec of each layer of a model that keeps a state for each request, in the order of its modules."""
+    return [module.spec for module in model.modules() if isinstance(module, StateLayer)]

@@ -21,7 +21,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import PlusOneRMSNorm, RMSNorm
 from mysglang.srt.layers.linear import LinearBase, ReplicatedLinear
-from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.layers.parameter import FinishesWeights, Section, WeightParameter
 from mysglang.srt.layers.quantization.int8wo import LM_HEAD
 from mysglang.srt.layers.quantization.unquantized import Unquantized
 from mysglang.srt.layers.vocab_parallel_embedding import TiedLMHead, VocabParallelEmbedding
@@ -267,7 +267,7 @@ def _same_norm(module: nn.Module, kind: str, eps: float, dtype: torch.dtype) -> 
         with torch.device("cpu"):
             ours = NORMS[kind](size, eps, LayerContext(dtype=each))
         ours.weight.data.copy_(values)
-        if isinstance(ours, PlusOneRMSNorm):
+        if isinstance(ours, FinishesWeights):
             ours.process_weights_after_loading()
         try:
             found = theirs(x.to(each))
