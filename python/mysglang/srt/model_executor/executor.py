@@ -222,8 +222,9 @@ class StepPrograms:
         """
         for batch in self._runnable.warm_ups:
             self.run(batch).complete()
-        if self._captured.programs:
-            self._runnable.eager.run(self._runnable.warm_ups[0]).complete()
+            if self._captured.programs:
+                # Some step of this shape runs eagerly all the same: with log-probabilities of its prompt, say.
+                self._runnable.eager.run(batch).complete()
 
 
 SUMS: dict[Numerics, Callable[[Group], Group]] = {"fastest": lambda group: group, "invariant": OrderedGroup}

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import torch
+from torch import Tensor
 
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch, mask_words
 from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.kernels.row_layout import MOST_TOKENS
 from mysglang.srt.kernels.sampled_rows import sample_rows
@@ -29,7 +32,7 @@ from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.late_rows import LateRows
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
-from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
+from mysglang.srt.model_executor.padding import padding_decode, padding_prompt
 from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
     CAPTURED_PROMPTS,
@@ -81,6 +84,8 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
         stager = StepStager(Uploader(platform), features, ops, processors, rows_by_kernel(setup, launch, features))
         work = work_of(setup.stage)
         sampler = work.sampler(SharedSampler(Sampler(ops), setup.tp))
+        logits = torch.zeros(1, launch.config.vocab_size, dtype=launch.dtype, device=platform.device)
+        warm_sampling(ops, sampler, stager, logits)
         return GenerationModel(setup, launch, model, features, stager, sampler, work)
 
     return load
@@ -119,7 +124,6 @@ class GenerationModel:
         self._features = features
         self._stager = stager
         self._sampler = sampler
-        self._warm_sampler()
         self._chosen = setup.choose_attention(self.stores, launch.dtype)
         self._late = setup.late_attention(self._chosen, self.stores, launch.dtype)
 
@@ -132,7 +136,7 @@ class GenerationModel:
         return step_workspace(self.model, self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
-        tables, budget, drafter, work = memory.tables, memory.budget, beside.drafter, self._work
+        tables, drafter, work = memory.tables, beside.drafter, self._work
         drafts = self._setup.config.draft_tokens
         # Behind the tokens of a step with drafts stands how many of each row's count.
         returns = StepReturns(self._setup.platform, tables.padding_slot * (drafts + 2 if drafts else 1))
@@ -147,7 +151,6 @@ class GenerationModel:
         uploader = Uploader(self._setup.platform)
         states = memory.state_steps(uploader)
         hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
-        length = min(WARM_UP_TOKENS, budget.max_context)
         special: list[Program] = []
         buffers: tuple[SlotBuffer, ...] = ()
         why_exact = ""
@@ -169,16 +172,7 @@ class GenerationModel:
             buffers = rows.slot_buffers
         return Runnable(
             eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
-            warm_ups=[
-                padding_prompt(
-                    length,
-                    tables.padding_slot,
-                    top_k=top_k,
-                    spaces=tables.num_spaces,
-                    states=memory.states is not None,
-                )
-                for top_k in WARM_UP_TOP_K
-            ],
+            warm_ups=self._warm_ups(memory),
             special=special,
             slot_buffers=(*self._features.slot_buffers, *buffers, *drafter.slot_buffers),
             why_exact=why_exact,
@@ -192,15 +186,30 @@ class GenerationModel:
             ).take,
         )
 
-    @torch.inference_mode()
-    def _warm_sampler(self) -> None:
-        """Choose tokens once in each way: its kernels are compiled while others still are in the background."""
-        logits = torch.zeros(
-            1, self._launch.config.vocab_size, dtype=self._launch.dtype, device=self._setup.platform.device
-        )
-        for top_k in WARM_UP_TOP_K:
-            batch = padding_prompt(1, 0, top_k=top_k)
-            self._sampler.sample(logits, self._stager.stage(batch, {}).sampling)
+    def _warm_ups(self, memory: ModelMemory) -> list[ModelWorkerBatch]:
+        """Prompts and decode steps of padding, one of each kind that has kernels of its own on this platform."""
+        platform, tables, states = self._setup.platform, memory.tables, memory.states is not None
+        prompt = partial(padding_prompt, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
+        decode = partial(padding_decode, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
+        shortest, *longer = sorted({min(length, memory.budget.max_context) for length in platform.warm_up_prompts})
+        rows = sorted({min(count, memory.budget.num_slots) for count in platform.warm_up_rows})
+        return [
+            *(prompt(shortest, top_k=top_k) for top_k in WARM_UP_TOP_K),
+            *map(prompt, longer),
+            *map(decode, rows),
+        ]
+
+
+@torch.inference_mode()
+def warm_sampling(ops: SamplingOps, sampler: ChoosesTokens, stager: StepStager, logits: Tensor) -> None:
+    """Choose tokens once in each way: the kernels are compiled while others still are in the background.
+
+    logits: [1, vocab] zeros.
+    """
+    for top_k in WARM_UP_TOP_K:
+        sampler.sample(logits, stager.stage(padding_prompt(1, 0, top_k=top_k), {}).sampling)
+    row = torch.zeros(1, dtype=torch.int64, device=logits.device)
+    ops.mask(logits.float(), row, row.new_zeros(1, mask_words(logits.shape[1]), dtype=torch.int32))
 
 
 class TokenCaptures:

@@ -18,12 +18,11 @@ from mysglang.srt.forward.worker_batch import (
 )
 from mysglang.srt.sampling.drawing import one_drawing_row
 
-WARM_UP_TOKENS = 16
-"""Length of a prompt that compiles what is compiled at first use."""
 
-
-def padding_decode(size: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch:
-    """A greedy decode step of `size` rows of length 1, for a model with so many page spaces."""
+def padding_decode(size: int, slot: int, *, spaces: int = 1, states: bool = False) -> ModelWorkerBatch:
+    """A greedy decode step of `size` rows of length 1, for a model with so many page spaces. `states`: as of
+    `padding_prompt`.
+    """
     zeros, ones = np.zeros(size, dtype=np.int32), np.ones(size, dtype=np.int32)
     return ModelWorkerBatch(
         mode=ForwardMode.DECODE,
@@ -33,6 +32,7 @@ def padding_decode(size: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch
         extend_lens=ones,
         out_cache_locs=(zeros,) * spaces,
         yields=np.ones(size, dtype=np.bool_),
+        states=no_states(size) if states else None,
     )
 
 

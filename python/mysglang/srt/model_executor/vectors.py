@@ -19,7 +19,7 @@ from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory
-from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
+from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.programs import EAGER, Beside, Load, Runnable
 from mysglang.srt.model_executor.step_columns import Indices, positions_of
 from mysglang.srt.model_executor.step_output import to_host
@@ -63,9 +63,14 @@ class PoolingModel:
             self._setup.platform,
             whole_prompts=pooling.needs_whole_prompts,
         )
-        length = min(WARM_UP_TOKENS, memory.budget.max_context)
-        states = memory.states is not None
-        return Runnable(eager, [padding_prompt(length, tables.padding_slot, spaces=tables.num_spaces, states=states)])
+        states, context = memory.states is not None, memory.budget.max_context
+        return Runnable(
+            eager,
+            [
+                padding_prompt(min(length, context), tables.padding_slot, spaces=tables.num_spaces, states=states)
+                for length in self._setup.platform.warm_up_prompts
+            ],
+        )
 
 
 class PoolingProgram:
@@ -117,7 +122,7 @@ class EncodingModel:
         pooling = self._launch.config.pooling
         assert pooling is not None, "an encoder does not generate"
         pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head)
-        length = min(WARM_UP_TOKENS, memory.budget.max_context)
+        length = min(self._setup.platform.warm_up_prompts[0], memory.budget.max_context)
         eager = EncodingProgram(self.model, pooler, self._setup.platform)
         return Runnable(eager, [padding_prompt(length, memory.tables.padding_slot)])
 

@@ -94,6 +94,10 @@ class Platform(ABC):
     """Name as in `--device`, and the key under which an Op finds its implementation."""
     has_graphs: bool
     """True if steps can be captured and replayed."""
+    warm_up_prompts: tuple[int, ...]
+    """Lengths of prompts that together need every kernel which is compiled at first use, or chosen by length."""
+    warm_up_rows: tuple[int, ...]
+    """Rows of decode steps that do so."""
     steps_are_done: bool
     """True if a step is complete when its launch returns, so that the host may read its results without waiting."""
     graph_steps: tuple[tuple[int, int], ...]

@@ -76,7 +76,7 @@ def _plain_kernel(
         tl.store(out + outputs + n, tl.sum(second, 1) + added, mask=n < outputs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _dot_kernel(
     x,
     weight,

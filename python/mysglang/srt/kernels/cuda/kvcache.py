@@ -143,20 +143,20 @@ def _list_pages_kernel(
     indices,
     last_page_lens,
     table_stride,
-    rows,
     window,
     HAS_WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
     PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     part = tl.program_id(1)
-    # Each program adds up the pages of the rows before its own, rather than wait for one that does it for all.
-    others = tl.arange(0, ROWS)
-    counts = (tl.load(seq_lens + others, mask=others < rows, other=0) + PAGE - 1) // PAGE
-    begin = tl.sum(tl.where(others < row, counts, 0))
+    # Each program adds up the pages of the rows before its own, rather than wait for one that does it for all. Their
+    # number is no constant: a step of another number of rows must not have to compile another kernel.
+    begin = 0
+    for first in range(0, row, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        begin += tl.sum((tl.load(seq_lens + others, mask=others < row, other=0) + PAGE - 1) // PAGE)
     seq_len = tl.load(seq_lens + row)
     count = (seq_len + PAGE - 1) // PAGE
     if part == 0:
@@ -195,8 +195,7 @@ def list_pages(
     tokens, extend_lens [R] int32, sees.
     Fills indptr [R + 1], indices [at least the sum of the rows' pages] and last_page_lens [R], int32 each.
     """
-    rows = len(slots)
-    _list_pages_kernel[(rows, PARTS)](
+    _list_pages_kernel[(len(slots), PARTS)](
         table,
         slots,
         seq_lens,
@@ -205,12 +204,10 @@ def list_pages(
         indices,
         last_page_lens,
         table.stride(0),
-        rows,
         window or 0,
         HAS_WINDOW=window is not None,
         PAGE=page_size,
         PARTS=PARTS,
-        ROWS=triton.next_power_of_2(rows),
         BLOCK=512,
         num_warps=4,
     )
