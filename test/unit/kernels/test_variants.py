@@ -11,11 +11,12 @@ from fixtures.triton_compiled import compile_launches
 pytest.importorskip("triton")
 
 PROGRAM = """
+from fixtures.late_row_cases import random_case
 from fixtures.sampling_cases import random_draws
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
 from mysglang.srt.kernels.cuda import attention, experts, gemm, invariant_attention, invariant_gemm, kvcache
-from mysglang.srt.kernels.cuda import latent_attention, rotary, sampling
+from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, sampling
 from mysglang.srt.platforms.cuda import CudaPlatform
 
 needed = set()
@@ -48,6 +49,7 @@ def layers(tokens):
     mixture = torch.zeros(8, 64, x.shape[1], dtype=DTYPE), torch.zeros(8, x.shape[1], 32, dtype=DTYPE)
     experts.fused_experts(x, *mixture, ids, gates, "silu")
     sampling.resolve_tokens(places, places, newest)
+    late_rows.uniforms_at(places, places)
     return q, places
 
 def chosen(rows):
@@ -64,6 +66,9 @@ def attend(rows, q):
     attention.decode_attention(q, *pages, table, ints(rows, torch.int64), lens, 1, spec)
     turned = torch.zeros(rows, HEADS * (DIM + 16), dtype=DTYPE)
     latent_attention.latent_decode_attention(turned, latents, table, ints(rows, torch.int64), lens, 1, latent)
+    late_rows.place_tokens(*random_case(0, rows=rows).arguments)
+    extends = lens, ints(rows, torch.int64)
+    attention.decode_attention(q, *pages, table, ints(rows, torch.int64), lens, 1, spec, extends=extends)
 
 def decode(rows):
     q, places = layers(rows)

@@ -192,9 +192,12 @@ class StepPrograms:
     @torch.inference_mode()
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step by the first program that covers it."""
+        return self._covering(batch).run(batch)
+
+    def _covering(self, batch: ModelWorkerBatch) -> Program:
         for program in self._programs:
             if program.covers(batch):
-                return program.run(batch)
+                return program
         raise AssertionError("the last program covers every step")
 
     def drop(self) -> None:
@@ -221,8 +224,9 @@ class StepPrograms:
         cannot be compiled fails here.
         """
         for batch in self._runnable.warm_ups:
-            self.run(batch).complete()
-            if self._captured.programs:
+            program = self._covering(batch)
+            program.run(batch).complete()
+            if program not in self._always:
                 # Some step of this shape runs eagerly all the same: with log-probabilities of its prompt, say.
                 self._runnable.eager.run(batch).complete()
 

@@ -32,7 +32,7 @@ from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.late_rows import LateRows
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
-from mysglang.srt.model_executor.padding import padding_decode, padding_prompt
+from mysglang.srt.model_executor.padding import padding_decode, padding_drafts, padding_prompt
 from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
     CAPTURED_PROMPTS,
@@ -191,13 +191,17 @@ class GenerationModel:
         platform, tables, states = self._setup.platform, memory.tables, memory.states is not None
         prompt = partial(padding_prompt, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
         decode = partial(padding_decode, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
-        shortest, *longer = sorted({min(length, memory.budget.max_context) for length in platform.warm_up_prompts})
+        lengths = sorted({min(length, memory.budget.max_context) for length in platform.warm_up_prompts})
         rows = sorted({min(count, memory.budget.num_slots) for count in platform.warm_up_rows})
-        return [
-            *(prompt(shortest, top_k=top_k) for top_k in WARM_UP_TOP_K),
-            *map(prompt, longer),
+        steps = [
+            *(prompt(lengths[0], top_k=top_k) for top_k in WARM_UP_TOP_K),
+            *map(prompt, lengths[1:]),
             *map(decode, rows),
         ]
+        if tries := self._setup.config.draft_tokens:
+            drafts = partial(padding_drafts, 1 + tries, tables.padding_slot, spaces=tables.num_spaces)
+            steps += [drafts(), drafts(draws=True), *(drafts(prompt=length) for length in lengths)]
+        return steps
 
 
 @torch.inference_mode()

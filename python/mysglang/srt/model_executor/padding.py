@@ -9,14 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import (
+    DRAFTED,
     NO_STATE,
+    ON_DEVICE,
     PLAIN_SAMPLING,
     ForwardMode,
     ModelWorkerBatch,
     SamplingColumns,
     StateColumns,
 )
-from mysglang.srt.sampling.drawing import one_drawing_row
+from mysglang.srt.sampling.drawing import TOP_K_ALL, one_drawing_row
 
 
 def padding_decode(size: int, slot: int, *, spaces: int = 1, states: bool = False) -> ModelWorkerBatch:
@@ -33,6 +35,24 @@ def padding_decode(size: int, slot: int, *, spaces: int = 1, states: bool = Fals
         out_cache_locs=(zeros,) * spaces,
         yields=np.ones(size, dtype=np.bool_),
         states=no_states(size) if states else None,
+    )
+
+
+def padding_drafts(width: int, slot: int, *, spaces: int = 1, prompt: int = 0, draws: bool = False) -> ModelWorkerBatch:
+    """A step of a row that tries width - 1 drafts of the device. A prompt of that length may be beside it, or the row
+    may draw its tokens.
+    """
+    ids = np.array([ON_DEVICE, *[DRAFTED] * (width - 1), *[0] * prompt], dtype=np.int32)
+    lens = np.array([width, prompt][: 1 + (prompt > 0)], dtype=np.int32)
+    return ModelWorkerBatch(
+        mode=ForwardMode.EXTEND if prompt else ForwardMode.DECODE,
+        input_ids=ids,
+        slots=np.full(len(lens), slot, dtype=np.int32),
+        seq_lens=lens,
+        extend_lens=lens,
+        out_cache_locs=(np.zeros(len(ids), dtype=np.int32),) * spaces,
+        yields=np.ones(len(lens), dtype=np.bool_),
+        sampling=SamplingColumns((one_drawing_row(TOP_K_ALL),)) if draws else PLAIN_SAMPLING,
     )
 
 
