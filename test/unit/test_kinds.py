@@ -1,4 +1,4 @@
-"""Nobody outside their folder asks layers, pools or managers which kind they are: what differs is asked of the object.
+"""Code of another folder never asks a layer, a pool or a manager for its class: the object itself answers what differs.
 
 A question for a kind is `isinstance`, `issubclass`, `type(...) is`, `==` or `in`, or a class in a `case`. A Protocol is
 no kind but an ability that any object may have (`FinishesWeights`), and an assertion tells mypy what the code knows.
