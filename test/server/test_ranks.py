@@ -149,7 +149,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     prompts = make_prompts(7, 40)
     expected: list[Answer] = [greedy(model, prompt) for prompt in prompts]
     options = ("--model-path", str(folder), "--skip-tokenizer-init", "--log-level", "warning", *TWO)
-    memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "640", "--chunked-prefill-size", f"{CHUNK}")
+    memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "768", "--chunked-prefill-size", f"{CHUNK}")
     storage = json.dumps({"path": str(tmp_path), "block_tokens": 2 * PAGE, "prefetch_threshold": 2 * PAGE})
     tiers = ("--disable-hybrid-swa-memory", "--enable-hierarchical-cache", "--hicache-ratio", "1.25")
     stored = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", storage)
@@ -163,7 +163,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
         assert state["host_loaded_tokens"] > 0 and state["storage_written_tokens"] > 0
         # Afterwards nothing but storage has their beginnings.
         httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
-        found += asyncio.run(answer_all(server.url, prompts[:20]))
+        found += asyncio.run(answer_all(server.url, prompts[:8]))
         assert_ranks_quiet(server.url)
         assert get(f"{server.url}/server_info")["internal_states"][0]["storage_read_tokens"] > 0
     assert_alike(found, [expected[number % len(expected)] for number in range(len(found))])

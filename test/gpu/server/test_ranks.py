@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from fixtures.greedy_answers import CHUNK, VOCAB, Answer, answers_of, assert_alike, make_prompts
+from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, answer_all, answers_of, assert_alike, make_prompts
 from fixtures.oracle import get
-from fixtures.rank_answers import assert_a_killed_rank_is_told, assert_answers_of_one
+from fixtures.rank_answers import assert_a_killed_rank_is_told, assert_answers_of_one, assert_ranks_quiet
 from fixtures.server_process import ServerProcess
 from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 pytestmark = pytest.mark.timeout(600)
 
 ON_DEVICE = ("--log-level", "info", "--device", "cuda", "--dtype", "float32", "--max-total-tokens", "20000")
+DRAFTS = {
+    "tp": ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(EMBEDDED_MODEL)),
+    "pp": ("--speculative-algorithm", "NGRAM"),
+}
 DIVIDED = {"tp": ("--tp-size", "2"), "pp": ("--pp-size", "2")}
 FOLLOWER = {"tp": "mysglang::scheduler_TP1", "pp": "mysglang::scheduler_PP0_TP0"}
 GPUS = {1: ("--gpu-id-step", "0"), 2: ()}
@@ -42,9 +47,8 @@ def alone() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("way", DIVIDED)
 def test_ranks_answer_as_one_and_end_together(way: str, gpus: int, alone: ServerProcess) -> None:
-    """Greedy and drawn, with drafts from the text, grammars, penalties and stop strings."""
-    drafts = ("--speculative-algorithm", "NGRAM")
-    with ServerProcess(*ON_DEVICE, *DIVIDED[way], *GPUS[gpus], *drafts) as server:
+    """Greedy and drawn, with drafts, grammars, penalties and stop strings."""
+    with ServerProcess(*ON_DEVICE, *DIVIDED[way], *GPUS[gpus], *DRAFTS[way]) as server:
         facts = get(f"{server.url}/server_info")["scheduler_info"]
         assert ("through memory of the host" in facts["transport"]) == (gpus == 1)
         assert facts["transport"] in server.stderr
@@ -69,9 +73,21 @@ def family_alone(folder: Path) -> list[Answer]:
 
 
 def of_family(folder: Path) -> tuple[str, ...]:
-    return (*ON_DEVICE, "--model-path", str(folder), "--skip-tokenizer-init", "--chunked-prefill-size", f"{CHUNK}")
+    pages = ("--chunked-prefill-size", f"{CHUNK}", "--page-size", f"{PAGE}")
+    return (*ON_DEVICE, "--model-path", str(folder), "--skip-tokenizer-init", *pages)
 
 
 def test_families_over_ranks(gpus: int, folder: Path, family_alone: list[Answer]) -> None:
     """Latent rows and experts; windows in pools of their own."""
     assert_alike(answers_of(PROMPTS, *of_family(folder), *DIVIDED["tp"], *GPUS[gpus]), family_alone)
+
+
+def test_the_host_tier_over_ranks(gpus: int, alone: ServerProcess) -> None:
+    """With memory for a few of the prompts, which come again after others took their memory."""
+    expected = asyncio.run(answer_all(alone.url, PROMPTS))
+    little = ("--page-size", f"{PAGE}", "--max-total-tokens", "640", "--chunked-prefill-size", f"{CHUNK}")
+    with ServerProcess(*ON_DEVICE, *little, *DIVIDED["tp"], *GPUS[gpus], "--enable-hierarchical-cache") as server:
+        for _ in range(2):
+            assert_alike(asyncio.run(answer_all(server.url, PROMPTS)), expected)
+        assert_ranks_quiet(server.url)
+        assert get(f"{server.url}/server_info")["internal_states"][0]["host_loaded_tokens"] > 0
