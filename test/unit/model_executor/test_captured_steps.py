@@ -3,6 +3,7 @@ stands behind them and whatever the step before left in the buffers. Prompts, an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,7 +24,9 @@ from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
-from mysglang.srt.model_executor import executor
+from mysglang.srt.layers.attention.factory import ChosenBackends
+from mysglang.srt.layers.attention.stand_in import LateKernels
+from mysglang.srt.model_executor import executor, model_launch
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -118,6 +121,38 @@ def test_as_eagerly(start: Callable[..., Executor], chunk: int, page_size: int) 
             Driver.start(worker, CHOICES[:rows]).generate(PROMPTS[:rows], 9, chunk) for worker in (captured, eager)
         )
         assert mine == plain
+
+
+def test_prompts_are_captured_once_their_kernels_are_compiled(
+    start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between steps of a busy worker only the backend changes; the captures wait for an idle moment."""
+    may_end = threading.Event()
+
+    def with_late_kernels(chosen: ChosenBackends, *_: Any) -> ChosenBackends:
+        return replace(chosen, stand_in="torch_native", late=LateKernels("cpu", "torch_native", wait))
+
+    def wait() -> None:
+        may_end.wait()
+
+    monkeypatch.setattr(model_launch, "without_waiting", with_late_kernels)
+    worker = start(cuda_graph_max_bs_prefill=64)
+    assert [*programs_of(worker)][-1] != CAPTURED_PROMPTS and CAPTURED_PROMPTS not in programs_of(worker)
+    assert (
+        worker.programs[CAPTURED_PROMPTS]
+        == "not used: not before the kernels of cpu are compiled, which the log reports"
+    )
+    worker.catch_up(idle=True)
+    before = Driver.start(worker, CHOICES).generate(PROMPTS, 9)
+    may_end.set()
+    (late,) = worker.late
+    while late.waits_for:
+        worker.catch_up(idle=False)
+    assert CAPTURED_PROMPTS not in programs_of(worker)
+    worker.catch_up(idle=True)
+    assert CAPTURED_PROMPTS in programs_of(worker)
+    for answers in (before, Driver.start(worker, CHOICES).generate(PROMPTS, 9)):
+        assert [len(answer) for answer in answers] == [9] * len(PROMPTS)
 
 
 def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,12 @@ class NamedWorker(Worker, Protocol):
     @property
     def host_pages(self) -> HostPages: ...
 
+    def catch_up(self, *, idle: bool) -> None:
+        """Called between two steps: the worker uses what has become ready since the start. If nothing runs (`idle`),
+        that may take seconds.
+        """
+        ...
+
 
 def _make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> NamedWorker:
     """The worker of a real model. Only it needs torch, which takes two seconds to load."""
@@ -158,8 +164,10 @@ def build_scheduler(
     )
     if isinstance(share, FollowShare):
         share.pulse = assembled.scheduler.pulse
-    assembled.scheduler.turn_observers.append(events.flush)
-    assembled.scheduler.step_observers.append(events.flush)
+    scheduler = assembled.scheduler
+    scheduler.beat_observers.append(lambda: worker.catch_up(idle=not scheduler.busy and not scheduler.in_flight))
+    scheduler.turn_observers.append(events.flush)
+    scheduler.step_observers.append(events.flush)
     return assembled.loop, _facts(args, model, worker, max_request_len(worker, kv, options.limits), ranks)
 
 

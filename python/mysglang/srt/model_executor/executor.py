@@ -150,6 +150,10 @@ class Executor:
         self.programs = self.steps.described()
         """Name of each program -> the steps that it takes, or why it is not used."""
 
+        self.late = setup.late
+        """Kernels that were not compiled yet when the executor started."""
+        self._behind = False
+
         # 6. Warm up, so that no request waits for what is compiled at first use.
         self.steps.warm_up()
         awaits_others = stage.last and not stage.first and platform.steps_are_done
@@ -160,6 +164,17 @@ class Executor:
         where another stage must compute it first.
         """
         return self._launch(batch)
+
+    def catch_up(self, *, idle: bool) -> None:
+        """Called between two steps: uses kernels that have been compiled since the start. If nothing runs (`idle`),
+        steps are captured again with them, which takes seconds.
+        """
+        for late in self.late:
+            self._behind |= late.catch_up()
+        if self._behind and idle and self.steps.complete:
+            self._behind = False
+            self.steps.drop()
+            self.steps.restore()
 
     def _weights_changed(self) -> None:
         self.steps.weights_changed()
@@ -179,6 +194,11 @@ class StepPrograms:
         self.restore()
         for name, line in self.described().items():
             logger.info("Program %s: %s.", name, line)
+
+    @property
+    def complete(self) -> bool:
+        """False while the captures are dropped."""
+        return self._captured_over is not None
 
     @property
     def nbytes(self) -> int:

@@ -22,6 +22,7 @@ from mysglang.srt.kernels.row_layout import MOST_TOKENS
 from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
+from mysglang.srt.layers.attention.stand_in import Late
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
@@ -182,6 +183,7 @@ class GenerationModel:
                 self.model,
                 parts,
                 drafter,
+                self._chosen.late,
                 left_out=work.not_captured or self._setup.tp.not_captured,
             ).take,
         )
@@ -226,10 +228,13 @@ class TokenCaptures:
         model: TokenModel,
         parts: TokenParts,
         drafter: Drafter,
+        late: Late,
         *,
         left_out: str = "",
     ) -> None:
-        """`left_out`: why there are none, a clause; empty: as the model and the device allow."""
+        """`late`: kernels without which prompts are not captured. `left_out`: why there are no captures at all, a
+        clause; empty: as the model and the device allow.
+        """
         self._left_out = left_out
         if parts.memory.states is not None:
             # The order in which a step updates the states of its rows is a list on the host, made again for each step.
@@ -239,6 +244,7 @@ class TokenCaptures:
         self._model = model
         self._parts = parts
         self._drafter = drafter
+        self._late = late
         self._specs = model.attention_specs()
         layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
         context = parts.memory.budget.max_context
@@ -307,7 +313,9 @@ class TokenCaptures:
         attention = prompt_capture(self._parts.backend, self._specs)
         if attention is None:
             captured.left_out[CAPTURED_PROMPTS] = (
-                "its attention backend cannot be captured with these layers and KV pages"
+                f"not before {self._late.waits_for}"
+                if self._late.waits_for
+                else "its attention backend cannot be captured with these layers and KV pages"
             )
             return
         with measured(setup.startup_times, "cuda_graph_prefill"), setup.platform.recorder() as recorder:

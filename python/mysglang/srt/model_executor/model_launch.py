@@ -22,8 +22,10 @@ from mysglang.srt.layers.attention.factory import (
     LateAttention,
     choose_backends,
     choose_for_late_rows,
+    without_waiting,
     workspace_bytes,
 )
+from mysglang.srt.layers.attention.stand_in import Late
 from mysglang.srt.mem_cache.kv_pool.states import StateLayout
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -66,6 +68,8 @@ class Setup:
     """Rows of the decode steps that are to be captured, ascending."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start; each phase adds its own."""
+    late: list[Late] = field(default_factory=list)
+    """Kernels that are compiled in the background, of all models."""
     tp: Group = SOLO
     """The ranks that share each layer."""
     stage: Stage = WHOLE_MODEL
@@ -98,7 +102,15 @@ class Setup:
         asked = AskedBackends(
             config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
         )
-        return choose_backends(asked, self._attentions(), stores.specs, dtype, stores.dtype)
+        available = self._attentions()
+        chosen = choose_backends(asked, available, stores.specs, dtype, stores.dtype)
+        if self.config.ranks.world.size > 1:
+            # Ranks must compute alike, and each has a compiler of its own.
+            return chosen
+        task = AttentionTask(stores.specs, dtype, stores.dtype)
+        chosen = without_waiting(chosen, asked, available, task, self.platform.device)
+        self.late.append(chosen.late)
+        return chosen
 
     def late_attention(self, chosen: ChosenBackends, stores: ModelStores, dtype: torch.dtype) -> LateAttention:
         """The attention of steps that try drafts, where `chosen` is that of other steps."""

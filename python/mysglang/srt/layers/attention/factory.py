@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
 from mysglang.srt.layers.attention.expanding import ExpandingBackend
 from mysglang.srt.layers.attention.split import split
+from mysglang.srt.layers.attention.stand_in import NOTHING_LATE, Late, LateKernels
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 logger = logging.getLogger(__name__)
@@ -108,6 +110,10 @@ class ChosenBackends:
 
     prefill: str
     decode: str
+    stand_in: str = ""
+    """The backend that prompts run on until the kernels of `prefill` are compiled; empty if they wait for nothing."""
+    late: Late = field(default=NOTHING_LATE, compare=False)
+    """The kernels of `prefill` that are being compiled."""
 
     def __str__(self) -> str:
         return self.prefill if self.prefill == self.decode else f"{self.prefill} (prefill), {self.decode} (decode)"
@@ -177,6 +183,25 @@ def choose_for_late_rows(
     return LateAttention(ChosenBackends(able[0], able[0]), "")
 
 
+def without_waiting(
+    chosen: ChosenBackends, asked: AskedBackends, available: Sequence[str], task: AttentionTask, device: torch.device
+) -> ChosenBackends:
+    """The same backends. If the kernels of the one for prompts are not compiled yet, and nobody asked for it by name,
+    they are compiled in the background from now on, and the next backend that runs these layers stands in.
+    """
+    named = _given(asked.prefill) or _given(asked.both)
+    if named is not None or chosen.prefill != "flashinfer" or chosen.decode == "flashinfer":
+        return chosen
+    others = [name for name in available if name != "flashinfer" and name not in DECODE_ONLY]
+    stand_in = next((name for name in others if not why_not(name, task)), None)
+    build = importlib.import_module("mysglang.srt.layers.attention.flashinfer_build")
+    missing = [] if stand_in is None else build.missing(task.specs, task.dtype, task.stored, device)
+    if stand_in is None or not missing:
+        return chosen
+    late = LateKernels("flashinfer", stand_in, partial(build.compile_all, missing))
+    return replace(chosen, stand_in=stand_in, late=late)
+
+
 def why_not(name: str, task: AttentionTask) -> str:
     """Why the backend cannot run such layers over such pages; empty if it can."""
     return _why_not_layers(name, task.specs, task.dtype) or _why_not_pages(name, task)
@@ -239,8 +264,10 @@ def create_attention_backend(
 def _create(
     names: ChosenBackends, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]
 ) -> AttentionBackend:
-    made = {name: _make(name, pool, page_table, specs) for name in {names.prefill, names.decode}}
-    both = split(made[names.prefill], made[names.decode])
+    make = partial(_make, pool=pool, page_table=page_table, specs=specs)
+    prefill = names.late.backend(partial(make, names.stand_in), partial(make, names.prefill))
+    one = names.decode == names.prefill and not names.stand_in
+    both = split(prefill, prefill if one else make(names.decode))
     latent = any(spec.latent_dim is not None for spec in specs)
     # Deterministic inference attends in one way, and elsewhere than on a CPU dense attention has no kernel.
     if latent and names.prefill in ("cpu", "torch_native") and page_table.device.type == "cpu":
