@@ -72,7 +72,7 @@ def _bench(server_args: ServerArgs, model: ModelConfig) -> OneBatch:
 
 
 def _room_for(batch_size: int) -> list[str]:
-    """Server options that make the largest batch fit, before those that the user gave, which win."""
+    """Returns server options that make room for the largest batch. Options that the user gave come later and win."""
     return ["--max-running-requests", str(batch_size), "--cuda-graph-max-bs", str(batch_size)]
 
 

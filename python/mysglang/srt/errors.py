@@ -45,7 +45,7 @@ class ConfigError(MysglangError):
 
 
 class ServerEnded(MysglangError):
-    """Nothing is served any more. The text says why."""
+    """The server has ended and serves no request any more. The message says why."""
 
     def again(self) -> Self:
         """A new instance for one more reader: an exception that several tasks raise gathers the tracebacks of all of

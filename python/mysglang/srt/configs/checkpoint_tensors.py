@@ -26,7 +26,7 @@ def renaming(pairs: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
 
 
 class Size(NamedTuple):
-    """One dimension of a matrix."""
+    """The size of one dimension of a matrix, and the key of config.json that it comes from."""
 
     field: str
     """Key of config.json for the size."""

@@ -91,7 +91,7 @@ class GrammarBackend(Protocol):
         ...
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
-        """bits[rows[i]] becomes the mask of what matchers[i], made by this backend, allows; nothing if it failed.
+        """Writes the mask of the tokens that matchers[i] allows to bits[rows[i]]; a matcher that failed allows none.
 
         What is set behind the last token of the vocabulary means nothing.
         """

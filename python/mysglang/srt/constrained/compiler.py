@@ -55,7 +55,7 @@ WAKE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no grammar. `lasting`: it would be the same again. `status` is an HTTP status."""
+    """The reason why a grammar could not be compiled. `lasting`: compiling it again would fail alike. `status`: for HTTP."""
 
     reason: str
     lasting: bool
@@ -217,8 +217,8 @@ class GrammarCompiler:
         os.read(self._waking, WAKE_BYTES)
 
     def _load_backend(self) -> GrammarBackend | None:
-        """The backend; None if it cannot be loaded now, and then all waiting grammars have failed. Never returns if it
-        can never be loaded.
+        """Loads the grammar backend. Returns None if memory is short now; the waiting grammars have failed then. If it can
+        never be loaded, this refuses all grammars until the process ends.
         """
         try:
             return self._make_backend()
@@ -312,7 +312,7 @@ class GrammarCompiler:
             link.outbox += frame(Job(self._count, wanted.spec.kind, wanted.spec.text))
 
     def _hear(self, link: Link, backend: GrammarBackend) -> bool:
-        """Take what the process says; False if that was its last word."""
+        """Handles a message of the compiler process. Returns False once the process has ended."""
         data = os.read(link.from_child, READ_BYTES)
         try:
             messages = link.frames.feed(data)

@@ -85,7 +85,7 @@ class GrammarCache:
         return self._patience[spec]
 
     def put(self, spec: GrammarSpec, outcome: Outcome, tenant: str = "") -> None:
-        """Remember a grammar that is not here, and that `tenant` wanted."""
+        """Adds a grammar that `tenant` wants and that is not compiled yet."""
         if isinstance(outcome, Failure):
             if outcome.lasting:
                 self._wrong[spec] = outcome

@@ -21,7 +21,7 @@ MAX_ROLLBACK = 32
 
 
 class OutlinesMatcher:
-    """The position of one answer in the table of transitions."""
+    """Follows one answer through the table of transitions of its grammar."""
 
     __slots__ = ("_ended", "_eos", "guide")
 

@@ -21,7 +21,7 @@ FORGIVEN = 0.01
 
 
 class Patience:
-    """The patience with one grammar, shared by all answers that follow it."""
+    """Counts the slow masks of one grammar, for all answers that follow it."""
 
     __slots__ = ("__weakref__", "_slow", "_tell", "clock", "over")
 
@@ -29,7 +29,7 @@ class Patience:
         """`tell` is called once, when the steps have been slow for long enough. `clock`: in seconds."""
         self.clock = clock
         self.over = False
-        """True once that was learned: the answers of this grammar end."""
+        """True once the scheduler has learned that: it ends the answers of this grammar."""
         self._tell = tell
         self._slow = 0.0
 

@@ -32,7 +32,8 @@ class _Older(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """`begin`, JSON of that schema, `end`; looked for as soon as `trigger` was said, with which `begin` starts."""
+    """A tag: the text `begin`, then JSON that matches the schema, then the text `end`. `begin` starts with `trigger`; once
+    the model has written `trigger`, the rest of the tag is enforced."""
 
     trigger: str
     begin: str

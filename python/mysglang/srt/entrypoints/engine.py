@@ -330,7 +330,7 @@ class Engine:
             await self._call(coming.aclose())
 
     def _await(self, work: Awaitable[T]) -> T:
-        """Run `work` in the engine's loop; the result, for a caller that waits. Interrupted, it is cancelled."""
+        """Runs `work` in the engine's event loop, waits for it, and returns its result. An interrupt cancels it."""
         future = self._submit(work)
         try:
             return future.result()

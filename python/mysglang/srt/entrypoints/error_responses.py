@@ -128,7 +128,7 @@ class ErrorFacts:
 
 
 class ErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`ErrorFacts.fields`, described."""
+    """The fields of an error answer that are the same in all dialects (`ErrorFacts.fields`)."""
 
     message: str
     type: str

@@ -190,7 +190,7 @@ class OneAtATime(HttpToolsProtocol):
         self._parse_in_pieces(rest)
 
     def _body_header(self) -> tuple[bytes, bytes]:
-        """The header that says how long the body is; of length 0 if there is none."""
+        """Returns the header with the length of the body. If the body is empty, the header says 0."""
         framing = (b"content-length", b"transfer-encoding")
         return next((header for header in self.headers if header[0] in framing), (framing[0], b"0"))
 

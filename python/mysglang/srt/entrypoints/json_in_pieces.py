@@ -30,7 +30,7 @@ class JsonFault(Exception):
     """The text is not JSON."""
 
     def __init__(self, what: str, place: int) -> None:
-        """`place`: about where, in bytes from the beginning."""
+        """`place`: the approximate position of the error, in bytes from the beginning of the body."""
         super().__init__(what)
         self.what = what
         self.place = place

@@ -167,7 +167,7 @@ class Sessions:
     async def _behind(
         self, obj: GenerateReqInput, session: _Session, before: _Start, parent: str | None
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """The answer to what stands behind `before`, remembered as grown out of `parent`."""
+        """Answers the part of the prompt after `before`, and remembers the result as a child of `parent`."""
         own = obj.input_ids or []
         if obj.text is not None:
             assert isinstance(obj.text, str)

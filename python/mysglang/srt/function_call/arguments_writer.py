@@ -36,7 +36,7 @@ class ArgumentsWriter:
         self._begun = False
 
     def key(self, name: str) -> None:
-        """The next parameter; its value must follow."""
+        """Writes the name of the next parameter. The caller must write its value next."""
         self._into((", " if self._begun else "{") + json_text(name) + ": ")
         self._begun = True
 

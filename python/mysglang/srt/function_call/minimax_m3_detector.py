@@ -41,7 +41,7 @@ class _Open:
 
 
 class MinimaxM3Detector(FunctionCallDetector):
-    """One answer in this format."""
+    """Finds the tool calls in one answer of MiniMax-M3."""
 
     markers = (MARK, BEGIN, END)
 

@@ -144,7 +144,7 @@ class FinishesWeights(Protocol):
         ...
 
     def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
-        """The opposite: parameters that can be loaded, with the values that the module has.
+        """Reverses `process_weights_after_loading`: makes parameters in the checkpoint's layout, with the present values.
 
         layouts: the module's own parameters as they were made, by name, without memory.
         """

@@ -92,7 +92,7 @@ class DecodeStatus:
 
 
 class DetokenizerManager:
-    """Reads tokens, sends text. `event_loop` is the whole process."""
+    """Receives token ids from schedulers and sends text to the fronts. The process runs `event_loop` until it ends."""
 
     def __init__(
         self,

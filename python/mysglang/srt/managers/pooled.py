@@ -35,7 +35,7 @@ INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """One prompt's answer."""
+    """The vector of one prompt, and the chunk that brought it."""
 
     chunk: GenerationChunk
     vector: Floats

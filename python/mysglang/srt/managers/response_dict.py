@@ -108,7 +108,7 @@ class _AnswerSoFar:
     """Sum of the chunks of one answer."""
 
     def __init__(self, text_of: Callable[[int], str | None], flat: Mapping[str, FlatTops]) -> None:
-        """`flat`: collects the most likely tokens of the sides, input or output, that are reported as arrays."""
+        """`flat`: the sides ("input", "output") whose top log-probabilities are reported as flat arrays."""
         self.text = ""
         self._flat = flat
         self.ids: list[int] = []

@@ -52,7 +52,7 @@ def lru(node: Evictable) -> int:
 
 
 def lfu(node: Evictable) -> int:
-    """Least often used first, of equals the least recently used."""
+    """Evicts the least often used entry first; among equals, the least recently used."""
     return node.uses * LATER + node.last_access
 
 

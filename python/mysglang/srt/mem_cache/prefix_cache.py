@@ -119,7 +119,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
-        """Names of the nodes from the root down to where a match, still held, ends."""
+        """Returns the names of the nodes from the root to the end of a match. The match must still be held."""
 
     @abstractmethod
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:

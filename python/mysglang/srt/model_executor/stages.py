@@ -63,7 +63,7 @@ class ToldTokens:
 
 
 class LateTokens:
-    """Steps of a stage other than the last, whose tokens have not arrived yet. Implements `token_end.Choosing`."""
+    """Implements `token_end.Choosing` for stages other than the last: their tokens come from the last stage later."""
 
     def __init__(self) -> None:
         self._open: deque[_LateStep] = deque()

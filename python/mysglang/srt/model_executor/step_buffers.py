@@ -50,7 +50,7 @@ StepArrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """How many of everything a step has, padding included."""
+    """Numbers of tokens, rows and pages of a step, padding included."""
 
     mode: ForwardMode
     tokens: int

@@ -161,7 +161,7 @@ def listed(names: list[str]) -> str:
 
 
 class TokenModel(CheckpointModel):
-    """Attends over pages, and makes logits of hidden states."""
+    """A model whose attention reads KV pages, and which computes logits from hidden states."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

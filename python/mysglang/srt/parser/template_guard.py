@@ -158,7 +158,7 @@ class Guard:
         self.spend((len(text) >> 4) * (1 + min(len(needle), 128) // 16))
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Yields the values, and takes units for each."""
+        """Yields the values, and charges the template's budget for each."""
         for value in values:
             self.spend(12)
             yield value

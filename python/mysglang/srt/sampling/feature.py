@@ -92,7 +92,7 @@ class SlotTable(Protocol):
 
     @property
     def min_len(self) -> Ints:
-        """Tokens, prompt included, below which EOS does not end the request."""
+        """EOS does not end the request before it has so many tokens, prompt included."""
         ...
 
     def has_ids(self, slot: int) -> bool:

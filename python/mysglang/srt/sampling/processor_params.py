@@ -53,7 +53,8 @@ def own_name(spec: str) -> str:
 
 
 def settle(name: str, params: Params, vocab_size: int, token_id: TokenId) -> Params:
-    """`params` as the processor `name` wants them, complete. The operator's own get them as they are.
+    """Returns `params` in the form that the processor `name` expects, with its defaults filled in. Processors of the
+    operator get `params` unchanged.
 
     Raises InvalidRequest for too many, and for what a built-in processor cannot use.
     """

@@ -26,7 +26,7 @@ NO_IDS: Ints = np.zeros(0, dtype=np.int32)
 
 
 class ForwardBuilder:
-    """Builds what a worker needs of a step."""
+    """Builds the batch that a worker runs (ModelWorkerBatch) from a planned step."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Residency:
-    """The one way into a slot and out of it."""
+    """Gives slots to requests and takes them back. No other code does."""
 
     def __init__(
         self,

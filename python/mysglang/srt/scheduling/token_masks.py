@@ -153,7 +153,7 @@ def _to_read(view: Ints) -> Ints:
 
 
 class NoMasks:
-    """Masks of no row. The first rank chooses the tokens under its masks."""
+    """Makes no masks: on ranks other than the first, since the first rank chooses the tokens."""
 
     def __init__(self, vocab_size: int) -> None:
         self._none = TokenMask(np.zeros(0, dtype=np.int32), np.zeros((0, mask_words(vocab_size)), dtype=np.int32), ())

@@ -49,7 +49,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Until the names in `folder` are on the disk too."""
+    """Waits until the names of the files in `folder` are on the disk (fsync of the directory)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -50,7 +50,7 @@ class FairQueue(Generic[Item]):
         return key, item
 
     def done(self, key: str) -> None:
-        """One item of `key` is no longer at work."""
+        """Called when an item of `key` is finished."""
         self._at_work[key] -= 1
         if not self._at_work[key]:
             del self._at_work[key]
@@ -94,7 +94,7 @@ HELD_S = 0.002
 
 
 class Breather:
-    """Decides when one worker lets others run. The worker asks it between two pieces of work."""
+    """Tells a thread with long work when to let others run. The thread asks between two pieces of work."""
 
     __slots__ = ("_since",)
 

@@ -201,7 +201,7 @@ class ParentLink:
         return link
 
     def tell(self, message: bytes) -> None:
-        """Send one line, without its end. A parent that is gone hears nothing."""
+        """Sends one line to the parent process; `line` has no newline. Does nothing if the parent has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._status, message + b"\n")
 

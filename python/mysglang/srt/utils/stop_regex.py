@@ -58,7 +58,7 @@ class Automaton:
 
 @lru_cache(maxsize=256)
 def compile_regex(pattern: str) -> Automaton:
-    """Raises InvalidRequest that names stop_regex and the place."""
+    """Compiles a stop_regex. Raises InvalidRequest, which names the field and the position of the error."""
     if not 0 < len(pattern) <= MAX_PATTERN:
         raise InvalidRequest(f"stop_regex must have 1 to {MAX_PATTERN} characters.", param="stop_regex")
     automaton = _Builder(pattern).automaton(_Parser(pattern).whole())

@@ -37,7 +37,7 @@ def chat_request(body: OllamaChatRequest, words: ThinkingWords) -> ChatCompletio
 
 
 def generate_request(body: OllamaGenerateRequest, words: ThinkingWords) -> ChatCompletionRequest:
-    """A prompt is what a user says."""
+    """Returns the chat request for an Ollama prompt: the prompt becomes the message of a user."""
     messages = [{"role": "user", "content": body.prompt}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})

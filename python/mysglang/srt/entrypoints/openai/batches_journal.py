@@ -57,7 +57,7 @@ class _Response(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct):
-    """The part of a line of the journal that is needed again."""
+    """The fields of a journal line that are read back after a restart."""
 
     custom_id: str
     response: _Response | None = None

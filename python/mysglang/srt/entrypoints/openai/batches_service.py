@@ -34,7 +34,7 @@ DISK_RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BatchEndpoints:
-    """Endpoints that batches may use, and the model's name."""
+    """The endpoints that a batch may name, and the name of the served model."""
 
     model: str
     answers: Mapping[str, Answer]

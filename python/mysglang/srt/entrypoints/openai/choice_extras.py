@@ -28,7 +28,7 @@ class ToldIds:
 
 
 class LastStates:
-    """Fed every chunk, it remembers the newest state of each choice. Knows nothing of choices that did not ask."""
+    """Remembers the newest state of each choice. It is called with every chunk; choices that did not ask have none."""
 
     def __init__(self) -> None:
         self._last: dict[int, list[float]] = {}

@@ -26,7 +26,7 @@ class UsageMeter:
         """Version of the weights with which its newest tokens were computed."""
 
     def note(self, choice: int, *, prompt: int, completion: int, cached: int, reasoning: int | None = None) -> None:
-        """The counters of `choice` as they stand now. `reasoning`: how many were thought, if known."""
+        """Stores the present counters of `choice`. `reasoning`: the number of tokens of its thoughts, if known."""
         self._choices[choice] = _Counts(prompt, completion, cached, reasoning)
 
     def of(self, choice: int) -> dict[str, object]:

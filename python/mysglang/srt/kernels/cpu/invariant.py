@@ -195,7 +195,7 @@ def _parts(x: Tensor, width: int | None = None) -> Iterator[slice]:
 
 
 def _rows(x: Tensor) -> Iterator[slice]:
-    """Row by row, the dimension kept."""
+    """Yields a slice for each single row, so that each row is computed without the others."""
     return (slice(row, row + 1) for row in range(len(x)))
 
 

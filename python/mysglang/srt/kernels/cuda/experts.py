@@ -205,7 +205,7 @@ def invariant_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """`fused_experts` in which each row is computed alike whatever rows are beside it."""
+    """Implements `fused_experts` so that the result of a row does not depend on the other rows of the batch."""
     return _Mixture(x, gate_up, down, ids, gates, activation, biases).run(MORE)
 
 

@@ -21,7 +21,7 @@ Column = TypeVar("Column")
 
 @dataclass(frozen=True, slots=True)
 class StepsBySpace:
-    """The step as the layers of each space see it, planned."""
+    """The attention plan of one step for each page space."""
 
     steps: Mapping[int, ForwardBatch]
 

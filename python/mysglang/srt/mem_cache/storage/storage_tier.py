@@ -179,7 +179,7 @@ class StorageTier:
         return work.extra_key == extra_key and len(ids) >= end and np.array_equal(work.ids[:end], ids[:end])
 
     def _look(self, work: Fetching, identity: str) -> None:
-        """Runs in the reader: count the available blocks."""
+        """Counts the available blocks. It runs in the reader thread."""
         found = 0
         try:
             if not work.cancelled:

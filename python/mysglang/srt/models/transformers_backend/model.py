@@ -240,7 +240,7 @@ def _head_of(lm: Any) -> tuple[nn.Module, Handed]:
 
 
 def _body_states(body: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
-    """[T, hidden_size] from ids and positions [T]."""
+    """Returns the hidden states [T, hidden_size] of tokens with these ids and positions, each [T]."""
     found = body(input_ids=ids[None], position_ids=positions[None], past_key_values=NoCache(), use_cache=True)
     hidden: Tensor = found[0][0]
     return hidden

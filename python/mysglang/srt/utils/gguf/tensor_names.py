@@ -51,7 +51,7 @@ FOUR_NORMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """How the tensors of one family are called in Hugging Face's checkpoints."""
+    """The names that the tensors of one model family have in Hugging Face checkpoints."""
 
     layer: Mapping[str, str] = field(default_factory=lambda: PLAIN)
     """Within a layer: llama.cpp's name -> that of the module."""
