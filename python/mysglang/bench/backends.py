@@ -34,7 +34,7 @@ class Backend(Protocol):
     def body(self, prompt: Prompt, options: AskOptions) -> dict[str, Any]: ...
 
     def read(self, frame: bytes, now: float, record: RequestRecord) -> None:
-        """Adds the text and the counts of one frame to the result. Raises msgspec.DecodeError for a frame of another form."""
+        """Adds the text and the counts of one frame to `record`. Raises msgspec.DecodeError for other frames."""
         ...
 
 

@@ -55,7 +55,7 @@ WAKE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a grammar could not be compiled. `lasting`: compiling it again would fail alike. `status`: for HTTP."""
+    """The reason why a grammar cannot be had. `lasting`: another try would fail alike. `status`: for HTTP."""
 
     reason: str
     lasting: bool

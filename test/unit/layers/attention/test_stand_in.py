@@ -46,7 +46,7 @@ def waits(event: threading.Event) -> None:
 
 
 def caught_up(late: LateKernels) -> bool:
-    """What `catch_up` says once the compiler is done."""
+    """Waits for the compiler, and returns the answer of `catch_up` then."""
     while late.waits_for:
         if late.catch_up():
             return True

@@ -186,8 +186,9 @@ def choose_for_late_rows(
 def without_waiting(
     chosen: ChosenBackends, asked: AskedBackends, available: Sequence[str], task: AttentionTask, device: torch.device
 ) -> ChosenBackends:
-    """The same backends. If the kernels of the one for prompts are not compiled yet, and nobody asked for it by name,
-    they are compiled in the background from now on, and the next backend that runs these layers stands in.
+    """Returns these backends, of which another stands in for the one for prompts while its kernels are compiled.
+
+    That is so if they are not compiled yet and no option names the backend. Compiling begins now, in the background.
     """
     named = _given(asked.prefill) or _given(asked.both)
     if named is not None or chosen.prefill != "flashinfer" or chosen.decode == "flashinfer":

@@ -61,7 +61,7 @@ class Late(Protocol):
 
     @property
     def waits_for(self) -> str:
-        """What steps with prompts wait for, a clause; empty if they wait for nothing."""
+        """The event that prompts on the wanted backend wait for, a clause; empty if they wait for none."""
         ...
 
     def backend(self, now: MakeBackend, wanted: MakeBackend) -> AttentionBackend:
