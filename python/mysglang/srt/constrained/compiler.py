@@ -217,8 +217,8 @@ class GrammarCompiler:
         os.read(self._waking, WAKE_BYTES)
 
     def _load_backend(self) -> GrammarBackend | None:
-        """Loads the grammar backend. Returns None if memory is short now; the waiting grammars have failed then. If it can
-        never be loaded, this refuses all grammars until the process ends.
+        """Loads the grammar backend. Returns None if memory is short now; the waiting grammars have failed then. If it
+        can never be loaded, this refuses all grammars until the process ends.
         """
         try:
             return self._make_backend()

@@ -32,8 +32,8 @@ class _Older(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A tag: the text `begin`, then JSON that matches the schema, then the text `end`. `begin` starts with `trigger`; once
-    the model has written `trigger`, the rest of the tag is enforced."""
+    """A tag: the text `begin`, then JSON that matches the schema, then the text `end`. `begin` starts with `trigger`;
+    once the model has written `trigger`, the rest of the tag is enforced."""
 
     trigger: str
     begin: str

@@ -72,8 +72,9 @@ async def read_model(request: Request, model: type[Model]) -> Model:
 
 
 async def read_as(request: Request, make: Callable[[dict[str, object]], Result]) -> Result:
-    """Reads the JSON object in the body of `request` and returns what `make` makes of it. Raises the errors of `make`, InvalidRequest,
-    BodyTooLarge and ClientDisconnected.
+    """Reads the JSON object in the body of `request` and returns what `make` makes of it.
+
+    Raises the errors of `make`, InvalidRequest, BodyTooLarge and ClientDisconnected.
     """
     return await make_of(request, await read_body(request), make)
 

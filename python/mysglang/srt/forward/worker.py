@@ -105,3 +105,9 @@ class Worker(Protocol):
         the next step is launched.
         """
         ...
+
+    def catch_up(self, *, idle: bool) -> None:
+        """Called between two steps: the worker uses what has become ready since the start. If nothing runs (`idle`),
+        that may take seconds.
+        """
+        ...

@@ -144,7 +144,7 @@ class FinishesWeights(Protocol):
         ...
 
     def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
-        """Reverses `process_weights_after_loading`: makes parameters in the checkpoint's layout, with the present values.
+        """Reverses `process_weights_after_loading`: makes parameters in the checkpoint's layout of the present values.
 
         layouts: the module's own parameters as they were made, by name, without memory.
         """

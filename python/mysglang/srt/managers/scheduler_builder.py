@@ -100,12 +100,6 @@ class NamedWorker(Worker, Protocol):
     @property
     def host_pages(self) -> HostPages: ...
 
-    def catch_up(self, *, idle: bool) -> None:
-        """Called between two steps: the worker uses what has become ready since the start. If nothing runs (`idle`),
-        that may take seconds.
-        """
-        ...
-
 
 def _make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> NamedWorker:
     """The worker of a real model. Only it needs torch, which takes two seconds to load."""

@@ -113,8 +113,8 @@ class _Turn:
 
 
 def _turns(message: Message) -> list[_Turn]:
-    """Returns the OpenAI messages of one Anthropic message. OpenAI has a message of its own for each tool result, while the
-    text and the tool calls of an answer are one message."""
+    """Returns the OpenAI messages of one Anthropic message. OpenAI has a message of its own for each tool result, while
+    the text and the tool calls of an answer are one message."""
     if message.role == "assistant":
         return [_assistant(message)]
     turns: list[_Turn] = []

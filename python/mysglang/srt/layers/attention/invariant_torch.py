@@ -48,8 +48,8 @@ class Block:
 
 
 class InvariantMetadata:
-    """The blocks of a step, computed once for all layers: for each span of keys, its KV slots, and a mask of the queries
-    that see them.
+    """The blocks of a step, computed once for all layers. For each span of keys: its KV slots, and a mask of the
+    queries that see them.
     """
 
     def __init__(self, blocks: list[Block], pages: PageReader) -> None:

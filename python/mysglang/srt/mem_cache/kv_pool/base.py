@@ -89,7 +89,7 @@ class KvPool(ABC):
 
     @abstractmethod
     def buffers(self, layer_id: int) -> tuple[Tensor, ...]:
-        """Returns the tensors that hold a layer's pages, each byte in one of them only. Their first dimension is KV slots."""
+        """Returns the tensors that hold a layer's KV slots, their first dimension. Each byte is in one tensor only."""
 
     def pages(self, layer_id: int) -> tuple[Tensor, ...]:
         """The buffers page by page, each [num_pages + 1, page_size, ...]: what is copied when a page moves."""
