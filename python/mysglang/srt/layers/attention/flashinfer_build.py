@@ -7,10 +7,13 @@ same lock.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from filelock import FileLock
 from flashinfer.jit.attention.modules import gen_batch_prefill_module
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
@@ -18,6 +21,16 @@ from mysglang.srt.layers.attention.flashinfer_prefill import backend_for
 
 NO_POSITIONS = 0
 """FlashInfer's PosEncodingMode.NONE: queries and keys come rotated."""
+
+LAST_LINES = 25
+MORTAL = (
+    sys.executable,
+    "-c",
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execvp(sys.argv[1], sys.argv[1:])",
+)
+"""Runs a command that Linux asks to end when the thread that started it ends (PR_SET_PDEATHSIG). ninja then ends its
+compilers.
+"""
 
 
 def missing(specs: Sequence[AttentionSpec], dtype: torch.dtype, stored: torch.dtype, device: torch.device) -> list[Any]:
@@ -44,6 +57,15 @@ def missing(specs: Sequence[AttentionSpec], dtype: torch.dtype, stored: torch.dt
 
 
 def compile_all(modules: Sequence[Any]) -> None:
-    """Compile these in turn. Raises RuntimeError with the compiler's words."""
+    """Compile these in turn. Raises RuntimeError with the compiler's last lines."""
     for module in modules:
-        module.build(verbose=False)
+        with FileLock(module.lock_path, thread_local=False):
+            module.write_ninja()
+            # FlashInfer's own call would leave compilers behind when this process ends.
+            command = (*MORTAL, "ninja", "-C", str(module.build_dir), "-f", str(module.ninja_path))
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            )
+        if done.returncode:
+            last = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
+            raise RuntimeError(f"ninja ended with status {done.returncode}.\n{last}")
