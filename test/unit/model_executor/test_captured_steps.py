@@ -25,7 +25,7 @@ from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
 from mysglang.srt.layers.attention.factory import ChosenBackends
-from mysglang.srt.layers.attention.stand_in import LateKernels
+from mysglang.srt.layers.attention.stand_in import BackgroundBuild
 from mysglang.srt.model_executor import executor, model_launch
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_PROMPTS
@@ -130,7 +130,7 @@ def test_prompts_are_captured_once_their_kernels_are_compiled(
     may_end = threading.Event()
 
     def with_late_kernels(chosen: ChosenBackends, *_: Any) -> ChosenBackends:
-        return replace(chosen, stand_in="torch_native", late=LateKernels("cpu", "torch_native", wait))
+        return replace(chosen, stand_in="torch_native", build=BackgroundBuild("cpu", "torch_native", wait))
 
     def wait() -> None:
         may_end.wait()
@@ -145,8 +145,8 @@ def test_prompts_are_captured_once_their_kernels_are_compiled(
     worker.catch_up(idle=True)
     before = Driver.start(worker, CHOICES).generate(PROMPTS, 9)
     may_end.set()
-    (late,) = worker.late
-    while late.waits_for:
+    (build,) = worker.builds
+    while build.waits_for:
         worker.catch_up(idle=False)
     assert CAPTURED_PROMPTS not in programs_of(worker)
     worker.catch_up(idle=True)

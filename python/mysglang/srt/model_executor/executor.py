@@ -150,7 +150,7 @@ class Executor:
         self.programs = self.steps.described()
         """Name of each program -> the steps that it takes, or why it is not used."""
 
-        self.late = setup.late
+        self.builds = setup.builds
         """Kernels that were not compiled yet when the executor started."""
         self._behind = False
 
@@ -169,8 +169,8 @@ class Executor:
         """Called between two steps: uses kernels that have been compiled since the start. If nothing runs (`idle`),
         steps are captured again with them, which takes seconds.
         """
-        for late in self.late:
-            self._behind |= late.catch_up()
+        for build in self.builds:
+            self._behind |= build.catch_up()
         if self._behind and idle and self.steps.complete:
             self._behind = False
             self.steps.drop()

@@ -22,7 +22,7 @@ from mysglang.srt.kernels.row_layout import MOST_TOKENS
 from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
-from mysglang.srt.layers.attention.stand_in import Late
+from mysglang.srt.layers.attention.stand_in import KernelBuild
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
@@ -183,7 +183,7 @@ class GenerationModel:
                 self.model,
                 parts,
                 drafter,
-                self._chosen.late,
+                self._chosen.build,
                 left_out=work.not_captured or self._setup.tp.not_captured,
             ).take,
         )
@@ -228,11 +228,11 @@ class TokenCaptures:
         model: TokenModel,
         parts: TokenParts,
         drafter: Drafter,
-        late: Late,
+        build: KernelBuild,
         *,
         left_out: str = "",
     ) -> None:
-        """`late`: kernels without which prompts are not captured. `left_out`: why there are no captures at all, a
+        """`build`: kernels without which prompts are not captured. `left_out`: why there are no captures at all, a
         clause; empty: as the model and the device allow.
         """
         self._left_out = left_out
@@ -244,7 +244,7 @@ class TokenCaptures:
         self._model = model
         self._parts = parts
         self._drafter = drafter
-        self._late = late
+        self._build = build
         self._specs = model.attention_specs()
         layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
         context = parts.memory.budget.max_context
@@ -313,8 +313,8 @@ class TokenCaptures:
         attention = prompt_capture(self._parts.backend, self._specs)
         if attention is None:
             captured.left_out[CAPTURED_PROMPTS] = (
-                f"not before {self._late.waits_for}"
-                if self._late.waits_for
+                f"not before {self._build.waits_for}"
+                if self._build.waits_for
                 else "its attention backend cannot be captured with these layers and KV pages"
             )
             return

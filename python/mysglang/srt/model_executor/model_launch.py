@@ -25,7 +25,7 @@ from mysglang.srt.layers.attention.factory import (
     without_waiting,
     workspace_bytes,
 )
-from mysglang.srt.layers.attention.stand_in import Late
+from mysglang.srt.layers.attention.stand_in import KernelBuild
 from mysglang.srt.mem_cache.kv_pool.states import StateLayout
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -68,7 +68,7 @@ class Setup:
     """Rows of the decode steps that are to be captured, ascending."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start; each phase adds its own."""
-    late: list[Late] = field(default_factory=list)
+    builds: list[KernelBuild] = field(default_factory=list)
     """Kernels that are compiled in the background, of all models."""
     tp: Group = SOLO
     """The ranks that share each layer."""
@@ -109,7 +109,7 @@ class Setup:
             return chosen
         task = AttentionTask(stores.specs, dtype, stores.dtype)
         chosen = without_waiting(chosen, asked, available, task, self.platform.device)
-        self.late.append(chosen.late)
+        self.builds.append(chosen.build)
         return chosen
 
     def late_attention(self, chosen: ChosenBackends, stores: ModelStores, dtype: torch.dtype) -> LateAttention:

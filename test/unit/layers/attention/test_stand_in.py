@@ -13,7 +13,7 @@ import torch
 from fixtures.attention_cases import PLAIN
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.factory import AskedBackends, AttentionTask, ChosenBackends, without_waiting
-from mysglang.srt.layers.attention.stand_in import NOTHING_LATE, LateKernels
+from mysglang.srt.layers.attention.stand_in import NOTHING_TO_BUILD, BackgroundBuild
 
 ALL = ("sgl_kernel", "flashinfer", "triton", "torch_native")
 CHOSEN = ChosenBackends("flashinfer", "sgl_kernel")
@@ -36,41 +36,41 @@ class Backend:
         return self.name
 
 
-def started(compile_them: Callable[[], None]) -> tuple[LateKernels, Any]:
-    late = LateKernels("fast", "slow", compile_them)
-    return late, late.backend(lambda: Backend("slow"), lambda: Backend("fast"))  # type: ignore[arg-type, return-value]
+def started(compile_them: Callable[[], None]) -> tuple[BackgroundBuild, Any]:
+    build = BackgroundBuild("fast", "slow", compile_them)
+    return build, build.backend(lambda: Backend("slow"), lambda: Backend("fast"))  # type: ignore[arg-type, return-value]
 
 
 def waits(event: threading.Event) -> None:
     event.wait()
 
 
-def caught_up(late: LateKernels) -> bool:
+def caught_up(build: BackgroundBuild) -> bool:
     """Waits for the compiler, and returns the answer of `catch_up` then."""
-    while late.waits_for:
-        if late.catch_up():
+    while build.waits_for:
+        if build.catch_up():
             return True
     return False
 
 
 def test_the_wanted_backend_runs_once_its_kernels_are_there() -> None:
     may_end = threading.Event()
-    late, backend = started(lambda: waits(may_end))
-    assert not late.catch_up() and "fast" in late.waits_for
+    build, backend = started(lambda: waits(may_end))
+    assert not build.catch_up() and "fast" in build.waits_for
     assert backend.plan(None) == "slow"
     may_end.set()
-    assert caught_up(late)
+    assert caught_up(build)
     assert backend.plan(None) == "fast" and backend.forward(None, None, None, None, None) == "fast"
-    assert not late.catch_up(), "it is said once"
+    assert not build.catch_up(), "it is said once"
 
 
 def test_where_the_compiler_fails_the_stand_in_stays(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise RuntimeError("there is no nvcc")
 
-    late, backend = started(fails)
+    build, backend = started(fails)
     with caplog.at_level(logging.WARNING):
-        assert not caught_up(late)
+        assert not caught_up(build)
     assert backend.plan(None) == "slow"
     assert [each.getMessage() for each in caplog.records] == [
         "The kernels of fast could not be compiled, so prompts stay on slow, which is slower: there is no nvcc"
@@ -93,9 +93,9 @@ def test_kernels_that_are_not_compiled_are_compiled_beside_a_stand_in(missing: l
     chosen = without_waiting(CHOSEN, AskedBackends(), ALL, TASK, CPU)
     assert (chosen.prefill, chosen.decode, chosen.stand_in) == ("flashinfer", "sgl_kernel", "triton")
     assert str(chosen) == str(CHOSEN)
-    late = chosen.late
-    assert isinstance(late, LateKernels)
-    assert caught_up(late) and missing == []
+    build = chosen.build
+    assert isinstance(build, BackgroundBuild)
+    assert caught_up(build) and missing == []
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_otherwise_the_first_step_waits_for_the_compiler(
     missing: list[str], chosen: ChosenBackends, asked: AskedBackends, available: tuple[str, ...]
 ) -> None:
     found = without_waiting(chosen, asked, available, TASK, CPU)
-    assert found == chosen and found.late is NOTHING_LATE and missing == ["prompts"]
+    assert found == chosen and found.build is NOTHING_TO_BUILD and missing == ["prompts"]
 
 
 def test_nothing_is_late_where_all_is_compiled(missing: list[str]) -> None:
     missing.clear()
-    assert without_waiting(CHOSEN, AskedBackends(), ALL, TASK, CPU).late is NOTHING_LATE
+    assert without_waiting(CHOSEN, AskedBackends(), ALL, TASK, CPU).build is NOTHING_TO_BUILD

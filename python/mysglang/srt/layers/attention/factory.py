@@ -23,7 +23,7 @@ from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
 from mysglang.srt.layers.attention.expanding import ExpandingBackend
 from mysglang.srt.layers.attention.split import split
-from mysglang.srt.layers.attention.stand_in import NOTHING_LATE, Late, LateKernels
+from mysglang.srt.layers.attention.stand_in import NOTHING_TO_BUILD, BackgroundBuild, KernelBuild
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class ChosenBackends:
     decode: str
     stand_in: str = ""
     """The backend that prompts run on until the kernels of `prefill` are compiled; empty if they wait for nothing."""
-    late: Late = field(default=NOTHING_LATE, compare=False)
+    build: KernelBuild = field(default=NOTHING_TO_BUILD, compare=False)
     """The kernels of `prefill` that are being compiled."""
 
     def __str__(self) -> str:
@@ -199,8 +199,8 @@ def without_waiting(
     missing = [] if stand_in is None else build.missing(task.specs, task.dtype, task.stored, device)
     if stand_in is None or not missing:
         return chosen
-    late = LateKernels("flashinfer", stand_in, partial(build.compile_all, missing))
-    return replace(chosen, stand_in=stand_in, late=late)
+    building = BackgroundBuild("flashinfer", stand_in, partial(build.compile_all, missing))
+    return replace(chosen, stand_in=stand_in, build=building)
 
 
 def why_not(name: str, task: AttentionTask) -> str:
@@ -266,7 +266,7 @@ def _create(
     names: ChosenBackends, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]
 ) -> AttentionBackend:
     make = partial(_make, pool=pool, page_table=page_table, specs=specs)
-    prefill = names.late.backend(partial(make, names.stand_in), partial(make, names.prefill))
+    prefill = names.build.backend(partial(make, names.stand_in), partial(make, names.prefill))
     one = names.decode == names.prefill and not names.stand_in
     both = split(prefill, prefill if one else make(names.decode))
     latent = any(spec.latent_dim is not None for spec in specs)

@@ -56,7 +56,7 @@ class StandIn:
         self._backend = self._wanted
 
 
-class Late(Protocol):
+class KernelBuild(Protocol):
     """Kernels for prompts that may not be compiled yet."""
 
     @property
@@ -73,7 +73,7 @@ class Late(Protocol):
         ...
 
 
-class NothingLate:
+class NothingToBuild:
     """A null object: all kernels are compiled, or the first step waits for the compiler."""
 
     waits_for = ""
@@ -85,11 +85,11 @@ class NothingLate:
         return False
 
 
-NOTHING_LATE = NothingLate()
+NOTHING_TO_BUILD = NothingToBuild()
 
 
-class LateKernels:
-    """Kernels that a thread compiles, and the backends that wait for them (a `Late`)."""
+class BackgroundBuild:
+    """Kernels that a thread compiles, and the backends that wait for them (a `KernelBuild`)."""
 
     def __init__(self, name: str, stand_in: str, compile_them: Callable[[], None]) -> None:
         """Starts to compile. `name` and `stand_in` are backends, for the log."""
