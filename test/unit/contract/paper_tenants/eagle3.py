@@ -82,6 +82,9 @@ class Eagle3Worker:
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
         return self._verification.run(batch)
 
+    def catch_up(self, *, idle: bool) -> None:
+        """All kernels are compiled when it starts."""
+
 
 def late_step(slots: Slots, high: Ints) -> ModelWorkerBatch:
     """Rows behind a step in flight: start, drafts and KV slots are the device's, and memory reaches to `high`."""
