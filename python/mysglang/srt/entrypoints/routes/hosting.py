@@ -31,7 +31,7 @@ def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]],
 
     @router.post("/invocations", openapi_extra=CHAT)
     async def invocations(request: Request) -> Response:
-        """Answers like /v1/chat/completions, at the path that SageMaker calls."""
+        """/v1/chat/completions under the path of SageMaker."""
         return await chat(request)
 
     @router.post(predict_path, openapi_extra=takes(VertexGenerateReqInput) | gives(Predictions))

@@ -92,7 +92,7 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
     @router.put("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
     @router.post("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
     async def rerank(request: Request) -> Response:
-        """Scores documents by their relevance to a query, and returns them as a list, the most relevant first."""
+        """Documents by their relevance to a query, as a list."""
         return await ranking.rerank(request)
 
     @router.post("/v2/rerank", openapi_extra=takes(CohereRerankRequest) | gives(RerankResults))
