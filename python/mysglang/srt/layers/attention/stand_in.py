@@ -103,7 +103,11 @@ class BackgroundBuild:
             name,
             stand_in,
         )
-        threading.Thread(target=self._compile, args=(compile_them,), name=f"{name} build", daemon=True).start()
+        thread = threading.Thread(target=self._compile, args=(compile_them,), name=f"{name} build", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no room for a thread
+            self._compiled.set_exception(error)
 
     @property
     def waits_for(self) -> str:
