@@ -198,7 +198,9 @@ def test_draws() -> None:
 
 TRITON = """
 from fixtures.op_cases import OPS, check_op
-from mysglang.srt.kernels.cuda import experts, invariant_gemm, sampling
+from mysglang.srt.kernels.cuda import experts, experts_blocks, experts_plans, invariant_gemm, sampling
+from mysglang.srt.kernels.cuda.mixture import Mixture
+from mysglang.srt.kernels.cuda.select_experts import topk_softmax
 from mysglang.srt.kernels.op import use_ops
 use_ops("invariant")
 linears = [name for name, (op, _) in OPS.items() if op.name == "linear"]
@@ -237,23 +239,31 @@ assert not invariant_gemm.tells(found * float("nan")) and not invariant_gemm.tel
 # Experts: alone, and beside rows that fill other blocks of the same ones.
 routed = torch.randn(70, 9)
 routed[:, 4] += 2
-ids, gates = experts.topk_softmax(routed, 3, True)
-ids_of_equals, _ = experts.topk_softmax(torch.zeros(2, 5), 3, False)
+ids, gates = topk_softmax(routed, 3, True)
+ids_of_equals, _ = topk_softmax(torch.zeros(2, 5), 3, False)
 assert torch.equal(ids_of_equals, torch.tensor([[0, 1, 2]] * 2, dtype=torch.int32))
 gate_up, down = torch.randn(9, 48, 40) / 6, torch.randn(9, 40, 24) / 5
 whole = experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu")
 for rows in (torch.tensor([69]), torch.randperm(70)):
     part = experts.invariant_fused_experts(x[rows], gate_up, down, ids[rows], gates[rows], "silu")
     assert torch.equal(part, whole[rows])
+# Weights that the copy engine reads are the same ones, also where a tile goes beyond a matrix or its rows.
+experts_blocks.has_copy_engine = lambda _: True
+copied = experts_blocks.blocks_of(64, 64, 128, 4, 3, copied=True)
+assert torch.allclose(Mixture(x, gate_up, down, ids, gates, "silu", None).run(copied), whole, atol=1e-5)
+# Many pairs are counted in pieces before they are sorted.
+experts_blocks.SORTED_ALONE, experts_blocks.COUNTED_PAIRS, experts_blocks.COUNTED_TOGETHER = 0, 32, 4
+assert torch.equal(experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu"), whole)
 # One row has everything compiled that more rows will need, whatever the tile.
 tiles = []
-experts._product_kernel.warmup = lambda *arguments, grid, ROWS, OUTPUTS, **more: tiles.append((ROWS, OUTPUTS))
+experts_blocks._product_kernel.warmup = lambda *arguments, grid, ROWS, OUTPUTS, **more: tiles.append((ROWS, OUTPUTS))
 for _ in range(2):
     experts.fused_experts(x[:1], gate_up, down, ids[:1], gates[:1], "silu")
-assert tiles == [(tile.rows, wide * tile.outputs) for tile in experts.TILES for wide in (1, 2)]
+plans = [plan for plan in experts_plans.PLANS if isinstance(plan, experts_blocks.Blocks)]
+assert tiles == [(tile.rows, tile.outputs) for plan in plans for _ in "12" for tile in (plan.tile, plan.down)]
 assert experts.fused_experts(x[:0], gate_up, down, ids[:0], gates[:0], "silu").shape == (0, 40)
 broken = torch.full((1, 9), float("nan"))
-ids, gates = experts.topk_softmax(broken, 3, True)
+ids, gates = topk_softmax(broken, 3, True)
 assert gates.isnan().all() and ids.min() >= 0 and ids.max() < 9
 logits = torch.randn(5, 1003)
 found = sampling.invariant_log_probabilities(logits)

@@ -16,7 +16,14 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
 from fixtures.triton_compiled import compile_launches
-from mysglang.srt.kernels.cuda import attention, experts, kvcache, latent_attention
+from mysglang.srt.kernels.cuda import (
+    attention,
+    experts_blocks,
+    experts_plans,
+    kvcache,
+    latent_attention,
+    select_experts,
+)
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory of one program, by the device's compute capability."""
@@ -31,7 +38,15 @@ PRODUCT = {
     "x_stride": "i32",
     "blocks": "i32",
 }
-TOPK = {"logits": "*bf16", "ids": "*i32", "gates": "*fp32", "row_stride": "i32", "experts": "i32"}
+LOGITS = {
+    "logits": "*bf16",
+    "corrections": "*fp32",
+    "ids": "*i32",
+    "gates": "*fp32",
+    "row_stride": "i32",
+    "experts": "i32",
+    **dict.fromkeys(("scale", "least_sum", "no_gates"), "fp32"),
+}
 
 
 def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **constants: Any) -> int:
@@ -47,23 +62,37 @@ def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **cons
     return shared
 
 
+def plans() -> list[experts_blocks.Blocks]:
+    """All plans with tiles that take shared memory."""
+    tuned = [plan for rows in experts_plans.TUNED.values() for _, plan in rows]
+    return [plan for plan in {*experts_plans.PLANS, *tuned} if isinstance(plan, experts_blocks.Blocks)]
+
+
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-@pytest.mark.parametrize("tile", [experts.FEW, experts.MORE, experts.MANY], ids=["few", "more", "many"])
-def test_products_of_experts(tile: experts.Tile, capability: int) -> None:
-    shared = shared_bytes(
-        experts._product_kernel,
-        capability,
-        PRODUCT | {"outputs": "i32", "inputs": "i32"},
-        SHARED=8,
-        KIND="silu",
-        BIASED=True,
-        ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
-        INPUTS=tile.depth // 2,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    assert shared <= SHARED_BYTES[capability]
+def test_products_of_experts(capability: int) -> None:
+    for tile in {plan.tile for plan in plans()}:
+        copied = tile.copied and capability >= 90
+        described = {"weights": f"tensordesc<bf16[{tile.outputs}, {tile.depth // 2}]>"} if copied else {}
+        shared = shared_bytes(
+            experts_blocks._product_kernel,
+            capability,
+            PRODUCT | {"outputs": "i32", "inputs": "i32"} | described,
+            SORTED=tile.rows > 16,
+            TOP_K=6,
+            PLACES=8,
+            SHARED=6,
+            KIND="silu",
+            BIASED=True,
+            WHOLE=tile.rows > 16,
+            COPIED=copied,
+            ROWS=tile.rows,
+            OUTPUTS=tile.outputs,
+            INPUTS=tile.depth // 2,
+            OVERLAP=capability >= 90,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        assert shared <= SHARED_BYTES[capability]
 
 
 PAGES = {"keys": "*u8", "values": "*u8", "table": "*i32", "slots": "*i64", "seq_lens": "*i32"}
@@ -88,11 +117,19 @@ def test_pages_of_eight_bit_numbers(capability: int, number: int, several: bool)
 
 def test_what_stands_around_them() -> None:
     listed = {"ids": "*i32", "rows": "i32", **ROUTED}
-    assert shared_bytes(experts._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128) < 4096
+    assert (
+        shared_bytes(experts_blocks._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128, OVERLAP=True)
+        < 4096
+    )
+    listed |= {"counts": "*i32", "pieces": "i32"}
+    sizes = {"EXPERTS": 256, "CHUNK": 4096, "OVERLAP": True, "num_warps": 8}
+    assert shared_bytes(experts_blocks._count_kernel, 90, listed, **sizes) < 16384
+    assert shared_bytes(experts_blocks._place_kernel, 90, listed, **sizes, TOGETHER=16, MOST_ROWS=128) < 32768
     each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "width": "i32"}
-    assert shared_bytes(experts._sum_kernel, 90, each, TOP_K=8, BLOCK=1024) < 4096
-    sizes = {"RENORMALIZE": True, "TOP_K": 6, "PLACES": 8, "EXPERTS": 64}
-    assert shared_bytes(experts._topk_softmax_kernel, 90, TOPK, **sizes, num_warps=1) < 4096
+    assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=1024, OVERLAP=True) < 4096
+    sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}
+    kinds = {"SOFTMAX": False, "CORRECTED": True, "RENORMALIZE": True, "OVERLAP": True}
+    assert shared_bytes(select_experts._select_kernel, 90, LOGITS, **sizes, **kinds, num_warps=1) < 4096
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -120,7 +157,7 @@ def test_latent_attention(decode: bool, capability: int) -> None:
         LATENT=512,
         TURNED=64,
         PAGE=64,
-        SPLITS=16 if decode else 1,
+        SPLITS=64 if decode else 1,
         QUERIES=latent_attention.DECODE_QUERIES if decode else latent_attention.EXTEND_QUERIES,
         LATENT_WIDTH=512,
         TURNED_WIDTH=64,
@@ -143,9 +180,11 @@ from mysglang.srt.kernels.cuda import invariant_gemm, late_rows, sampling
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
-for op, make in OPS.values():
+for name, (op, make) in OPS.items():
     op.implementations["cpu"] = op.implementations["cuda"]
-    op.choose("cpu")(*make("cpu", torch.bfloat16))
+    # Each shape of a mixture has the kernels of all plans.
+    if op.name != "fused_experts" or name.endswith(("of a row", "with biases")):
+        op.choose("cpu")(*make("cpu", torch.bfloat16))
 sampling.draw_tokens(*random_draws(3, rows=4, vocab=150, ties=False, k=True, p=True, m=True).arguments())
 sampling.greedy_tokens(torch.randn(6, 1000))
 numbers = torch.ones(2, dtype=torch.int32)

@@ -5,11 +5,15 @@ An expert's weights are of floating point, or of eight-bit integers with a facto
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation, gated
+from mysglang.srt.kernels.gemm import gated_linear, linear
 from mysglang.srt.kernels.op import Op
 
 Biases = tuple[Tensor, Tensor] | None
@@ -31,6 +35,66 @@ def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor
 def _sigmoid_scores(logits: Tensor) -> Tensor:
     """Each logit's sigmoid, in float32: [N, E] -> [N, E]."""
     return logits.float().sigmoid()
+
+
+NO_GATES = 1e-20
+"""Added to a sum of gates that others are divided by, for `sigmoid`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """How a row's logits become its experts and their gates."""
+
+    score: Literal["softmax", "sigmoid"]
+    top_k: int
+    renormalize: bool
+    """True if gates are divided by their sum."""
+    groups: int = 1
+    """Groups of as many experts each, side by side."""
+    kept_groups: int = 1
+    """Groups from which a row's experts come: with softmax those of the best experts, with sigmoid those whose two best
+    have the greatest sum.
+    """
+    scale: float = 1.0
+    """Factor of the gates, after all else."""
+    least_sum: float = 0.0
+    """Lower bound of the sum that gates are divided by."""
+
+
+def _select_experts(logits: Tensor, correction: Tensor | None, selection: Selection) -> tuple[Tensor, Tensor]:
+    """logits [N, E], and float32 corrections [E] or [1, E], which are added to scores for the choice only
+    -> experts [N, k] int32, no two of a row alike, and their gates [N, k] float32: the scores, computed in float32.
+
+    Without corrections experts are chosen by their logits. If two are equal, either may be chosen.
+    """
+    one_group = selection.groups == selection.kept_groups
+    if selection.score == "softmax" and one_group and correction is None and not selection.least_sum:
+        ids, gates = topk_softmax(logits, selection.top_k, selection.renormalize)
+        return ids, gates if selection.scale == 1.0 else gates * selection.scale
+    softmax = selection.score == "softmax"
+    scores = logits.softmax(dim=-1, dtype=torch.float32) if softmax else sigmoid_scores(logits)
+    # Scores of large logits are all 1, and the logits are not.
+    choice = logits.float() if correction is None else scores + correction
+    if not one_group:
+        best = choice.view(len(choice), selection.groups, -1).topk(1 if softmax else 2, dim=-1).values.sum(dim=-1)
+        kept = torch.zeros_like(best, dtype=torch.bool)
+        kept.scatter_(-1, best.topk(selection.kept_groups, dim=-1).indices, True)
+        choice = choice.masked_fill(~kept.repeat_interleave(choice.shape[-1] // selection.groups, dim=-1), -torch.inf)
+    ids = choice.topk(selection.top_k, dim=-1).indices
+    gates = scores.gather(-1, ids)
+    if selection.renormalize:
+        total = gates.sum(dim=-1, keepdim=True).clamp(min=selection.least_sum)
+        gates = gates / (total if softmax else total + NO_GATES)
+    return ids.to(torch.int32), gates if selection.scale == 1.0 else gates * selection.scale
+
+
+def _route_experts(
+    x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, selection: Selection
+) -> tuple[Tensor, Tensor]:
+    """x [N, input] -> what `select_experts` makes of the logits `linear(x, weight, bias)`. x is rounded to the dtype of
+    the weight [E, input] first.
+    """
+    return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
 
 
 def _fused_experts(
@@ -60,6 +124,29 @@ def _fused_experts(
     return total.to(x.dtype)
 
 
+SharedExpert = tuple[Tensor, Tensor]
+"""[2 * inner, width] of gate and up, and [width, inner] of down, of an expert that every row goes through; both may
+have been packed as weights of linears."""
+
+
+def _experts_and_shared(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases,
+    shared: SharedExpert,
+) -> Tensor:
+    """`fused_experts` plus a shared expert with the same activation, the gate 1 and no biases; its inner size may be
+    another. This reference rounds both to the dtype of x before it adds them.
+    """
+    first, second = shared
+    out = linear(gated_linear(x, first, None, activation), second, None)
+    return out.add_(fused_experts(x, gate_up, down, ids, gates, activation, biases))
+
+
 def _pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the form that `fused_experts` is quickest with: themselves, or copies that nothing else may look into."""
     return gate_up, down
@@ -82,7 +169,17 @@ sigmoid_scores = Op(
     reference=_sigmoid_scores,
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:sigmoid_scores"},
 )
-topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.experts:topk_softmax")
+topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.select_experts:topk_softmax")
+select_experts = Op(
+    "select_experts", reference=_select_experts, cuda="mysglang.srt.kernels.cuda.select_experts:select_experts"
+)
+route_experts = Op(
+    "route_experts",
+    reference=_route_experts,
+    cuda="mysglang.srt.kernels.cuda.select_experts:route_experts",
+    # Composed of a product that is invariant, and of a choice that is.
+    invariant={"cuda": ()},
+)
 fused_experts = Op(
     "fused_experts",
     reference=_fused_experts,
@@ -90,6 +187,13 @@ fused_experts = Op(
     cuda="mysglang.srt.kernels.cuda.experts:fused_experts",
     # On the CPU both implementations are invariant: C++ by itself, and torch by the products of which it consists.
     invariant={"cuda": "mysglang.srt.kernels.cuda.experts:invariant_fused_experts"},
+)
+experts_and_shared = Op(
+    "experts_and_shared",
+    reference=_experts_and_shared,
+    cuda="mysglang.srt.kernels.cuda.experts:experts_and_shared",
+    # Composed of ops that are invariant.
+    invariant={"cuda": ()},
 )
 pack_experts = Op("pack_experts", reference=_pack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:pack_experts")
 unpack_experts = Op(

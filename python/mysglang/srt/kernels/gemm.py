@@ -57,7 +57,10 @@ gated_linear = Op(
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant_native:gated_linear", "cuda": ()},
 )
 heads_linear = Op(
-    "heads_linear", reference=_heads_linear, invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:heads_linear"}
+    "heads_linear",
+    reference=_heads_linear,
+    cuda="mysglang.srt.kernels.cuda.latent_rows:heads_linear",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:heads_linear", "cuda": ()},
 )
 pack_linear_weight = Op(
     "pack_linear_weight",

@@ -46,7 +46,7 @@ def _store_rows(rows: Tensor, cache: Tensor, locations: Tensor) -> None:
     cache.index_copy_(0, locations, rows.unsqueeze(1).to(cache.dtype))
 
 
-store_rows = Op("store_rows", reference=_store_rows)
+store_rows = Op("store_rows", reference=_store_rows, cuda="mysglang.srt.kernels.cuda.latent_rows:store_rows")
 
 
 def _copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

@@ -47,6 +47,14 @@ class GatedMLP(nn.Module):
         out: Tensor = self.down_proj(self.gate_up_proj(x))
         return out
 
+    def dense_weights(self) -> tuple[Tensor, Tensor] | None:
+        """Weights of gate and up, and of down, as `linear` takes them; None if they are quantized or have biases."""
+        linears = self.gate_up_proj, self.down_proj
+        first, second = (each.method.dense_weight(each) for each in linears)
+        if first is None or second is None or any(each.bias is not None for each in linears):
+            return None
+        return first, second
+
 
 class PlainMLP(nn.Module):
     """down(act(up(x))), by the names that a checkpoint has for both."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mysglang.srt.forward.forward_batch import AttentionSpec, Expansion, ForwardBatch
 from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.gemm import heads_linear
-from mysglang.srt.kernels.rotary import rope
+from mysglang.srt.kernels.latent import absorb_queries, norm_and_turn
 from mysglang.srt.layers.attention.expanding import MergedParts
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
@@ -70,8 +70,8 @@ class HeadsOfRows(nn.Module):
         self.register_parameter("weight", WeightParameter((rows.size, latent_dim), (rows,), dtype=context.dtype))
 
     def absorb(self, q: Tensor) -> Tensor:
-        """[T, num_heads, key_dim] -> [T, num_heads, latent_dim]: K_h^T q."""
-        return heads_linear(q, self._parts()[0])
+        """[T, num_heads, key_dim + rope_dim] -> [T, num_heads * (latent_dim + rope_dim)]: K_h^T of the first part."""
+        return absorb_queries(q, self._parts()[0])
 
     def values(self, sums: Tensor) -> Tensor:
         """[T, num_heads, latent_dim], sums of the latent part of rows -> [T, num_heads, value_dim]: V_h of them."""
@@ -158,8 +158,9 @@ class LatentAttention(nn.Module):
         latent_dim, key_dim = self.attn.spec.value_dim, self._sizes.key_dim
         q = self._queries(x).view(len(x), self.kv_b_proj.num_heads, -1)
         rows = self.kv_a_proj_with_mqa(x)
-        rows[:, :latent_dim] = self.kv_a_layernorm(rows[:, :latent_dim])
-        rope(q[..., key_dim:], rows[:, latent_dim:], batch.positions, self.rotary.cos_sin, self._sizes.interleaved)
+        gain, eps = self.kv_a_layernorm.gain, self.kv_a_layernorm.eps
+        turned, cos_sin, interleaved = q[..., key_dim:], self.rotary.cos_sin, self._sizes.interleaved
+        norm_and_turn(turned, rows, gain, eps, batch.positions, cos_sin, interleaved)
         self.attn.store(rows, rows[:, :latent_dim], batch)
         if batch.tail is not None and batch.tail.step is not None:
             heads = self._attend(batch.wanted(q), rows, batch.tail.step)
@@ -172,9 +173,8 @@ class LatentAttention(nn.Module):
 
     def _attend(self, q: Tensor, rows: Tensor, step: ForwardBatch) -> Tensor:
         """Over the latent rows. q: [N, num_heads, key_dim + rope_dim] of the step -> [N, num_heads * value_dim]."""
-        spec, up, key_dim = self.attn.spec, self.kv_b_proj, self._sizes.key_dim
-        absorbed = torch.cat((up.absorb(q[..., :key_dim]), q[..., key_dim:]), dim=-1).flatten(1)
-        sums = step.attn_backend.forward(absorbed, rows, rows[:, : spec.value_dim], spec, step)
+        spec, up = self.attn.spec, self.kv_b_proj
+        sums = step.attn_backend.forward(up.absorb(q), rows, rows[:, : spec.value_dim], spec, step)
         return up.values(sums.view(len(sums), up.num_heads, -1)).flatten(1)
 
     def _attend_expanded(self, q: Tensor, rows: Tensor, expansion: Expansion) -> Tensor:

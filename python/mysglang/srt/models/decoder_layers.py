@@ -150,7 +150,7 @@ def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
     return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
 
 
-def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> GatedMLP:
     return GatedMLP(hidden_size, plan.intermediate_size, plan.activation, bias=plan.bias, context=context)
 
 

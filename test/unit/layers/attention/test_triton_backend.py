@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from fixtures.attention_cases import LATENT, PLAIN, STORIES, check_shared_pages, check_story
 from fixtures.late_attention import check_late_lengths
+from mysglang.srt.kernels.cuda import latent_attention
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
@@ -22,6 +23,9 @@ for name in ("chunks", "prompt then decode"):
     check_story(TritonBackend, STORIES[name], replace(small, window=5, chunked=True), page_size=4, tolerance=1e-4)
     check_story(TritonBackend, STORIES[name], replace(small, sinks=sinks), page_size=4, tolerance=1e-4)
 check_shared_pages(TritonBackend)
+assert [latent_attention.splits_of(tiles) for tiles in (1, 4, 5, 48, 49)] == [64, 64, 16, 8, 4]
+# Fewer programs, which the interpreter runs one after another.
+latent_attention.SPLITS = ((1, 8),)
 # One row for all heads: more heads than a tile holds, and fewer; sizes that are no powers of two.
 for spec in (replace(LATENT, num_heads=19), replace(LATENT, num_heads=5, head_dim=30, latent_dim=24)):
     for page_size in (1, 4):

@@ -15,13 +15,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mysglang.srt.kernels.cuda.attention import MAX_SPLITS, _join_kernel, _kv_slots
+from mysglang.srt.kernels.cuda.attention import _join_kernel, _kv_slots
 from mysglang.srt.kernels.cuda.overlap import overlapping
 
 KEYS = 32
 """Read at once. At the sizes of DeepSeek (512 and 64) a decoding program then takes 58 KiB of shared memory."""
 DECODE_QUERIES, EXTEND_QUERIES = 16, 32
 """Queries of a program."""
+
+SPLITS = (4, 64), (24, 16), (48, 8)
+"""Tiles of queries in a step at most, and the splits of each row's keys then."""
+FEWEST_SPLITS = 4
 
 
 class LatentShape(Protocol):
@@ -146,10 +150,11 @@ def latent_decode_attention(
     value_dim].
     """
     count = len(slots) * spec.num_heads
-    partial = torch.empty(count, MAX_SPLITS, spec.value_dim, dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty(count, MAX_SPLITS, dtype=torch.float32, device=q.device)
     tiles = triton.cdiv(spec.num_heads, DECODE_QUERIES)
-    _latent_kernel[(len(slots), tiles, MAX_SPLITS)](
+    splits = splits_of(len(slots) * tiles)
+    partial = torch.empty(count, splits, spec.value_dim, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(count, splits, dtype=torch.float32, device=q.device)
+    _latent_kernel[(len(slots), tiles, splits)](
         q,
         rows,
         table,
@@ -164,7 +169,7 @@ def latent_decode_attention(
         spec.scale,
         spec.num_heads,
         DECODE=True,
-        SPLITS=MAX_SPLITS,
+        SPLITS=splits,
         QUERIES=DECODE_QUERIES,
         num_warps=4,
         num_stages=2,
@@ -181,12 +186,20 @@ def latent_decode_attention(
         1.0,
         SINKS=False,
         DIM=spec.value_dim,
-        SPLITS=MAX_SPLITS,
+        SPLITS=splits,
         WIDTH=triton.next_power_of_2(spec.value_dim),
-        num_warps=2,
+        num_warps=max(2, splits // 8),
         **overlapping(q),
     )
     return out
+
+
+def splits_of(programs: int) -> int:
+    """Splits of a row's keys, for a step of so many tiles of queries: enough to fill the device, and never one, since a
+    row may be much longer than the others. Each split writes float32 sums for its heads, which are read again. At the
+    sizes of DeepSeek, those of 16 heads take as many bytes as 57 keys.
+    """
+    return next((splits for most, splits in SPLITS if programs <= most), FEWEST_SPLITS)
 
 
 def latent_extend_attention(

@@ -18,6 +18,11 @@ def overlapping(x: Tensor) -> dict[str, bool]:
     return {"OVERLAP": True, "launch_pdl": True} if x.is_cuda and _knows_dependents(x.device) else {"OVERLAP": False}
 
 
+def has_copy_engine(x: Tensor) -> bool:
+    """True if kernels on the device of x can read tiles through descriptors."""
+    return x.is_cuda and _knows_dependents(x.device)
+
+
 @cache
 def _knows_dependents(device: torch.device) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= HOPPER

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.experts import Biases, workspace_per_token
+from mysglang.srt.kernels.experts import Biases, experts_and_shared, workspace_per_token
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.decoder_blocks import GatedMLP
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.moe.method import ExpertSizes
 from mysglang.srt.layers.moe.parameter import FusedLayout
@@ -75,6 +76,15 @@ class Experts(nn.Module):
         """x: [N, hidden]; experts of each row and their gates: [N, top_k]. Returns [N, hidden]."""
         return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation, self._biases()))
 
+    def with_shared(self, x: Tensor, ids: Tensor, gates: Tensor, shared: GatedMLP) -> Tensor | None:
+        """`forward` plus shared(x), a gated MLP with the same activation; None if either's weights are not plain."""
+        weights, first_and_second = self.method.dense_weights(self), shared.dense_weights()
+        if weights is None or first_and_second is None:
+            return None
+        biases = self._biases()
+        parts = experts_and_shared(x, *weights, ids, gates, self.activation, biases, first_and_second)
+        return self.tp.all_reduce(parts)
+
     def _biases(self) -> Biases:
         if self.w13_bias is None or self.w2_bias is None:
             return None
@@ -88,8 +98,8 @@ class SharedExpert:
 
     name: str
     """Name of the module in the mixture."""
-    build: Callable[[LayerContext], nn.Module]
-    """The module: x [N, hidden] -> [N, hidden], which is not x itself."""
+    build: Callable[[LayerContext], GatedMLP]
+    """The module, with the activation of the experts: x [N, hidden] -> [N, hidden], which is not x itself."""
     gated: bool
     """True if the output is multiplied by the sigmoid of a projection of x."""
 
@@ -126,7 +136,7 @@ class MixtureOfExperts(nn.Module):
             top_k=routing.top_k, width=hidden_size, inner=intermediate_size // context.tp.size, dtype=context.dtype
         )
         """Bytes that the experts take for a token, in addition to x and the result."""
-        self._shared: tuple[nn.Module | None, nn.Module | None] = None, None
+        self._shared: tuple[GatedMLP | None, nn.Module | None] = None, None
         if shared is not None:
             # Registered by the names of the checkpoint, which differ; kept in a tuple so that torch does not register
             # them twice.
@@ -137,6 +147,7 @@ class MixtureOfExperts(nn.Module):
                 plain = replace(context.under("shared_expert_gate"), quant=Unquantized())
                 gate = self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, context=plain)
             self._shared = expert, gate
+        self._joins_shared = shared is not None and not shared.gated and not routing.scales_input
 
     def forward(self, x: Tensor) -> Tensor:
         """Sends each token to its experts and adds up their outputs: [N, hidden] -> [N, hidden]."""
@@ -145,6 +156,8 @@ class MixtureOfExperts(nn.Module):
         if expert is None:
             out: Tensor = self._mixed(x, ids, gates)
             return out
+        if self._joins_shared and (both := self.experts.with_shared(x, ids, gates, expert)) is not None:
+            return both
         shared: Tensor = expert(x)
         if gate is not None:
             shared = gate(x).sigmoid() * shared

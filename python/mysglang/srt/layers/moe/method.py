@@ -56,6 +56,10 @@ class ExpertsMethod(Protocol):
         """[experts, output, input]: the values that are computed with, in any float dtype."""
         ...
 
+    def dense_weights(self, layer: nn.Module) -> tuple[Tensor, Tensor] | None:
+        """Both weights as `fused_experts` takes them; None if they are quantized."""
+        ...
+
     def apply(
         self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases
     ) -> Tensor:
@@ -82,6 +86,9 @@ class UnquantizedExpertsMethod:
 
     def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
         return unpack_experts(_tensors(layer)[NAMES.index(name)])
+
+    def dense_weights(self, layer: nn.Module) -> tuple[Tensor, Tensor] | None:
+        return _tensors(layer)
 
     def apply(
         self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases

@@ -1,4 +1,4 @@
-"""How the logits of a router become the experts of each token and their gates: a table by kind.
+"""How a router chooses the experts of each token and their gates: a table by kind.
 
 What a kind does is one function; what a model may say of it beside the kind is in `Routing`.
 """
@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mysglang.srt.kernels.experts import sigmoid_scores, topk_softmax
+from mysglang.srt.kernels.experts import Selection, route_experts
+from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.quantization.unquantized import Unquantized
-
-NO_GATES = 1e-20
-"""Added to a sum of gates that others are divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,6 @@ class Router(ReplicatedLinear):
         self.routing = routing
         shape = (1, experts) if routing.corrections_in_row else (experts,)
         self.e_score_correction_bias = WeightParameter(shape, dtype=torch.float32) if routing.corrected else None
-        self._dtype = dtype
 
     def values_of(self, name: str) -> Tensor:
         if name == "e_score_correction_bias":
@@ -78,55 +76,46 @@ class Router(ReplicatedLinear):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
-        return ROUTERS[self.routing.kind](self(x.to(self._dtype)), self.routing, self.e_score_correction_bias)
+        weight = self.weight
+        assert isinstance(weight, Tensor)
+        return ROUTERS[self.routing.kind](x, weight, self.bias, self.routing, self.e_score_correction_bias)
 
 
-Route = Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
-"""logits [N, experts], and what corrects the scores for the choice [experts] -> experts [N, top_k] int32, and their
-gates [N, top_k] float32."""
+Route = Callable[[Tensor, Tensor, Tensor | None, Routing, Tensor | None], tuple[Tensor, Tensor]]
+"""x [N, hidden], a linear's weight [experts, hidden] and bias, and what corrects the scores for the choice [experts]
+-> experts [N, top_k] int32, and their gates [N, top_k] float32. Logits are computed in the dtype of the weight."""
 
 
-def _softmax(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The likeliest experts, with their probabilities (Qwen3-MoE, DeepSeek-V2). Groups are ranked by their likeliest
-    expert.
+def _best(score: Literal["softmax", "sigmoid"]) -> Route:
+    """The experts with the greatest scores. With `softmax` a score is the expert's probability (Qwen3-MoE,
+    DeepSeek-V2); with `sigmoid` each expert is scored by itself (DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section
+    2.1.2).
     """
-    if routing.groups == routing.kept_groups and correction is None:
-        ids, gates = topk_softmax(logits, routing.top_k, routing.renormalize)
-    else:
-        scores = logits.softmax(dim=-1, dtype=torch.float32)
-        choice = scores if correction is None else scores + correction
-        if routing.groups != routing.kept_groups:
-            best = choice.view(len(scores), routing.groups, -1).amax(dim=-1)
-            choice = _in_groups(choice, best, routing, left_out=0.0)
-        chosen = choice.topk(routing.top_k, dim=-1).indices
-        gates, ids = scores.gather(-1, chosen), chosen.to(torch.int32)
-        if routing.renormalize:
-            gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=routing.least_sum)
-    return ids, gates if routing.scale == 1.0 else gates * routing.scale
+
+    def route(
+        x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        selection = Selection(
+            score=score,
+            top_k=routing.top_k,
+            renormalize=routing.renormalize,
+            groups=routing.groups,
+            kept_groups=routing.kept_groups,
+            scale=routing.scale,
+            least_sum=routing.least_sum,
+        )
+        return route_experts(x, weight, bias, correction, selection)
+
+    return route
 
 
-def _sigmoid(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each expert is scored by itself, and chosen by its corrected score; the gate is the score without the correction
-    (DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2). Groups are ranked by the sum of their best two.
-    """
-    scores = sigmoid_scores(logits)
-    # Sigmoids of large logits are all 1, and the logits are not.
-    choice = logits.float() if correction is None else scores + correction
-    if routing.groups != routing.kept_groups:
-        best = choice.view(len(choice), routing.groups, -1).topk(2, dim=-1).values.sum(dim=-1)
-        choice = _in_groups(choice, best, routing, left_out=float("-inf"))
-    ids = choice.topk(routing.top_k, dim=-1).indices
-    gates = scores.gather(-1, ids)
-    if routing.renormalize:
-        gates = gates / (gates.sum(dim=-1, keepdim=True) + NO_GATES)
-    return ids.to(torch.int32), gates * routing.scale
-
-
-def _sparsemixer(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sparsemixer(
+    x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """One expert after another, each the best of those that are left. Its gate is its probability among the left ones
     that are not far below it (Liu et al., "GRIN", arXiv 2409.12136, as Phi-3.5-MoE uses it; without noise).
     """
-    scores = logits.float()
+    scores = linear(x.to(weight.dtype), weight, bias).float()
     left, ids, gates = scores, [], []
     for _ in range(routing.top_k):
         best, chosen = left.max(dim=-1, keepdim=True)
@@ -138,12 +127,4 @@ def _sparsemixer(logits: Tensor, routing: Routing, correction: Tensor | None) ->
     return torch.cat(ids, dim=-1).to(torch.int32), torch.cat(gates, dim=-1)
 
 
-def _in_groups(scores: Tensor, best: Tensor, routing: Routing, *, left_out: float) -> Tensor:
-    """The scores [N, experts], with `left_out` for experts outside the groups that are best by `best` [N, groups]."""
-    kept = torch.zeros_like(best, dtype=torch.bool)
-    kept.scatter_(-1, best.topk(routing.kept_groups, dim=-1).indices, True)
-    outside = ~kept.repeat_interleave(scores.shape[-1] // routing.groups, dim=-1)
-    return scores.masked_fill(outside, left_out)
-
-
-ROUTERS: Mapping[str, Route] = {"softmax": _softmax, "sigmoid": _sigmoid, "sparsemixer": _sparsemixer}
+ROUTERS: Mapping[str, Route] = {"softmax": _best("softmax"), "sigmoid": _best("sigmoid"), "sparsemixer": _sparsemixer}

@@ -95,6 +95,9 @@ class Int8ExpertsMethod:
         scales = _tensor(layer, EXPERT_SCALES[NAMES.index(name)])
         return unpack_int8_experts(weights).float() * scales[..., None]
 
+    def dense_weights(self, layer: nn.Module) -> tuple[Tensor, Tensor] | None:
+        return None
+
     def apply(
         self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases
     ) -> Tensor:

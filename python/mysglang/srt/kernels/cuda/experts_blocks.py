@@ -1,0 +1,371 @@
+"""Mixtures of experts in Triton, as products of blocks of rows on tensor cores.
+
+    sort     (row, expert) pairs by expert, each expert's padded to whole blocks   -> the block's expert, its pairs
+    product  of a block with its expert's gate and up, and the activation          -> [pairs, inner]
+    product  of the same blocks with down                                          -> [pairs, width]
+    sum      of each row's pairs times their gates, in the order of its experts    -> [rows, width]
+
+There are never more blocks than the launches allow for, whatever the routing; those that are left over end at once. An
+expert without rows has no block, and its weights are not read. Few rows need no sort: a block takes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mysglang.srt.kernels.cuda.activation import gated_product
+from mysglang.srt.kernels.cuda.mixture import MANY_PAIRS, Launch, Mixture
+from mysglang.srt.kernels.cuda.overlap import has_copy_engine, overlapping
+
+SORTED_PAIRS = 1024
+"""Pairs that a program of the sort reads together."""
+SORTED_ALONE = MANY_PAIRS
+"""Most pairs that each expert's program counts by itself. More are counted first, in pieces."""
+COUNTED_PAIRS = 4096
+"""Pairs of such a piece."""
+COUNTED_TOGETHER = 16
+"""Pieces whose counts are read together."""
+SUMMED = 1024
+"""Values of a row that a program of the sum adds."""
+
+
+MOST_ROWS = 128
+"""Most rows of a tile."""
+
+
+@triton.jit(do_not_specialize=["pairs", "rows"])
+def _sort_kernel(
+    ids,
+    order,
+    block_experts,
+    blocks_used,
+    pairs,
+    rows,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The pairs of one expert, in their order, to its blocks of `rows`. EXPERTS: a power of two, none left out."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    expert = tl.program_id(0)
+    # Each program counts the pairs of all experts, to know where its own blocks begin: no program waits for another,
+    # and the host for none.
+    number = tl.arange(0, EXPERTS)
+    counts = tl.zeros((EXPERTS,), tl.int32)
+    for first in range(0, pairs, CHUNK):
+        pair = first + tl.arange(0, CHUNK)
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=0)
+        counts += tl.histogram(chosen, EXPERTS, mask=pair < pairs)
+    blocks = (counts + rows - 1) // rows
+    before = tl.sum(tl.where(number < expert, blocks, 0))
+    own = tl.sum(tl.where(number == expert, counts, 0))
+    own_blocks = (own + rows - 1) // rows
+    if expert == tl.num_programs(0) - 1:
+        tl.store(blocks_used, before + own_blocks)
+    for block in range(own_blocks):
+        tl.store(block_experts + before + block, expert)
+    begin = before * rows
+    # In the order of the pairs, which a counter that programs share would not keep.
+    done = 0
+    for first in range(0, pairs, CHUNK):
+        pair = first + tl.arange(0, CHUNK)
+        mine = (tl.load(ids + pair, mask=pair < pairs, other=0) == expert) & (pair < pairs)
+        place = begin + done + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(order + place, pair, mask=mine)
+        done += tl.sum(mine.to(tl.int32))
+    # Places of the last block that no pair has: the number `pairs` is that of none.
+    padding = own + tl.arange(0, MOST_ROWS)
+    tl.store(order + begin + padding, pairs, mask=padding < own_blocks * rows)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _count_kernel(ids, counts, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
+    """The pairs of each expert in one piece of the list -> counts [pieces, EXPERTS]."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    chosen = tl.load(ids + pair, mask=pair < pairs, other=0)
+    found = tl.histogram(chosen, EXPERTS, mask=pair < pairs)
+    tl.store(counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
+
+
+@triton.jit(do_not_specialize=["pairs", "pieces", "rows"])
+def _place_kernel(
+    ids,
+    counts,
+    order,
+    block_experts,
+    blocks_used,
+    pairs,
+    pieces,
+    rows,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The pairs of one expert in one piece of the list, in their order, to its blocks of `rows`."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    expert = tl.program_id(0)
+    piece = tl.program_id(1)
+    number = tl.arange(0, EXPERTS)
+    all_counts = tl.zeros((EXPERTS,), tl.int32)
+    done = tl.zeros((EXPERTS,), tl.int32)
+    for first in range(0, pieces, TOGETHER):
+        at = first + tl.arange(0, TOGETHER)
+        some = tl.load(counts + at[:, None] * EXPERTS + number[None, :], mask=(at < pieces)[:, None], other=0)
+        all_counts += tl.sum(some, 0)
+        done += tl.sum(tl.where((at < piece)[:, None], some, 0), 0)
+    blocks = (all_counts + rows - 1) // rows
+    before = tl.sum(tl.where(number < expert, blocks, 0))
+    own = tl.sum(tl.where(number == expert, all_counts, 0))
+    own_done = tl.sum(tl.where(number == expert, done, 0))
+    own_blocks = (own + rows - 1) // rows
+    begin = before * rows
+    if piece == 0:
+        if expert == tl.num_programs(0) - 1:
+            tl.store(blocks_used, before + own_blocks)
+        for block in range(own_blocks):
+            tl.store(block_experts + before + block, expert)
+        padding = own + tl.arange(0, MOST_ROWS)
+        tl.store(order + begin + padding, pairs, mask=padding < own_blocks * rows)
+    pair = piece * CHUNK + tl.arange(0, CHUNK)
+    mine = (tl.load(ids + pair, mask=pair < pairs, other=0) == expert) & (pair < pairs)
+    place = begin + own_done + tl.cumsum(mine.to(tl.int32), 0) - 1
+    tl.store(order + place, pair, mask=mine)
+
+
+def sort_launches(
+    ids: Tensor, order: Tensor, block_experts: Tensor, used: Tensor, experts: int, rows: int
+) -> Iterator[Launch]:
+    """The kernels that list the pairs by expert, for blocks of `rows`."""
+    pairs, wide, overlap = ids.numel(), triton.next_power_of_2(experts), overlapping(ids)
+    if pairs <= SORTED_ALONE:
+        constants = {"EXPERTS": wide, "CHUNK": SORTED_PAIRS, "MOST_ROWS": MOST_ROWS, "num_warps": 4, **overlap}
+        yield _sort_kernel, (experts,), (ids, order, block_experts, used, pairs, rows), constants
+        return
+    pieces = triton.cdiv(pairs, COUNTED_PAIRS)
+    counts = ids.new_empty(pieces, wide)
+    constants = {"EXPERTS": wide, "CHUNK": COUNTED_PAIRS, "num_warps": 8, **overlap}
+    yield _count_kernel, (pieces,), (ids, counts, pairs), constants
+    yield (
+        _place_kernel,
+        (experts, pieces),
+        (ids, counts, order, block_experts, used, pairs, pieces, rows),
+        {**constants, "TOGETHER": COUNTED_TOGETHER, "MOST_ROWS": MOST_ROWS},
+    )
+
+
+# How many rows there are must not choose another compiled kernel.
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def _product_kernel(
+    x,
+    weights,
+    biases,
+    out,
+    order,
+    block_experts,
+    blocks_used,
+    x_stride,
+    pairs,
+    blocks,
+    outputs,
+    inputs,
+    SORTED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    SHARED: tl.constexpr,
+    KIND: tl.constexpr,
+    BIASED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COPIED: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A tile of a block's product with its expert's weight [outputs, inputs]; with an activation KIND, it is computed
+    with both halves of a weight [2 * outputs, inputs]. SHARED: pairs of one row of x. WHOLE: INPUTS divides `inputs`.
+    COPIED: the weights are a descriptor of all experts' outputs, from which the copy engine reads tiles.
+    Tiles beside each other read the same columns.
+
+    Not SORTED: there are at most ROWS rows, `order` is the experts of the pairs, and a block is the first pair that has
+    its expert, with the others that have it.
+    """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    tile = tl.program_id(0)
+    block = tile % blocks
+    if SORTED:
+        # The grid allows for the worst routing; the blocks that this one does not need end at once.
+        if block >= tl.load(blocks_used):
+            return
+        expert = tl.load(block_experts + block).to(tl.int64)
+        pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+    else:
+        expert = tl.load(order + block)
+        place = tl.arange(0, PLACES)[None, :]
+        number = tl.arange(0, ROWS)[:, None] * TOP_K + place
+        listed = tl.load(order + number, mask=(place < TOP_K) & (number < pairs), other=-1)
+        pair = tl.min(tl.where(listed == expert, number, pairs), 1)
+        if tl.min(pair, 0) < block:
+            return
+        expert = expert.to(tl.int64)
+    exists = pair < pairs
+    n = (tile // blocks) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, INPUTS)
+    source = x + (pair // SHARED).to(tl.int64)[:, None] * x_stride + k[None, :]
+    halves = 1 if KIND == "none" else 2
+    if COPIED:
+        top = (expert * halves * outputs + (tile // blocks) * OUTPUTS).to(tl.int32)
+    else:
+        columns = weights + (expert * halves * outputs + n)[None, :] * inputs + k[:, None]
+        others = weights + ((expert * halves + 1) * outputs + n)[None, :] * inputs + k[:, None]
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    up = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for at in range(0, inputs, INPUTS):
+        left = k < (INPUTS if WHOLE else inputs - at)
+        inside = (n < outputs)[None, :] & left[:, None]
+        values = tl.load(source + at, mask=exists[:, None] & left[None, :], other=0.0)
+        if COPIED:
+            # Columns of the next matrix, which a last tile may have, are not stored.
+            total = tl.dot(values, weights.load([top, at]).T, total, input_precision="ieee")
+            if KIND != "none":
+                up = tl.dot(values, weights.load([top + outputs, at]).T, up, input_precision="ieee")
+        else:
+            total = tl.dot(values, tl.load(columns + at, mask=inside, other=0.0), total, input_precision="ieee")
+            if KIND != "none":
+                up = tl.dot(values, tl.load(others + at, mask=inside, other=0.0), up, input_precision="ieee")
+    if BIASED:
+        at = biases + expert * halves * outputs + n
+        total += tl.load(at, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+        if KIND != "none":
+            up += tl.load(at + outputs, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+    if KIND != "none":
+        total = gated_product(total, up, KIND)
+    target = out + pair.to(tl.int64)[:, None] * outputs + n[None, :]
+    tl.store(target, total, mask=exists[:, None] & (n < outputs)[None, :])
+
+
+@triton.jit
+def _sum_kernel(each, gates, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in range(TOP_K):
+        pair = row * TOP_K + place
+        value = tl.load(each + pair * width + columns, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(gates + pair) * value
+    tl.store(out + row * width + columns, total, mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Tile of a product, computed by one program. `outputs` are those of gate, and as many of up; `depth` is in
+    bytes.
+    """
+
+    rows: int
+    outputs: int
+    depth: int
+    warps: int
+    stages: int
+    copied: bool = False
+    """True if the copy engine reads the weights, on devices that have one: from Hopper on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The plan of these kernels."""
+
+    tile: Tile
+    """Of gate and up."""
+    down: Tile
+    """As many rows."""
+    sort: bool = True
+    """False: each program finds the pairs of its expert itself, which takes at most as many rows as a tile has."""
+    takes_shared: ClassVar[bool] = False
+
+    def launches(self, mixture: Mixture, out: Tensor) -> Iterator[Launch]:
+        assert mixture.shared is None
+        x, (rows, top_k), (experts, width, inner) = mixture.x, mixture.ids.shape, mixture.down.shape
+        pairs, overlap, ids = rows * top_k, overlapping(x), mixture.ids.contiguous()
+        blocks = most_blocks(pairs, experts, self.tile.rows) if self.sort else pairs
+        order = block_experts = used = ids
+        if self.sort:
+            order, block_experts, used = (ids.new_empty(size) for size in (blocks * self.tile.rows, blocks, 1))
+            yield from sort_launches(ids, order, block_experts, used, experts, self.tile.rows)
+        between, each = x.new_empty(pairs, inner), x.new_empty(pairs, width)
+        one, two = mixture.biases or (None, None)
+        for source, weights, bias, product, shared, kind, tile in (
+            (x, mixture.gate_up, one, between, top_k, mixture.activation, self.tile),
+            (between, mixture.down, two, each, 1, "none", self.down),
+        ):
+            outputs, inputs, depth = product.shape[1], source.shape[1], tile.depth // x.element_size()
+            copied = tile.copied and has_copy_engine(x) and inputs * x.element_size() % 16 == 0
+            if copied:
+                weights = TensorDescriptor.from_tensor(weights.view(-1, inputs), [tile.outputs, depth])
+            yield (
+                _product_kernel,
+                (blocks * triton.cdiv(outputs, tile.outputs),),
+                (
+                    *(source, weights, bias, product, order, block_experts, used),
+                    *(source.stride(0), pairs, blocks, outputs, inputs),
+                ),
+                {
+                    "SORTED": self.sort,
+                    "TOP_K": 1 if self.sort else top_k,
+                    "PLACES": 1 if self.sort else triton.next_power_of_2(top_k),
+                    "SHARED": shared,
+                    "KIND": kind,
+                    "BIASED": bias is not None,
+                    "WHOLE": inputs % depth == 0,
+                    "COPIED": copied,
+                    "ROWS": tile.rows,
+                    "OUTPUTS": tile.outputs,
+                    "INPUTS": depth,
+                    "num_warps": tile.warps,
+                    "num_stages": tile.stages,
+                    **overlap,
+                },
+            )
+        block = min(SUMMED, triton.next_power_of_2(width))
+        yield (
+            _sum_kernel,
+            (rows, triton.cdiv(width, block)),
+            (each, mixture.gates.contiguous(), out, width),
+            {"TOP_K": top_k, "BLOCK": block, "num_warps": 4, **overlap},
+        )
+
+
+def blocks_of(
+    rows: int, outputs: int, depth: int, warps: int, stages: int, *, sort: bool = True, copied: bool = False
+) -> Blocks:
+    """A plan in which a tile of down has as many outputs as one of gate and up together."""
+    first, second = (Tile(rows, wide, depth, warps, stages, copied) for wide in (outputs, 2 * outputs))
+    return Blocks(first, second, sort=sort)
+
+
+def most_blocks(pairs: int, experts: int, rows: int) -> int:
+    """Blocks of so many rows that the pairs fill at the worst routing."""
+    return min(pairs, (pairs + experts * (rows - 1)) // rows)

@@ -1,0 +1,297 @@
+"""Choosing the experts of each row in Triton: one warp for a row, everything from its logits to its gates; for a few
+rows the logits, too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.experts import NO_GATES, Selection
+from mysglang.srt.kernels.gemm import linear
+
+ROUTED_ROWS = 16
+"""Most rows whose logits are computed here: each of them reads the whole weight, which is small."""
+ROUTED_BYTES = 4096
+"""Bytes of an expert's row of the weight that are read together."""
+
+
+@triton.jit
+def _greatest(values, left, number, NUMBERS: tl.constexpr):
+    """The number of the first greatest value among those that are left; the first that is left if all are -inf."""
+    values = tl.where(left, values, float("-inf"))
+    best = tl.max(values)
+    return tl.min(tl.where(left & (values == best), number, NUMBERS))
+
+
+@triton.jit
+def _select(
+    logits,
+    corrections,
+    ids,
+    gates,
+    experts,
+    scale,
+    least_sum,
+    no_gates,
+    SOFTMAX: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS_WIDE: tl.constexpr,
+    SIZE_WIDE: tl.constexpr,
+):
+    """The experts of one row. PLACES, GROUPS_WIDE and SIZE_WIDE are TOP_K, GROUPS and the experts of a group, rounded
+    up to powers of two, as Triton needs.
+    """
+    size = experts // GROUPS
+    group = tl.arange(0, GROUPS_WIDE)
+    member = tl.arange(0, SIZE_WIDE)
+    expert = group[:, None] * size + member[None, :]
+    free = (group < GROUPS)[:, None] & (member < size)[None, :]
+    # `.cg`: from the cache of the whole device, since other programs may just have written them.
+    x = tl.load(logits + expert, mask=free, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
+    if SOFTMAX:
+        scores = tl.where(free, tl.exp(x - tl.max(x)), 0.0)
+        scores = scores / tl.sum(scores)
+    else:
+        scores = tl.sigmoid(x)
+        # As a softmax does by its sum: one NaN makes all gates NaN, so that a broken row is found.
+        scores = tl.where(tl.sum((x != x).to(tl.int32)) > 0, float("nan"), scores)
+    # Probabilities of large logits may all be 1, and the logits are not.
+    choice = x
+    if CORRECTED:
+        choice = scores + tl.load(corrections + expert, mask=free, other=0.0)
+    # The places of a broken row still get experts that exist.
+    choice = tl.where((choice == choice) & free, choice, float("-inf"))
+    if KEPT < GROUPS:
+        best = tl.max(choice, 1)
+        if not SOFTMAX:
+            leader = tl.min(tl.where(choice == best[:, None], member[None, :], SIZE_WIDE), 1)
+            best += tl.max(tl.where(member[None, :] == leader[:, None], float("-inf"), choice), 1)
+        best = tl.where(best == best, best, float("-inf"))
+        left = group < GROUPS
+        for _ in range(KEPT):
+            left = left & (group != _greatest(best, left, group, GROUPS_WIDE))
+        free = free & ((group < GROUPS) & (left == 0))[:, None]
+    place = tl.arange(0, PLACES)
+    chosen = tl.zeros((PLACES,), tl.int32)
+    gate = tl.zeros((PLACES,), tl.float32)
+    # One expert after another is taken out; TOP_K is small, and a sort of all experts would move far more.
+    for i in range(TOP_K):
+        first = _greatest(choice, free, expert, GROUPS_WIDE * SIZE_WIDE)
+        chosen = tl.where(place == i, first, chosen)
+        gate = tl.where(place == i, tl.sum(tl.where(expert == first, scores, 0.0)), gate)
+        free = free & (expert != first)
+    if RENORMALIZE:
+        total = tl.sum(tl.where(place < TOP_K, gate, 0.0))
+        # Not tl.maximum, which loses a NaN.
+        gate = gate / (tl.where(total < least_sum, least_sum, total) + no_gates)
+    tl.store(ids + place, chosen, mask=place < TOP_K)
+    tl.store(gates + place, gate * scale, mask=place < TOP_K)
+
+
+@triton.jit
+def _select_kernel(
+    logits,
+    corrections,
+    ids,
+    gates,
+    row_stride,
+    experts,
+    scale,
+    least_sum,
+    no_gates,
+    SOFTMAX: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS_WIDE: tl.constexpr,
+    SIZE_WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    _select(
+        logits + row * row_stride,
+        corrections,
+        ids + row * TOP_K,
+        gates + row * TOP_K,
+        experts,
+        scale,
+        least_sum,
+        no_gates,
+        SOFTMAX,
+        CORRECTED,
+        RENORMALIZE,
+        GROUPS,
+        KEPT,
+        TOP_K,
+        PLACES,
+        GROUPS_WIDE,
+        SIZE_WIDE,
+    )
+
+
+@triton.jit
+def _route_kernel(
+    x,
+    weights,
+    biases,
+    logits,
+    arrived,
+    corrections,
+    ids,
+    gates,
+    x_stride,
+    inputs,
+    experts,
+    scale,
+    least_sum,
+    no_gates,
+    BIASED: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS_WIDE: tl.constexpr,
+    SIZE_WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One logit of one row; the program that is the last of its row chooses the experts. arrived: zero for each row,
+    before and after.
+    """
+    if OVERLAP:
+        gdc_launch_dependents()
+    expert = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.arange(0, INPUTS)
+    source = weights + expert.to(tl.int64) * inputs + k
+    # Weights are written by no kernel, so the first of them are read before the kernel ahead of this one is done.
+    ahead = tl.load(source, mask=k < inputs, other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    total = tl.zeros((INPUTS,), tl.float32)
+    for at in range(0, inputs, INPUTS):
+        weight = ahead
+        ahead = tl.load(source + at + INPUTS, mask=at + INPUTS + k < inputs, other=0.0)
+        values = tl.load(x + row * x_stride + at + k, mask=at + k < inputs, other=0.0)
+        # Rounded as a product in the dtype of the weights would take them.
+        total += weight.to(tl.float32) * values.to(weight.dtype).to(tl.float32)
+    logit = tl.sum(total)
+    if BIASED:
+        logit += tl.load(biases + expert).to(tl.float32)
+    tl.store(logits + row * experts + expert, logit)
+    # All threads' stores come before the one thread's announcement.
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == experts - 1:
+        tl.store(arrived + row, 0)
+        _select(
+            logits + row * experts,
+            corrections,
+            ids + row * TOP_K,
+            gates + row * TOP_K,
+            experts,
+            scale,
+            least_sum,
+            no_gates,
+            SOFTMAX,
+            CORRECTED,
+            RENORMALIZE,
+            GROUPS,
+            KEPT,
+            TOP_K,
+            PLACES,
+            GROUPS_WIDE,
+            SIZE_WIDE,
+        )
+
+
+def select_experts(logits: Tensor, correction: Tensor | None, selection: Selection) -> tuple[Tensor, Tensor]:
+    """Implements the op `select_experts`. `kernels/experts.py` describes its arguments and result."""
+    rows, experts = logits.shape
+    ids, gates = _results(logits, selection)
+    if rows:
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        _select_kernel[(rows,)](
+            *(logits, correction, ids, gates, logits.stride(0), *_factors(experts, selection)),
+            **_constants(experts, correction, selection),
+            num_warps=1,
+            **overlapping(logits),
+        )
+    return ids, gates
+
+
+def route_experts(
+    x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, selection: Selection
+) -> tuple[Tensor, Tensor]:
+    """Implements the op `route_experts`. `kernels/experts.py` describes its arguments and result."""
+    (rows, inputs), experts = x.shape, len(weight)
+    if not 0 < rows <= ROUTED_ROWS or x.stride(1) != 1 or not weight.is_contiguous():
+        return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
+    ids, gates = _results(x, selection)
+    logits = weight.new_empty(rows, experts)
+    _route_kernel[(experts, rows)](
+        *(x, weight, bias, logits, _arrived(x.device), correction, ids, gates),
+        *(x.stride(0), inputs, *_factors(experts, selection)),
+        BIASED=bias is not None,
+        INPUTS=ROUTED_BYTES // weight.element_size(),
+        **_constants(experts, correction, selection),
+        num_warps=1,
+        **overlapping(x),
+    )
+    return ids, gates
+
+
+@cache
+def _arrived(device: torch.device) -> Tensor:
+    """Programs that have made their logit, for each row. One memory is enough, since routers run one after another."""
+    return torch.zeros(ROUTED_ROWS, dtype=torch.int32, device=device)
+
+
+def _results(x: Tensor, selection: Selection) -> tuple[Tensor, Tensor]:
+    shape = len(x), selection.top_k
+    return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
+
+
+def _factors(experts: int, selection: Selection) -> tuple[int, float, float, float]:
+    no_gates = NO_GATES if selection.score == "sigmoid" else 0.0
+    return experts, selection.scale, selection.least_sum, no_gates
+
+
+def _constants(experts: int, correction: Tensor | None, selection: Selection) -> dict[str, Any]:
+    return {
+        "SOFTMAX": selection.score == "softmax",
+        "CORRECTED": correction is not None,
+        "RENORMALIZE": selection.renormalize,
+        "GROUPS": selection.groups,
+        "KEPT": selection.kept_groups,
+        "TOP_K": selection.top_k,
+        "PLACES": triton.next_power_of_2(selection.top_k),
+        "GROUPS_WIDE": triton.next_power_of_2(selection.groups),
+        "SIZE_WIDE": triton.next_power_of_2(experts // selection.groups),
+    }
+
+
+def topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Implements the op `topk_softmax`. `kernels/experts.py` describes its arguments and result."""
+    return select_experts(logits, None, Selection(score="softmax", top_k=top_k, renormalize=renormalize))
