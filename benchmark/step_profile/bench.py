@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from shapes import SHAPES, write_shape
+from shapes import EXPERTS_SHAPES, SHAPES, write_shape
 
 from mysglang.bench.one_batch import OneBatch
 from mysglang.srt.entrypoints.launcher import find_model
@@ -166,7 +166,7 @@ def table(found: dict[str, Any], top: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=list(SHAPES))
+    parser.add_argument("model", choices=[*SHAPES, *EXPERTS_SHAPES])
     parser.add_argument("--prefill", action="store_true", help="profile the prefill instead of decode steps")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1])
     parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt")

@@ -1,4 +1,4 @@
-"""What stands around attention over latent rows (DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1)."""
+"""Ops before and after attention over latent rows (DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1)."""
 
 from __future__ import annotations
 

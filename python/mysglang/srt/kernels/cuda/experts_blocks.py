@@ -299,9 +299,9 @@ class Blocks:
     """The plan of these kernels."""
 
     tile: Tile
-    """Of gate and up."""
+    """Tile of gate and up."""
     down: Tile
-    """As many rows."""
+    """Tile of down, with as many rows."""
     sort: bool = True
     """False: each program finds the pairs of its expert itself, which takes at most as many rows as a tile has."""
     takes_shared: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What stands around attention over latent rows, in Triton: their norm and rotary part, and the products of heads.
+"""Steps before and after attention over latent rows, in Triton: norm, rotary part, store, and the products of heads.
 
 norm and turn    a program for a token's row, others for HEADS heads of its query each
 heads            a program for a head's OUTPUTS of up to ROWS tokens; of queries, one more copies the rotary part
