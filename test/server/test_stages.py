@@ -85,13 +85,18 @@ class TestPair:
 @pytest.mark.promise(4)
 @torch.no_grad()
 def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
-    """The answers of transformers, with drafts; then the main process is killed, and nothing outlives it."""
+    """The answers of transformers, with drafts and little memory, below which there is the host.
+
+    Then the main process is killed, and nothing outlives it.
+    """
     model = make_checkpoint("qwen3", tmp_path, vocab_size=VOCAB, max_position_embeddings=1024)
     prompts = make_prompts(7, 12)
     options = ("--model-path", str(tmp_path), "--skip-tokenizer-init", "--speculative-algorithm", "NGRAM")
-    with ServerProcess(*options, *TWO, "--tp-size", "2", "--chunked-prefill-size", f"{CHUNK}") as server:
+    memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "320", "--enable-hierarchical-cache")
+    with ServerProcess(*options, *memory, *TWO, "--tp-size", "2", "--chunked-prefill-size", f"{CHUNK}") as server:
         found = asyncio.run(answer_all(server.url, prompts))
         assert_ranks_quiet(server.url, ranks=4)
+        assert get(f"{server.url}/server_info")["internal_states"][0]["host_loaded_tokens"] > 0
         children = list(server.children().values())
         assert len(children) == 5
         server.send(signal.SIGKILL)

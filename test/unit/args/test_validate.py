@@ -35,9 +35,8 @@ def test_a_repository_may_be_fetched_later() -> None:
     [
         (
             CPU,
-            {**DRAFT, "pp_size": 2, "enable_hierarchical_cache": True},
-            "--pp-size 2: not together with --enable-hierarchical-cache, whose copies are ordered by the steps of one "
-            "stage; nor with --speculative-algorithm STANDALONE, whose draft model",
+            {**DRAFT, "pp_size": 2},
+            "--pp-size 2: not together with --speculative-algorithm STANDALONE, whose draft model no single stage",
         ),
         (
             CPU,

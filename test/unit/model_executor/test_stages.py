@@ -28,14 +28,15 @@ from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext, rank_contexts
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.host_pages import NoHostPages, PageCopies
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.padding import padding_decode
-from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.stages import LateTokens, StepsOnDemand
+from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
+from mysglang.srt.model_executor.stages import CopiesInOrder, LateTokens, StepsOnDemand
 
 VOCAB = 250
 TAKEN_BACK = 4
@@ -80,12 +81,12 @@ def told(answer: Answer) -> list[float]:
     ("family", "sizes", "stages", "options"),
     [
         ("llama", {}, 2, {"draft_tokens": 3}),
-        ("llama", {"tie_word_embeddings": True}, 3, {}),
+        ("llama", {"tie_word_embeddings": True}, 3, {"host_tier": HostTierConfig(ratio=4.0)}),
         ("gemma2", WINDOWS, 2, {}),
         ("deepseek_v3", {}, 2, {}),
         ("qwen3_next", HYBRID, 2, {"mamba_track_interval": 8}),
     ],
-    ids=["drafts", "three stages", "windows in one stage", "latent rows and experts", "states"],
+    ids=["drafts", "three stages and their host tiers", "windows in one stage", "latent rows and experts", "states"],
 )
 def test_stages_give_the_answers_of_one(
     family: str, sizes: dict[str, Any], stages: int, options: dict[str, Any], tmp_path: Path
@@ -103,6 +104,7 @@ def test_stages_give_the_answers_of_one(
     assert apart.retractions > 0
     assert len(apart.most_in_lanes) == stages and min(apart.most_in_lanes) >= 1, "a stage stood idle"
     assert apart.weights < alone.weights
+    assert (apart.loaded > 0) == ("host_tier" in options)
 
 
 def test_two_stages_of_two_ranks_each(tmp_path: Path) -> None:
@@ -181,6 +183,35 @@ def test_the_last_stage_runs_a_step_when_its_result_is_wanted() -> None:
     assert second.complete().tokens == [8] and ran == [7, 8]
     assert masks[0].bits == [[5]]
     assert first.complete().tokens == [7] and ran == [7, 8]
+
+
+class RecordedPages(NoHostPages):
+    """Host pages that note their copies."""
+
+    def __init__(self, events: list[object]) -> None:
+        self._events = events
+
+    def copy(self, copies: PageCopies) -> None:
+        self._events.append(copies)
+
+
+def test_copies_come_after_the_steps_that_were_launched_before_them() -> None:
+    """They would write pages out before the step has filled them."""
+    events: list[object] = []
+
+    def run(batch: ModelWorkerBatch) -> BatchResult:
+        events.append(int(batch.slots[0]))
+        return BatchResult(lambda: StepOutput(batch.slots, np.ones(1)))
+
+    steps = StepsOnDemand(run)
+    pages = CopiesInOrder(RecordedPages(events), steps)
+    copies = PageCopies()
+    steps.launch(step(7))
+    last = steps.launch(step(8))
+    pages.copy(copies)
+    steps.launch(step(9))
+    assert last.complete().tokens == [8]
+    assert events == [7, 8, copies]
 
 
 def test_what_cannot_stand_in_stages_is_named(tmp_path: Path) -> None:

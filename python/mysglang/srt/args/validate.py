@@ -300,8 +300,6 @@ def alone_only(groups: ArgGroups) -> list[str]:
     """The options that are given and that so many ranks cannot carry out, each with its reason."""
     stages = groups.parallel.pp_size > 1
     given = {
-        "--enable-hierarchical-cache, whose copies are ordered by the steps of one stage": stages
-        and groups.hicache.enable_hierarchical_cache,
         "--speculative-algorithm STANDALONE, whose draft model no single stage could run: the first stage embeds the "
         "drafts and the last one judges them (give NGRAM, or --tp-size instead of --pp-size)": stages
         and groups.speculative.speculative_algorithm == "STANDALONE",

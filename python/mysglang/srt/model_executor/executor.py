@@ -20,6 +20,7 @@ from mysglang.srt.distributed.groups import Group, OrderedGroup
 from mysglang.srt.distributed.pipeline import JoinStages, pipeline_stage
 from mysglang.srt.distributed.process_group import tensor_parallel_group
 from mysglang.srt.distributed.ranks import RankContext
+from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
@@ -45,7 +46,7 @@ from mysglang.srt.model_executor.programs import (
     ServedModel,
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.stages import StepsOnDemand
+from mysglang.srt.model_executor.stages import CopiesInOrder, StepsOnDemand
 from mysglang.srt.model_executor.vectors import encoder, pooling_decoder
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.profile import described
@@ -108,7 +109,7 @@ class Executor:
             memories = allocate(budget, models, platform)
             pool = memories[0].pool
             identity = page_identity(launch.config, launch.load, config, pool)
-            self.host_pages = make_host_pages(config.host_tier, pool, platform, identity, every)
+            self.host_pages: HostPages = make_host_pages(config.host_tier, pool, platform, identity, every)
 
         # 4. The programs that run steps. The helping models come first: the served model's programs run them, too.
         beside = Beside()
@@ -156,8 +157,10 @@ class Executor:
 
         # 6. Warm up, so that no request waits for what is compiled at first use.
         self.steps.warm_up()
-        awaits_others = stage.last and not stage.first and platform.steps_are_done
-        self._launch = StepsOnDemand(self.steps.run).launch if awaits_others else self.steps.run
+        self._launch = self.steps.run
+        if stage.last and not stage.first and platform.steps_are_done:
+            on_demand = StepsOnDemand(self.steps.run)
+            self._launch, self.host_pages = on_demand.launch, CopiesInOrder(self.host_pages, on_demand)
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done, or at once

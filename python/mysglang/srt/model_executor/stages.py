@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.distributed.pipeline import Stage
+from mysglang.srt.forward.host_pages import HostPages, PageCopies
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
-from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, Slots, TokenMask
+from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, Ints, ModelWorkerBatch, Slots, TokenMask
 from mysglang.srt.layers.logits_processor import MakesLogits, PromptQuery
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampled, SamplingStep
@@ -238,6 +239,11 @@ class StepsOnDemand:
 
         return BatchResult.waiting(choose)
 
+    def catch_up(self) -> None:
+        """Run every step that was launched."""
+        while self._open:
+            self._open.popleft().run(self._run)
+
     def _finished(self, step: _OpenStep) -> StepOutput:
         while step.output is None:
             self._open.popleft().run(self._run)
@@ -255,7 +261,35 @@ class _OpenStep:
         self.output: StepOutput | None = None
 
     def run(self, run: RunStep) -> None:
+        assert self.mask is not None or not self.batch.waits_for_mask, "its mask was made when its lane's turn ended"
         result = run(self.batch)
         if self.mask is not None:
             result.sample(self.mask)
         self.output = result.complete()
+
+
+class CopiesInOrder:
+    """Implements `HostPages` where steps run on demand: every step that was launched before a copy runs before it."""
+
+    def __init__(self, inner: HostPages, steps: StepsOnDemand) -> None:
+        self._inner = inner
+        self._steps = steps
+        self.num_pages = inner.num_pages
+        self.page_bytes = inner.page_bytes
+        self.identity = inner.identity
+
+    def copy(self, copies: PageCopies) -> None:
+        self._steps.catch_up()
+        self._inner.copy(copies)
+
+    def done(self) -> int:
+        return self._inner.done()
+
+    def wait(self) -> None:
+        self._inner.wait()
+
+    def read(self, pages: Ints) -> bytes | None:
+        return self._inner.read(pages)
+
+    def put(self, pages: Ints, data: bytes) -> None:
+        self._inner.put(pages, data)
