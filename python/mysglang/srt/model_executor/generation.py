@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch, mask_words
+from mysglang.srt.forward.worker_batch import ON_DEVICE, ModelWorkerBatch, mask_words
 from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.kernels.row_layout import MOST_TOKENS
 from mysglang.srt.kernels.sampled_rows import sample_rows
@@ -198,7 +200,8 @@ class GenerationModel:
         steps = [
             *(prompt(lengths[0], top_k=top_k) for top_k in WARM_UP_TOP_K),
             *map(prompt, lengths[1:]),
-            *map(decode, rows),
+            # The device knows the newest tokens, as in the steps of requests.
+            *(replace(decode(count), input_ids=np.full(count, ON_DEVICE, dtype=np.int32)) for count in rows),
         ]
         if tries := self._setup.config.draft_tokens:
             drafts = partial(padding_drafts, 1 + tries, tables.padding_slot, spaces=tables.num_spaces)
