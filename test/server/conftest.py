@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 # In float32 a request's numbers differ in company only by some 1e-6, too little to change what is drawn.
 OPTIONS = ("--log-level", "warning", "--dtype", "float32", "--enable-cache-report")
@@ -13,6 +14,6 @@ OPTIONS = ("--log-level", "warning", "--dtype", "float32", "--enable-cache-repor
 @pytest.fixture(scope="session")
 def tiny_server() -> Iterator[ServerProcess]:
     """The embedded model, ready."""
-    with ServerProcess(*OPTIONS) as server:
+    with WarmServer(*OPTIONS) as server:
         assert server.url
         yield server

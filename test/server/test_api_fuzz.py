@@ -13,6 +13,7 @@ import pytest
 from fixtures.api_fuzz import ApiFuzzer
 from fixtures.scripted_server import scripted_server
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.srt.entrypoints.app_options import AppOptions
 
 ADMIN_KEY = "for the tests"
@@ -31,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The embedded model with all of its routes open, to names that it does not know as well."""
     files = tmp_path_factory.mktemp("files")
     options = ("--dtype", "float32", "--log-level", "error", "--file-storage-path", str(files))
-    with ServerProcess(*options, "--admin-api-key", ADMIN_KEY) as server:
+    with WarmServer(*options, "--admin-api-key", ADMIN_KEY) as server:
         assert server.url
         yield server
 

@@ -16,6 +16,7 @@ from fixtures.oracle import assert_quiet, debug_state, wait_for_places
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess, suspended
 from fixtures.toy_server import PROGRAM, Faults, reference
+from fixtures.warm_start import WarmServer
 from mysglang.srt.utils.exit_codes import ExitCode
 
 KEY = "the-admin-key"
@@ -24,7 +25,7 @@ KEY = "the-admin-key"
 @contextmanager
 def toy(*options: str, step_ms: float) -> Iterator[ServerProcess]:
     options = ("--log-level", "critical", "--admin-api-key", KEY, *options)
-    with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=step_ms).env) as server:
+    with WarmServer(*options, program=PROGRAM, **Faults(step_ms=step_ms).env) as server:
         assert server.url
         yield server
 

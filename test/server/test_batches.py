@@ -13,12 +13,13 @@ from fixtures.batch_desk import CHAT, OVER, jsonl, line
 from fixtures.oracle import assert_quiet
 from fixtures.patience import wait_until
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
 
 
 def server(folder: Path, *options: str) -> ServerProcess:
-    return ServerProcess("--log-level", "warning", "--file-storage-path", str(folder), *options)
+    return WarmServer("--log-level", "warning", "--file-storage-path", str(folder), *options)
 
 
 def client_of(process: ServerProcess) -> openai.OpenAI:

@@ -15,6 +15,7 @@ import transformers
 from fixtures.oracle import assert_quiet, forward_steps
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 LITTLE = ("--page-size", "16", "--max-total-tokens", "512", "--schedule-conservativeness", "0.1")
@@ -25,7 +26,7 @@ CASES = [(2, 1.0, 12), (4, 1.0, 24), (4, 0.0, 24), (3, 2.0, 16), (5, -0.5, 9)]
 
 @pytest.fixture(scope="module")
 def little_server() -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", "--dtype", "float32", *LITTLE) as server:
+    with WarmServer("--log-level", "warning", "--dtype", "float32", *LITTLE) as server:
         yield server
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from fixtures.greedy_answers import CHUNK, PAGE, Answer, abort_storm, answer_all, answers_of, assert_alike, make_prompts
 from fixtures.oracle import assert_quiet
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 
 # In float32 the order of a sum changes a logit by some 1e-6 of it, too little to change which is the largest.
 PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}")
@@ -61,7 +61,7 @@ def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> No
     """The model behind a memory that seems short all the time, and whose freed pages hold NaN."""
     faults = Faults(toy=False, shakes=Shakes(retract_every=2, fail_alloc_every=7))
     options = (*PRECISE, "--chunked-prefill-size", f"{CHUNK}")
-    with ServerProcess(*options, program=PROGRAM, **faults.env) as server:
+    with WarmServer(*options, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS[:RETRACTED]))
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)
@@ -75,7 +75,7 @@ def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> No
 def test_promise_14_however_many_are_taken_back(without_cache: list[Answer]) -> None:
     """A real model: half of the clients leave after a moment, and ask again."""
     alone = list(zip(PROMPTS[:40], without_cache[:40], strict=True))
-    with ServerProcess(*PRECISE, "--chunked-prefill-size", f"{CHUNK}") as server:
+    with WarmServer(*PRECISE, "--chunked-prefill-size", f"{CHUNK}") as server:
         answers = asyncio.run(abort_storm(server.url, alone, requests=120, seed=14))
         assert_quiet(server.url)
     assert_alike(answers, [alone[number % len(alone)][1] for number in range(len(answers))])

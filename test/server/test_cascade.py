@@ -2,6 +2,7 @@
 
 import random
 
+from fixtures.warm_start import warm_engines
 from mysglang import Engine
 
 SYSTEMS = 3
@@ -22,7 +23,7 @@ def answers(**options: object) -> list[list[int]]:
         for i in range(REQUESTS)
     ]
     # In float32, sums in another order differ too little to change what is drawn.
-    with Engine(dtype="float32", log_level="warning", **options) as engine:
+    with warm_engines(), Engine(dtype="float32", log_level="warning", **options) as engine:
         told = engine.generate(input_ids=prompts, sampling_params=sampling)
     return [answer["output_ids"] for answer in told]
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from fixtures.patience import PATIENCE_S
 from fixtures.pooling_checkpoints import Saved, save_decoder, save_encoder, set_config
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 OPTIONS = ("--dtype", "float32", "--log-level", "warning", "--max-total-tokens", "2000")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -43,7 +44,7 @@ def write_tokenizer(folder: Path) -> Tokenizer:
 
 
 def served(folder: Path) -> ServerProcess:
-    return ServerProcess("--model-path", str(folder), "--served-model-name", "scorer", *OPTIONS)
+    return WarmServer("--model-path", str(folder), "--served-model-name", "scorer", *OPTIONS)
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:

@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 MODEL = "mysglang-tiny"
 USER = [{"role": "user", "content": "Hello"}]
@@ -41,7 +42,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     files = tmp_path_factory.mktemp("files")
-    with ServerProcess("--log-level", "warning", "--file-storage-path", str(files)) as server:
+    with WarmServer("--log-level", "warning", "--file-storage-path", str(files)) as server:
         yield server
 
 

@@ -12,6 +12,7 @@ import pytest
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 REQUESTS = 100
 SEED = 7
@@ -105,7 +106,7 @@ def alone(tiny_server: ServerProcess) -> dict[Case, str]:
 @pytest.mark.promise(14)
 @pytest.mark.parametrize("way", WAYS)
 def test_together_as_alone(way: str, alone: dict[Case, str]) -> None:
-    with ServerProcess(*PRECISE, *WAYS[way]) as server:
+    with WarmServer(*PRECISE, *WAYS[way]) as server:
         together = asyncio.run(ask_all(server.url, list(alone), at_once=REQUESTS))
         assert_quiet(server.url)
     completed = 0

@@ -21,6 +21,7 @@ from fixtures.console_pages import Example, examples
 from fixtures.patience import wait_until
 from fixtures.processes import running
 from fixtures.server_process import REPOSITORY, ServerProcess, python_path
+from fixtures.warm_start import WarmServer
 
 sys.path.insert(0, str(REPOSITORY / "benchmark"))
 
@@ -37,7 +38,7 @@ _PORT = re.compile(r"\b3000[12]\b")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", "--dtype", "float32", "--admin-api-key", KEY) as server:
+    with WarmServer("--log-level", "warning", "--dtype", "float32", "--admin-api-key", KEY) as server:
         yield server
 
 

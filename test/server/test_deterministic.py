@@ -9,9 +9,9 @@ import pytest
 
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 
 OPTIONS = ("--log-level", "warning", "--enable-deterministic-inference")
 COUNT, AT_ONCE = 40, 12
@@ -65,7 +65,7 @@ async def answer_all(url: str, requests: list[dict[str, Any]], at_once: int) -> 
 @pytest.fixture(scope="module")
 def alone() -> list[Answer]:
     """One after another, nothing cached."""
-    with ServerProcess(*OPTIONS, "--disable-radix-cache") as server:
+    with WarmServer(*OPTIONS, "--disable-radix-cache") as server:
         return asyncio.run(answer_all(server.url, make_requests(26), 1))
 
 
@@ -75,7 +75,7 @@ def alone() -> list[Answer]:
 def test_promise_26_together_as_alone(way: str, alone: list[Answer]) -> None:
     requests = make_requests(26)
     order = random.Random(way).sample(range(COUNT), COUNT)
-    with ServerProcess(*OPTIONS, *WAYS[way]) as server:
+    with WarmServer(*OPTIONS, *WAYS[way]) as server:
         for _ in range(2):  # the second time much is cached
             answers = asyncio.run(answer_all(server.url, [requests[i] for i in order], AT_ONCE))
             assert answers == [alone[i] for i in order]
@@ -86,7 +86,7 @@ def test_promise_26_together_as_alone(way: str, alone: list[Answer]) -> None:
 @pytest.mark.promise(26)
 def test_promise_26_however_often_retracted(alone: list[Answer]) -> None:
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
-    with ServerProcess(*OPTIONS, "--page-size", "16", program=PROGRAM, **faults.env) as server:
+    with WarmServer(*OPTIONS, "--page-size", "16", program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, make_requests(26), AT_ONCE))
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)

@@ -20,6 +20,7 @@ import pytest
 
 from fixtures.doc_blocks import ROOT, SHELL, Block, blocks
 from fixtures.server_process import ServerProcess, python_path
+from fixtures.warm_start import WarmServer
 
 ELSEWHERE = ("docs/lang.md",)
 DOCUMENTED = "127.0.0.1:30000"
@@ -58,7 +59,7 @@ def runnable(languages: tuple[str, ...]) -> list[Block]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("files")
     options = ("--log-level", "warning", "--file-storage-path", str(folder), "--enable-metrics")
-    with ServerProcess(*options) as process:
+    with WarmServer(*options) as process:
         assert process.url
         yield process
 

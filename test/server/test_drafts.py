@@ -13,8 +13,8 @@ import pytest
 from fixtures.greedy_answers import VOCAB
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess
 from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.warm_start import WarmServer
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 OPTIONS = ("--log-level", "warning", "--dtype", "float32", "--page-size", "16", "--chunked-prefill-size", "64")
@@ -77,7 +77,7 @@ def steps_of(url: str) -> int:
 
 @pytest.fixture(scope="module")
 def plain() -> list[dict[str, Any]]:
-    with ServerProcess(*OPTIONS) as server:
+    with WarmServer(*OPTIONS) as server:
         told = httpx.post(f"{server.url}/generate", json={"text": "Hi", "sampling_params": {"max_new_tokens": 2}})
         assert not any(name.startswith("spec_") for name in told.json()["meta_info"])
         assert "avg_spec_accept_length" not in state_of(server.url)
@@ -97,7 +97,7 @@ def assert_as_plain(url: str, plain: list[dict[str, Any]]) -> None:
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("more", [("--enable-mixed-chunk",), ("--disable-overlap-schedule",)], ids=["mixed", "sync"])
 def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ...]) -> None:
-    with ServerProcess(*OPTIONS, *DRAFTS, *more) as server:
+    with WarmServer(*OPTIONS, *DRAFTS, *more) as server:
         assert_as_plain(server.url, plain)
         body = {"text": TEXTS[0], "sampling_params": {**GREEDY, "max_new_tokens": 150, "ignore_eos": True}}
         before = steps_of(server.url)
@@ -133,7 +133,7 @@ def test_a_draft_model(plain: list[dict[str, Any]], other_model: Path, draft: st
     """The embedded model as its own draft model is always right, and a random one almost never; no answer changes."""
     path = EMBEDDED_MODEL if draft == "itself" else other_model
     more = ("--enable-mixed-chunk",) if draft == "random" else ()
-    with ServerProcess(
+    with WarmServer(
         *OPTIONS, "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(path), *more
     ) as server:
         assert_as_plain(server.url, plain)

@@ -13,6 +13,7 @@ import pytest
 
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer, warm_engines
 from mysglang import Engine
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 
@@ -35,14 +36,15 @@ NAME = "encoder"
 def server() -> Iterator[ServerProcess]:
     options = ("--dtype", "float32", "--json-model-override-args", '{"is_matryoshka": true}')
     options += ("--max-running-requests", "16")
-    with ServerProcess("--model-path", MODEL, "--served-model-name", NAME, "--log-level", "warning", *options) as one:
+    with WarmServer("--model-path", MODEL, "--served-model-name", NAME, "--log-level", "warning", *options) as one:
         assert one.url
         yield one
 
 
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +72,11 @@ def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, expec
     close(client.embeddings.create(model=NAME, input=TEXTS[0]).data[0].embedding, expected[0])
 
 
-def test_ollamas_client_gets_the_same(server: ServerProcess, expected: np.ndarray) -> None:
+def test_ollamas_client_gets_the_same(
+    request: pytest.FixtureRequest, server: ServerProcess, expected: np.ndarray
+) -> None:
     client = ollama.Client(server.url)
+    request.addfinalizer(client._client.close)  # else its connection ends where the garbage collector comes by
     answer = client.embed(f"{NAME}:latest", TEXTS)
     close(answer.embeddings, expected)
     assert (answer.prompt_eval_count or 0) > 0
@@ -170,7 +175,7 @@ def test_an_encoder_keeps_nothing_and_says_so(server: ServerProcess, expected: n
 
 
 def test_engine(expected: np.ndarray) -> None:
-    with Engine(model_path=MODEL, dtype="float32") as engine:
+    with warm_engines(), Engine(model_path=MODEL, dtype="float32") as engine:
         close([answer["embedding"] for answer in engine.encode(TEXTS)], expected)
         (best,) = engine.rerank(TEXTS[4], TEXTS[:4] + TEXTS[5:], top_n=1)
         assert best["document"] == TEXTS[5] and best["score"] == pytest.approx(
@@ -214,7 +219,10 @@ def test_a_model_that_generates_scores_answers(tiny_server: ServerProcess) -> No
 
 def test_a_decoder_embeds_if_asked() -> None:
     tiny = Path(__file__).parents[2] / "python" / "mysglang" / "assets" / "tiny"
-    with Engine(model_path=str(tiny), dtype="float32", is_embedding=True, chunked_prefill_size=16) as engine:
+    with (
+        warm_engines(),
+        Engine(model_path=str(tiny), dtype="float32", is_embedding=True, chunked_prefill_size=16) as engine,
+    ):
         first, second, again = engine.encode(["one two three", "word " * 100, "one two three"])
         assert first["embedding"] == pytest.approx(again["embedding"], abs=1e-5)
         assert np.linalg.norm(second["embedding"]) == pytest.approx(1, abs=1e-5)
@@ -224,7 +232,7 @@ def test_a_decoder_embeds_if_asked() -> None:
 
 
 def test_an_engine_that_generates_scores_answers() -> None:
-    with Engine(dtype="float32") as engine:
+    with warm_engines(), Engine(dtype="float32") as engine:
         scores = engine.score([5, 6, 7], [[8], [9, 10]], [100, 200], apply_softmax=True)
         np.testing.assert_allclose(np.sum(scores, axis=1), 1, rtol=1e-5)
         turned = engine.score([8], [[5, 6, 7]], [100, 200], apply_softmax=True, item_first=True)

@@ -25,11 +25,11 @@ from fixtures.greedy_answers import (
     make_prompts,
 )
 from fixtures.oracle import assert_quiet
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.stored_numbers import kept
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def storm(
     memory = ("--page-size", f"{family.page_size}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
     alone = list(zip(PROMPTS, expected, strict=True))
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
-    with ServerProcess(*options, *memory, program=PROGRAM, **faults.env) as server:
+    with WarmServer(*options, *memory, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7, logprobs=logprobs))
         longest = max(PROMPTS, key=len)
         _, again = asyncio.run(answer_all(server.url, [longest] * 2, at_once=1))

@@ -17,6 +17,7 @@ from fixtures.patience import PATIENCE_S, until
 from fixtures.server_process import ServerProcess
 from fixtures.side_by_side import assert_hardly_longer, percentile
 from fixtures.toy_server import PROGRAM, Faults, reference
+from fixtures.warm_start import WarmServer
 
 pytest.importorskip("xgrammar")
 
@@ -37,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     keys.write_text("one\nother\n")
     options = ("--log-level", "critical", "--grammar-compile-timeout", f"{LIMIT_S}", "--max-total-tokens", "16384")
     options += ("--api-key-file", str(keys), "--admin-api-key", ADMIN)
-    with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=10).env) as started:
+    with WarmServer(*options, program=PROGRAM, **Faults(step_ms=10).env) as started:
         # The libraries are loaded when the first grammar comes, which takes seconds and is no bomb's fault.
         httpx.post(
             f"{started.url}/generate", json=body({"regex": "[a-c]+"}), headers=KEY, timeout=PATIENCE_S
@@ -49,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def patient_server() -> Iterator[ServerProcess]:
     """A server whose limit for compiling no machine reaches with a normal grammar."""
     options = ("--log-level", "critical", "--grammar-compile-timeout", f"{PATIENCE_S}")
-    with ServerProcess(*options, program=PROGRAM, **Faults().env) as started:
+    with WarmServer(*options, program=PROGRAM, **Faults().env) as started:
         yield started
 
 

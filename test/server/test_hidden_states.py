@@ -16,6 +16,7 @@ import transformers
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 OPTIONS = ("--log-level", "warning", "--dtype", "float32", "--enable-return-hidden-states")
@@ -27,7 +28,7 @@ NEW = 20
 
 @pytest.fixture(scope="module", params=[LITTLE, SEVERAL], ids=["little memory", "several fronts"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    with ServerProcess(*OPTIONS, *request.param) as server:
+    with WarmServer(*OPTIONS, *request.param) as server:
         assert server.url
         yield server
         assert_quiet(server.url)

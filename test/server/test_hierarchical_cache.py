@@ -14,9 +14,9 @@ import pytest
 
 from fixtures.oracle import assert_quiet, held
 from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 
 PAGE = 16
 # In float32 the order of a sum changes a logit too little to change which is the largest.
@@ -75,7 +75,7 @@ def state_of(url: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def without_tiers() -> list[list[int]]:
-    with ServerProcess(*PRECISE, "--disable-radix-cache") as server:
+    with WarmServer(*PRECISE, "--disable-radix-cache") as server:
         return asyncio.run(answer_all(server.url))
 
 
@@ -84,7 +84,7 @@ def without_tiers() -> list[list[int]]:
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_the_tier_as_without(way: str, without_tiers: list[list[int]]) -> None:
-    with ServerProcess(*TIERS, *WAYS[way], program=PROGRAM, **FAULTS.env) as server:
+    with WarmServer(*TIERS, *WAYS[way], program=PROGRAM, **FAULTS.env) as server:
         assert asyncio.run(answer_all(server.url)) == without_tiers
         assert_quiet(server.url)
         state = state_of(server.url)
@@ -106,14 +106,14 @@ def test_a_later_server_reads_what_an_earlier_one_stored(tmp_path: Path, without
     extra = {"path": str(tmp_path / "kv"), "block_tokens": PAGE, "prefetch_threshold": PAGE}
     options = (*STORED, "--hicache-storage-backend-extra-config", json.dumps(extra))
 
-    with ServerProcess(*options, program=PROGRAM, **FAULTS.env) as server:
+    with WarmServer(*options, program=PROGRAM, **FAULTS.env) as server:
         assert asyncio.run(answer_all(server.url)) == without_tiers
         assert_quiet(server.url)
         assert state_of(server.url)["storage_written_tokens"] > 300
     for number, path in enumerate(sorted((tmp_path / "kv").rglob("*.kv"))):
         if number % 7 == 0:
             path.write_bytes(path.read_bytes()[: number * 7] + bytes(number % 3))
-    with ServerProcess(
+    with WarmServer(
         *options, "--hicache-storage-prefetch-policy", "wait_complete", program=PROGRAM, **FAULTS.env
     ) as server:
         assert asyncio.run(answer_all(server.url)) == without_tiers

@@ -17,6 +17,7 @@ import pytest
 from fixtures.oracle import assert_quiet, forward_steps, held
 from fixtures.patience import PATIENCE_S, until, wait_until
 from fixtures.server_process import ServerProcess, suspended
+from fixtures.warm_start import WarmServer
 
 SCHEDULER = "mysglang::scheduler_TP0"
 ENDLESS = {"max_new_tokens": 1500, "ignore_eos": True}
@@ -130,7 +131,7 @@ def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(
 
 @pytest.fixture(scope="module")
 def roomy_server() -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", *ROOMY) as server:
+    with WarmServer("--log-level", "warning", *ROOMY) as server:
         yield server
 
 
@@ -243,7 +244,7 @@ def test_native_stream_ends_as_the_whole_answer(http: httpx.Client) -> None:
 
 
 def test_a_key_opens_everything_but_the_probes() -> None:
-    with ServerProcess("--log-level", "warning", "--api-key", "k", "--admin-api-key", "a") as server:
+    with WarmServer("--log-level", "warning", "--api-key", "k", "--admin-api-key", "a") as server:
         url = server.url
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(f"{url}/v1/models").status_code == 401

@@ -15,6 +15,7 @@ import transformers
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 LITTLE = ("--chunked-prefill-size", "16", "--max-total-tokens", "256", "--schedule-conservativeness", "0.1")
@@ -24,7 +25,7 @@ PARAMS = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def little_server() -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", "--dtype", "float32", *LITTLE) as server:
+    with WarmServer("--log-level", "warning", "--dtype", "float32", *LITTLE) as server:
         yield server
 
 

@@ -15,6 +15,7 @@ from fixtures.patience import PATIENCE_S
 from fixtures.raw_http import Leaving, Manner, ask
 from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults, reference
+from fixtures.warm_start import WarmServer
 
 KEY = "the-admin-key"
 OPTIONS = ("--log-level", "warning", "--admin-api-key", KEY, "--max-running-requests", "2", "--page-size", "4")
@@ -27,7 +28,7 @@ SLOW_TO_COMPILE = r"(\d{1,300}[a-z]{1,300}){1,20}"
 def server() -> Iterator[ServerProcess]:
     """Steps of 50 ms, prompts in chunks of 16 tokens."""
     options = (*OPTIONS, "--chunked-prefill-size", "16")
-    with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=STEP_S * 1000).env) as process:
+    with WarmServer(*options, program=PROGRAM, **Faults(step_ms=STEP_S * 1000).env) as process:
         assert process.url
         yield process
 

@@ -12,6 +12,7 @@ import pytest
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 OWN = ("--logit-processor", "fixtures.own_processors:Counting", "fixtures.own_processors:Failing")
 LITTLE = ("--max-total-tokens", "256", "--schedule-conservativeness", "0.1")
@@ -23,7 +24,7 @@ GREEDY = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """With so little memory that requests in company are retracted."""
-    with ServerProcess("--log-level", "warning", "--dtype", "float32", *OWN, *LITTLE) as server:
+    with WarmServer("--log-level", "warning", "--dtype", "float32", *OWN, *LITTLE) as server:
         assert server.url
         yield server
 

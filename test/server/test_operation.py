@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from fixtures.patience import PATIENCE_S, wait_until
-from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.bench.refused import Failed
 from mysglang.cli.api_client import ServerRefused
 from mysglang.cli.main import run
@@ -27,7 +27,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     options = ("--api-key-file", str(keys), "--admin-api-key", "master", "--enable-priority-scheduling")
     names = ("--served-model-aliases", "small", "gpt-4o", "--dtype", "float32", "--log-level", "warning")
     with (
-        ServerProcess(*options, *names) as server,
+        WarmServer(*options, *names) as server,
         httpx.Client(base_url=server.url, headers={"x-api-key": "two"}, timeout=PATIENCE_S) as client,
     ):
         yield client

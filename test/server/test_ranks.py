@@ -39,6 +39,7 @@ from fixtures.swarm import ADMIN, ADMIN_HEADERS
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
 from fixtures.trainer import TINY, broadcast, make_changed
+from fixtures.warm_start import WarmServer
 from mysglang import Engine
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.utils.exit_codes import ExitCode
@@ -53,7 +54,7 @@ TWO = ("--tp-size", "2", "--dtype", "float32")
 def pair() -> Iterator[ServerProcess]:
     """The embedded model over two ranks, which try drafts."""
     options = ("--speculative-algorithm", "NGRAM", "--enable-mixed-chunk", "--chunked-prefill-size", "64")
-    with ServerProcess(*TWO, *options, "--enable-metrics", "--admin-api-key", ADMIN) as server:
+    with WarmServer(*TWO, *options, "--enable-metrics", "--admin-api-key", ADMIN) as server:
         assert server.url
         yield server
 
@@ -154,7 +155,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     tiers = ("--disable-hybrid-swa-memory", "--enable-hierarchical-cache", "--hicache-ratio", "1.25")
     stored = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", storage)
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
-    with ServerProcess(*options, *memory, *tiers, *stored, program=PROGRAM, **faults.env) as server:
+    with WarmServer(*options, *memory, *tiers, *stored, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
         found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
         assert_ranks_quiet(server.url)
@@ -185,6 +186,6 @@ def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
 
 def test_sizes_that_two_ranks_cannot_share_are_named(tmp_path: Path) -> None:
     make_checkpoint("llama", tmp_path, num_attention_heads=3, num_key_value_heads=3)
-    with ServerProcess("--model-path", str(tmp_path), "--skip-tokenizer-init", *TWO) as server:
+    with WarmServer("--model-path", str(tmp_path), "--skip-tokenizer-init", *TWO) as server:
         assert server.wait() == ExitCode.START_FAILED
         assert "--tp-size 2: 3 attention heads (num_attention_heads) cannot be divided among 2 ranks" in server.stderr

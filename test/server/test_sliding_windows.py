@@ -11,10 +11,10 @@ import pytest
 from fixtures.greedy_answers import VOCAB, Answer, abort_storm, answer_all, assert_alike, make_prompts
 from fixtures.oracle import assert_quiet, held
 from fixtures.patience import PATIENCE_S, answered
-from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def expected(model: tuple[str, ...]) -> list[Answer]:
 
 
 def answers_of(*options: str) -> list[Answer]:
-    with ServerProcess(*options) as server:
+    with WarmServer(*options) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS))
         assert_quiet(server.url)
     return answers
@@ -92,7 +92,7 @@ def test_to_the_last_bit_where_sums_have_one_order(model: tuple[str, ...]) -> No
 def test_however_often_requests_are_retracted(model: tuple[str, ...], expected: list[Answer]) -> None:
     """Freed pages of every pool hold NaN."""
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
-    with ServerProcess(*model, *TIGHT, program=PROGRAM, **faults.env) as server:
+    with WarmServer(*model, *TIGHT, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS))
         state = state_of(server.url)
         assert_quiet(server.url)
@@ -104,7 +104,7 @@ def test_however_often_requests_are_retracted(model: tuple[str, ...], expected: 
 @pytest.mark.promise(14)
 def test_however_many_are_taken_back(model: tuple[str, ...], expected: list[Answer]) -> None:
     alone = list(zip(PROMPTS[:40], expected, strict=False))
-    with ServerProcess(*model, *TIGHT) as server:
+    with WarmServer(*model, *TIGHT) as server:
         answers = asyncio.run(abort_storm(server.url, alone, requests=100, seed=14))
         assert_quiet(server.url)
     assert_alike(answers, [alone[number % len(alone)][1] for number in range(len(answers))])
@@ -113,7 +113,7 @@ def test_however_many_are_taken_back(model: tuple[str, ...], expected: list[Answ
 def test_a_long_answer_does_not_fill_the_pool(model: tuple[str, ...]) -> None:
     """A row of 900 tokens keeps the last few in layers with a window, so a pool of a tenth is enough for it."""
     options = ("--max-total-tokens", "1000", "--swa-full-tokens-ratio", "0.1", "--chunked-prefill-size", "32")
-    with ServerProcess(
+    with WarmServer(
         *model, *options, "--enable-metrics", "--decode-log-interval", "20", "--log-level", "info"
     ) as server:
         params = {"max_new_tokens": 900, "temperature": 0.0, "ignore_eos": True}
@@ -139,7 +139,7 @@ def test_a_long_answer_does_not_fill_the_pool(model: tuple[str, ...]) -> None:
 def test_vectors_as_with_one_pool(model: tuple[str, ...]) -> None:
     found = []
     for options in (TIGHT, ONE_POOL):
-        with ServerProcess(*model, "--is-embedding", "--served-model-name", "tiny", *options) as server:
+        with WarmServer(*model, "--is-embedding", "--served-model-name", "tiny", *options) as server:
             body = {"input": PROMPTS[:30], "model": "tiny"}
             answer = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=PATIENCE_S).raise_for_status().json()
             found.append([each["embedding"] for each in answer["data"]])
@@ -153,7 +153,7 @@ def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: 
     """After a pause that retracts running requests, and with the pools of windows empty like the others."""
     key = {"authorization": "Bearer secret"}
     some = PROMPTS[:20]
-    with ServerProcess(*model, *TIGHT, "--admin-api-key", "secret") as server:
+    with WarmServer(*model, *TIGHT, "--admin-api-key", "secret") as server:
 
         def command(path: str, **body: Any) -> None:
             httpx.post(f"{server.url}/{path}", json=body, headers=key, timeout=PATIENCE_S).raise_for_status()
@@ -180,6 +180,6 @@ def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: 
 
 @ONE_MODEL
 def test_a_hierarchical_cache_is_refused_by_name(model: tuple[str, ...]) -> None:
-    with ServerProcess(*model, "--enable-hierarchical-cache") as server:
+    with WarmServer(*model, "--enable-hierarchical-cache") as server:
         assert server.wait() != 0
         assert "Add --disable-hybrid-swa-memory" in server.last_line

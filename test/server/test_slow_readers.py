@@ -20,6 +20,7 @@ from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.server_process import ServerProcess
 from fixtures.side_by_side import assert_hardly_longer, percentile
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 
 WRITE_TIMEOUT_S = 1.0
 PROMPT_IDS = list(range(100, 130))
@@ -31,7 +32,7 @@ LARGE = {"input_ids": PROMPT_IDS, "sampling_params": PARAMS, "stream": True, "re
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", "--write-timeout", f"{WRITE_TIMEOUT_S}") as process:
+    with WarmServer("--log-level", "warning", "--write-timeout", f"{WRITE_TIMEOUT_S}") as process:
         yield process
 
 
@@ -94,7 +95,7 @@ def test_promise_16_over_tls(tmp_path: Path) -> None:
     """The TLS layer holds the data that waits for the client."""
     certificate, key = make_certificate(tmp_path)
     options = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--log-level", "warning")
-    with ServerProcess(*options, "--write-timeout", f"{WRITE_TIMEOUT_S}") as server:
+    with WarmServer(*options, "--write-timeout", f"{WRITE_TIMEOUT_S}") as server:
         url = server.url
         assert url.startswith("https://")
         process = psutil.Process(server.popen.pid)
@@ -149,7 +150,7 @@ async def test_promise_16_memory_is_bounded(server: ServerProcess) -> None:
 async def test_promise_16_others_wait_hardly_longer_for_their_tokens() -> None:
     """Beside eight clients that read nothing, compared with beside eight that read all."""
     options = ("--log-level", "error", "--max-total-tokens", "30000", "--write-timeout", "60")
-    with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=10).env) as server:
+    with WarmServer(*options, program=PROGRAM, **Faults(step_ms=10).env) as server:
         url = server.url
 
         async def slowest_gaps(read: Callable[[socket.socket], None]) -> float:
@@ -184,7 +185,7 @@ def drain(connection: socket.socket) -> None:
 def impatient_server() -> Iterator[ServerProcess]:
     """Waits half a second for the rest of a request."""
     options = ("--log-level", "info", "--read-timeout", "0.5", "--skip-server-warmup")
-    with ServerProcess(*options, program=PROGRAM, **Faults().env) as server:
+    with WarmServer(*options, program=PROGRAM, **Faults().env) as server:
         yield server
 
 

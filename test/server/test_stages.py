@@ -35,6 +35,7 @@ from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 from mysglang.srt.utils.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ TWO = ("--pp-size", "2", "--dtype", "float32")
 def pair() -> Iterator[ServerProcess]:
     """The embedded model in two stages, which try drafts."""
     options = ("--speculative-algorithm", "NGRAM", "--enable-mixed-chunk", "--chunked-prefill-size", "64")
-    with ServerProcess(*TWO, *options, "--enable-metrics", "--admin-api-key", ADMIN) as server:
+    with WarmServer(*TWO, *options, "--enable-metrics", "--admin-api-key", ADMIN) as server:
         assert server.url
         yield server
 
@@ -122,7 +123,7 @@ def test_a_storm(tmp_path: Path) -> None:
     options = ("--model-path", str(tmp_path), "--skip-tokenizer-init", "--log-level", "warning", *TWO)
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
-    with ServerProcess(*options, *memory, program=PROGRAM, **faults.env) as server:
+    with WarmServer(*options, *memory, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
         found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
         assert_ranks_quiet(server.url)

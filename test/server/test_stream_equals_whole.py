@@ -14,6 +14,7 @@ from fixtures import stream_folds as folds
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 Body = dict[str, Any]
 
@@ -188,7 +189,7 @@ def test_generate(client: httpx.Client, body: Body) -> None:
 @pytest.fixture(scope="module")
 def incremental_client() -> Iterator[httpx.Client]:
     options = ("--log-level", "warning", "--dtype", "float32", "--incremental-streaming-output")
-    with ServerProcess(*options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+    with WarmServer(*options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
         assert_quiet(server.url)
 

@@ -17,6 +17,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 pytest.importorskip("xgrammar")
 
@@ -40,7 +41,7 @@ LAYOUT = ("--constrained-json-max-whitespace-cnt", "1", "--log-level", "warning"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """With so little memory that requests in company are retracted."""
-    with ServerProcess(*LAYOUT, "--max-total-tokens", "512", "--schedule-conservativeness", "0.1") as server:
+    with WarmServer(*LAYOUT, "--max-total-tokens", "512", "--schedule-conservativeness", "0.1") as server:
         assert server.url
         yield server
 

@@ -1,12 +1,16 @@
 """The embedded model's held-out answers, whatever the loop, the cache, the chunks and the pages."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fixtures.gguf_files import Q8_0, convert, words_of
+from fixtures.warm_start import warm_engines
 from mysglang.eval.engine_runner import answers
 from mysglang.eval.exam import TINY, answer_text, exam_items
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 PER_TASK = 4
 FEW = 2
@@ -21,7 +25,13 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def usual() -> list[str]:
+def warm() -> Iterator[None]:
+    with warm_engines():
+        yield
+
+
+@pytest.fixture(scope="module")
+def usual(warm: None) -> list[str]:
     """The answers of a server with no flags."""
     return list(answers(exam_items(PER_TASK), ()))
 
@@ -34,7 +44,7 @@ def test_the_model_is_good_at_its_small_world(usual: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def precise() -> list[str]:
+def precise(warm: None) -> list[str]:
     """The answers in float32: in bfloat16 the rows of a step differ in their last bits with who stands beside them, and
     so now and then in which of two tokens that are nearly as likely is taken.
     """

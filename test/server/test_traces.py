@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fixtures.patience import PATIENCE_S, wait_until
-from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.srt.utils.exit_codes import ExitCode
 
 TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -107,7 +107,7 @@ def test_a_request_and_its_stages_reach_the_collector(listen: Callable[[Collecto
     collector = Collector()
     with listen(collector) as endpoint:  # type: ignore[attr-defined]
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--otlp-service-name", "under-test")
-        with ServerProcess(*QUIET, *options) as server:
+        with WarmServer(*QUIET, *options) as server:
             body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "seed": 3}
             answer = httpx.post(
                 f"{server.url}/v1/chat/completions", json=body, headers=TRACE_PARENT, timeout=PATIENCE_S
@@ -149,7 +149,7 @@ def test_every_front_traces_its_requests_and_keeps_no_spans_at_the_end() -> None
     collector = Collector()
     with over_http(collector) as endpoint:
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "3")
-        with ServerProcess(*QUIET, *options) as server:
+        with WarmServer(*QUIET, *options) as server:
             ask_for_traces(server.url, 1, 12)
             for number in range(1, 12):
                 collector.trace(f"{number:032x}", 5)
@@ -161,7 +161,7 @@ def test_every_front_traces_its_requests_and_keeps_no_spans_at_the_end() -> None
 
 def test_a_collector_that_is_not_there_hurts_nobody() -> None:
     options = ("--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:9")
-    with ServerProcess("--log-level", "critical", *options) as server:
+    with WarmServer("--log-level", "critical", *options) as server:
         body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
         assert httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).status_code == 200
         server.send(signal.SIGTERM)

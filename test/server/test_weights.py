@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess
 from fixtures.trainer import TINY, broadcast, make_changed
+from fixtures.warm_start import WarmServer
 
 ADMIN = {"Authorization": "Bearer master"}
 ASK = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 12}}
@@ -30,7 +30,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     options = ("--admin-api-key", "master", "--dtype", "float32", "--log-level", "warning", "--weight-version", "v0")
-    with ServerProcess(*options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as found:
+    with WarmServer(*options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as found:
         yield found
 
 

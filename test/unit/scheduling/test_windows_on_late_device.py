@@ -36,7 +36,7 @@ def test_as_alone(name: str, shakes: Shakes) -> None:
     """However short memory is, in each pool."""
     setup = replace(SETUPS[name], shakes=shakes, max_context=160)
     scheduler = LateScheduler(setup)
-    rush(scheduler, random.Random(22), BEGINNING, requests=70, own=60, max_new=50)
+    rush(scheduler, random.Random(22), BEGINNING, requests=45, own=60, max_new=50)
     if shakes == SHAKES:
         assert scheduler.retractions > 10
     if setup.cache == "radix":

@@ -20,7 +20,7 @@ from fixtures.attention_cases import PLAIN
 from fixtures.space_attention import check_traffic
 from mysglang.srt.layers.attention.factory import ChosenBackends
 options = {"steps": 12, "longest": 40, "windows": (5,), "cache": "chunk", "captured": True}
-for name, cap in (("triton", 0.0), ("triton", 3.0), ("invariant_triton", 3.0)):
+for name, cap in (("triton", 0.0), ("invariant_triton", 3.0)):
     small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16, logit_cap=cap)
     check_traffic(ChosenBackends(name, name), page_size=4, plain=small, **options)
 print("all agree")
@@ -31,7 +31,7 @@ CAPPED = replace(PLAIN, logit_cap=3.0)
 """Scores are capped as in Gemma 2: the content of free pages must not get through the cap either."""
 
 
-@pytest.mark.parametrize(("page_size", "spec"), [(1, PLAIN), (4, PLAIN), (16, PLAIN), (4, CAPPED)])
+@pytest.mark.parametrize(("page_size", "spec"), [(1, PLAIN), (16, PLAIN), (4, CAPPED)])
 @pytest.mark.parametrize("name", ["torch_native", "invariant_torch"])
 def test_on_torch(name: str, page_size: int, spec: AttentionSpec) -> None:
     torch.set_num_threads(1)
