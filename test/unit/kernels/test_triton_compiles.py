@@ -180,10 +180,11 @@ from mysglang.srt.kernels.cuda import invariant_gemm, late_rows, sampling
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
+EXPERTS = "fused_experts with biases", "experts_and_shared of a row"
 for name, (op, make) in OPS.items():
     op.implementations["cpu"] = op.implementations["cuda"]
     # Each shape of a mixture has the kernels of all plans.
-    if op.name != "fused_experts" or name.endswith(("of a row", "with biases")):
+    if op.name not in ("fused_experts", "experts_and_shared") or name in EXPERTS:
         op.choose("cpu")(*make("cpu", torch.bfloat16))
 sampling.draw_tokens(*random_draws(3, rows=4, vocab=150, ties=False, k=True, p=True, m=True).arguments())
 sampling.greedy_tokens(torch.randn(6, 1000))
