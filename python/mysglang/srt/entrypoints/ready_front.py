@@ -14,10 +14,10 @@ from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.managers.fronts import Board, Fronts, NoOthers, SharedNames
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
-from mysglang.srt.managers.model_files import load_tokenizer
 from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.shares import EqualShares, OneForAll
 from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.channels import AsyncPull, AsyncPush, Push
 from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, scheduler_codec, tokenizer_codec

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, run_child, tell_parent
-from mysglang.srt.managers.model_files import load_tokenizer
+from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull, Receiver, Sender
 from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat

@@ -1,7 +1,4 @@
-"""Reads the files of a model's directory for resolved options: its config, and its tokenizer unless that is disabled.
-
-Every process that needs them reads them here, so that all agree.
-"""
+"""Reads the config of a model for resolved options. Every process that needs it reads it here, so that all agree."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from dataclasses import replace
 from mysglang.srt.args.model import ModelArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 def load_model_config(args: ModelArgs) -> ModelConfig:
@@ -47,11 +43,3 @@ def load_draft_config(path: str, served: ModelConfig) -> ModelConfig:
             f"--context-length {draft.context_len}, or a draft model with a longer context."
         )
     return replace(draft, context_len=served.context_len)
-
-
-def load_tokenizer(args: ModelArgs) -> Tokenizer | None:
-    """None for a server that takes token ids only. Raises ConfigError."""
-    if args.skip_tokenizer_init:
-        return None
-    assert args.tokenizer_path is not None, "resolved"
-    return Tokenizer.load(args.tokenizer_path)

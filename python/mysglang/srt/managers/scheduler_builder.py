@@ -26,7 +26,7 @@ from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.weights import ModelWeights, Occupation
 from mysglang.srt.forward.worker import SpaceShape, StateShape, Worker, WorkerCapacity
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
-from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
+from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.rank_links import (
     FollowShare,
     LeadShare,
@@ -44,6 +44,7 @@ from mysglang.srt.managers.scheduler_assembly import (
     assemble,
     max_request_len,
 )
+from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicy
 from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, prefix_cache
 from mysglang.srt.mem_cache.host_tier import HostTier
