@@ -40,6 +40,7 @@ def test_every_shape_runs_eagerly(family: str, tmp_path: Path, monkeypatch: pyte
     assert programs_of(worker)
     shapes = {(batch.mode.is_decode, batch.num_rows, batch.num_tokens) for batch in ran}
     assert shapes >= {(False, 1, length) for length in CudaPlatform.warm_up_prompts}
+    assert any((batch.seq_lens > batch.extend_lens).any() for batch in ran if not batch.mode.is_decode)
     # As many rows as there are places for.
     assert shapes >= {(True, rows, rows) for rows in (1, 2, 3, 6)}
 

@@ -70,6 +70,8 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOP_K = (1, 2, TOP_K_ALL)
 """Greedy, filtered, drawn from all."""
+CACHED_TOKENS = 16
+"""Length of the beginning of a prompt of the warm-up that counts as cached. Its keys are those of page 0."""
 
 
 def generation(setup: Setup, launch: ModelLaunch) -> Load:
@@ -195,11 +197,14 @@ class GenerationModel:
         platform, tables, states = self._setup.platform, memory.tables, memory.states is not None
         prompt = partial(padding_prompt, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
         decode = partial(padding_decode, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
-        lengths = sorted({min(length, memory.budget.max_context) for length in platform.warm_up_prompts})
+        context = memory.budget.max_context
+        lengths = sorted({min(length, context) for length in platform.warm_up_prompts})
         rows = sorted({min(count, memory.budget.num_slots) for count in platform.warm_up_rows})
         steps = [
             *(prompt(lengths[0], top_k=top_k) for top_k in WARM_UP_TOP_K),
             *map(prompt, lengths[1:]),
+            # What a prompt reads of pages may take a kernel that no whole prompt needs.
+            prompt(lengths[0], cached=min(CACHED_TOKENS, context - lengths[0])),
             # The device knows the newest tokens, as in the steps of requests.
             *(replace(decode(count), input_ids=np.full(count, ON_DEVICE, dtype=np.int32)) for count in rows),
         ]

@@ -63,17 +63,17 @@ def no_states(rows: int) -> StateColumns:
 
 
 def padding_prompt(
-    length: int, slot: int, *, top_k: int = 1, spaces: int = 1, states: bool = False
+    length: int, slot: int, *, top_k: int = 1, spaces: int = 1, states: bool = False, cached: int = 0
 ) -> ModelWorkerBatch:
     """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all). `states`: True
-    for a model whose layers keep a state for each request.
+    for a model whose layers keep a state for each request. `cached`: tokens before it, which are not computed.
     """
     zeros = np.zeros(length, dtype=np.int32)
     return ModelWorkerBatch(
         mode=ForwardMode.EXTEND,
         input_ids=zeros,
         slots=np.array([slot], dtype=np.int32),
-        seq_lens=np.array([length], dtype=np.int32),
+        seq_lens=np.array([cached + length], dtype=np.int32),
         extend_lens=np.array([length], dtype=np.int32),
         out_cache_locs=(zeros,) * spaces,
         yields=np.ones(1, dtype=np.bool_),
