@@ -59,7 +59,7 @@ struct Step {
 
 constexpr double UNIT = 1099511627776.0;  // 2^40
 constexpr unsigned ONE = 0x3F800000u;     // the bits of 1.0f
-constexpr int PIVOTS = 3;
+constexpr int PIVOTS = Tally::MASSES;
 constexpr int MOST_VALUES = 8;  // of one exchange
 
 __device__ inline uint64_t mix(uint64_t x) {
@@ -132,7 +132,7 @@ class RowSampler {
       if (rank == 0 && threadIdx.x == 0) finish(plain, 0.0f);
       return;
     }
-    load();
+    load(edited);
     const Place mine = find_best({0xFFFFFFFFu, -1});
     const Place best = exchange.first(mine);
     if (greedy && !wants_logprobs) {
@@ -186,8 +186,12 @@ class RowSampler {
     if (step.logprobs != nullptr) step.logprobs[index] = logprob;
   }
 
+  static __device__ float scaled(float x, float heat) { return heat == 1.0f ? x : __fdiv_rn(x, heat); }
+
   // Put the edited logits over the temperature into shared memory.
-  __device__ void load() {
+  __device__ void load(bool edited) {
+    // Logits that are edited are divided behind that.
+    const float heat = edited ? 1.0f : row.temperature;
     const Logit* source = static_cast<const Logit*>(step.logits) + step.stride * index + begin;
     int done = 0;
     if (reinterpret_cast<uintptr_t>(source) % 16 == 0) {
@@ -196,15 +200,17 @@ class RowSampler {
       for (int i = threadIdx.x * VECTOR; i < done; i += THREADS * VECTOR) {
         alignas(16) Logit some[VECTOR];
         *reinterpret_cast<uint4*>(some) = *reinterpret_cast<const uint4*>(source + i);
+        float found[VECTOR];
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) found[j] = scaled(static_cast<float>(some[j]), heat);
 #pragma unroll
         for (int j = 0; j < VECTOR; j += 4) {
           *reinterpret_cast<float4*>(values + i + j) =
-              make_float4(static_cast<float>(some[j]), static_cast<float>(some[j + 1]),
-                          static_cast<float>(some[j + 2]), static_cast<float>(some[j + 3]));
+              make_float4(found[j], found[j + 1], found[j + 2], found[j + 3]);
         }
       }
     }
-    for (int i = done + threadIdx.x; i < count; i += THREADS) values[i] = static_cast<float>(source[i]);
+    for (int i = done + threadIdx.x; i < count; i += THREADS) values[i] = scaled(static_cast<float>(source[i]), heat);
     __syncthreads();
     if (row.line >= 0) {
       const int32_t* seen_before = counts() + begin;
@@ -227,11 +233,25 @@ class RowSampler {
       }
       __syncthreads();
     }
-    if (row.temperature != 1.0f) {
-      for (int i = threadIdx.x; i < count; i += THREADS) values[i] = __fdiv_rn(values[i], row.temperature);
-    }
+    if (edited && row.temperature != 1.0f) change([&](float x) { return scaled(x, row.temperature); });
     // Also: no block writes to another that has not begun.
     cluster_sync();
+  }
+
+  // Put what becomes of each of this thread's values in its place. Some are read before the first is written, since the
+  // compiler must not put reads before writes.
+  template <typename Change>
+  __device__ void change(Change changed) {
+    constexpr int TILE = 8;
+    for (int first = threadIdx.x; first < count; first += TILE * THREADS) {
+      float some[TILE];
+#pragma unroll
+      for (int i = 0; i < TILE; ++i) some[i] = first + i * THREADS < count ? values[first + i * THREADS] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < TILE; ++i) {
+        if (first + i * THREADS < count) values[first + i * THREADS] = changed(some[i]);
+      }
+    }
   }
 
   // The first of this thread's logits behind `last`.
@@ -262,14 +282,12 @@ class RowSampler {
   // Turn logits into weights; their sum.
   __device__ uint64_t weigh(float top) {
     float mass = 0;
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-      const float weight = expf(values[i] - top);
-      values[i] = weight;
+    change([&](float x) {
+      const float weight = expf(x - top);
       mass += weight;
-    }
-    uint64_t sum[1] = {units(mass)};
-    exchange.sum(sum);
-    return sum[0];
+      return weight;
+    });
+    return exchange.sum(units(mass));
   }
 
   // What the filters leave. A weight may be drawn if fewer than `most` weights, and less than `share` of mass, are above
@@ -277,9 +295,9 @@ class RowSampler {
   __device__ Limit limit(uint64_t total) {
     const int most = row.top_k;
     const bool has_share = row.top_p < 1;
-    if (most >= step.vocab && !has_share && row.min_p <= 0) return {0, 0};
-    const double share = has_share ? static_cast<double>(row.top_p) * static_cast<double>(total) : 1e300;
     unsigned low = row.min_p > 0 ? __float_as_uint(row.min_p) : 0u;
+    if (most >= step.vocab && !has_share) return {low, step.vocab};
+    const double share = has_share ? static_cast<double>(row.top_p) * static_cast<double>(total) : 1e300;
     if (has_share && row.top_p < 0.9999f) {
       // All weights up to this one have too little mass for what top_p drops.
       const double dropped = (1 - static_cast<double>(row.top_p)) * static_cast<double>(total);
@@ -287,28 +305,43 @@ class RowSampler {
     }
     unsigned high = ONE;  // the lowest pattern that is known to hold; above it are:
     uint64_t count_above = 0, mass_above = 0;
+    const auto holds = [&](uint64_t more, double mass) {
+      return count_above + more < static_cast<uint64_t>(most) && static_cast<double>(mass_above) + mass < share;
+    };
     int listed = -1;  // all
     while (low < high) {
+      // At first, far from 1 there is little: the pivots are 2^-16, 2^-8 and 2^-4.
+      const bool begins = high == ONE && low < ONE - (16u << 23);
       const unsigned quarter = (high - low) / 4;
-      const unsigned pivots[PIVOTS] = {low + quarter, low + (high - low) / 2, high - 1 - quarter};
-      uint64_t found[2 + PIVOTS];
+      const unsigned pivots[PIVOTS] = {begins ? ONE - (16u << 23) : low + quarter,
+                                       begins ? ONE - (8u << 23) : low + (high - low) / 2,
+                                       begins ? ONE - (4u << 23) : high - 1 - quarter};
+      Tally found;
       listed = look(low, high, pivots, listed, found);
-      const uint64_t inside = found[0] & 0xFFFFFFFFu;
-      if (inside == 0) {
-        high = low;  // nothing lies between, so all patterns from `low` on have the same above them
+      const uint64_t inside = found.counts[PIVOTS];
+      const unsigned only = found.range.largest;
+      if (inside == 0 || found.range.smallest == only) {
+        // Below the one pattern that lies between, or without any, all patterns from `low` on have the same above them.
+        const double mass = static_cast<double>(inside) * static_cast<double>(__uint_as_float(only)) * UNIT;
+        if (inside == 0) {
+          high = low;
+        } else if (holds(inside, mass)) {
+          high = low;
+          count_above += inside;
+          mass_above += static_cast<uint64_t>(mass);
+        } else {
+          high = only;
+        }
         break;
       }
-      const uint64_t above[PIVOTS] = {found[0] >> 32, found[1] & 0xFFFFFFFFu, found[1] >> 32};
-      unsigned next_low = low, next_high = high;
+      unsigned next_low = low, next_high = min(high, found.range.largest);
       uint64_t more = 0, mass = 0;
 #pragma unroll
       for (int i = PIVOTS - 1; i >= 0; --i) {
-        const bool holds = count_above + above[i] < static_cast<uint64_t>(most) &&
-                           static_cast<double>(mass_above + found[2 + i]) < share;
-        if (holds) {
-          next_high = pivots[i];
-          more = above[i];
-          mass = found[2 + i];
+        if (holds(found.counts[i], static_cast<double>(found.masses[i]))) {
+          next_high = min(pivots[i], found.range.largest);
+          more = found.counts[i];
+          mass = found.masses[i];
         } else {
           next_low = max(next_low, pivots[i] + 1);
         }
@@ -324,34 +357,49 @@ class RowSampler {
     return {high, min(left, static_cast<int64_t>(room))};
   }
 
-  // Over the weights in (low, high]: found[0], found[1]: four counts of 32 bits, of all and of those above each pivot;
-  // found[2 …]: the masses above each. Of the weights that this thread has listed (-1: of all) those in between stay.
-  __device__ int look(unsigned low, unsigned high, const unsigned (&pivots)[PIVOTS], int listed,
-                      uint64_t (&found)[2 + PIVOTS]) {
+  // Over the weights in (low, high]: how many are above each pivot, and their masses; behind that, how many there are.
+  // Of the weights that this thread has listed (-1: of all) those in between stay. Returns how many that are.
+  __device__ int look(unsigned low, unsigned high, const unsigned (&pivots)[PIVOTS], int listed, Tally& found) {
+    constexpr int TILE = 4;
     const int thread = threadIdx.x;
-    const int all = (count - thread + THREADS - 1) / THREADS;
-    const int end = listed < 0 ? max(all, 0) : listed;
+    const int end = listed < 0 ? max((count - thread + THREADS - 1) / THREADS, 0) : listed;
     unsigned counts[PIVOTS] = {};
     float masses[PIVOTS] = {};
+    Range range;
     int kept = 0;
-    for (int i = 0; i < end; ++i) {
-      const int place = listed < 0 ? i : list[i * THREADS + thread];
-      const float weight = values[place * THREADS + thread];
-      const unsigned pattern = __float_as_uint(weight);
-      if (pattern > low && pattern <= high) {
-        list[kept++ * THREADS + thread] = static_cast<uint8_t>(place);
+    // Some are read before the first is listed, since the compiler must not put reads before writes.
+    for (int first = 0; first < end; first += TILE) {
+      int places[TILE];
+      float some[TILE];
 #pragma unroll
-        for (int j = 0; j < PIVOTS; ++j) {
-          if (pattern > pivots[j]) {
-            ++counts[j];
-            masses[j] += weight;
+      for (int i = 0; i < TILE; ++i) {
+        if (first + i < end) places[i] = listed < 0 ? first + i : list[(first + i) * THREADS + thread];
+      }
+#pragma unroll
+      for (int i = 0; i < TILE; ++i) some[i] = first + i < end ? values[places[i] * THREADS + thread] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < TILE; ++i) {
+        const unsigned pattern = __float_as_uint(some[i]);
+        if (pattern > low && pattern <= high) {
+          list[kept++ * THREADS + thread] = static_cast<uint8_t>(places[i]);
+          range.smallest = min(range.smallest, pattern);
+          range.largest = max(range.largest, pattern);
+#pragma unroll
+          for (int j = 0; j < PIVOTS; ++j) {
+            if (pattern > pivots[j]) {
+              ++counts[j];
+              masses[j] += some[i];
+            }
           }
         }
       }
     }
-    found[0] = static_cast<uint64_t>(counts[0]) << 32 | static_cast<unsigned>(kept);
-    found[1] = static_cast<uint64_t>(counts[2]) << 32 | counts[1];
-    for (int j = 0; j < PIVOTS; ++j) found[2 + j] = units(masses[j]);
+    for (int j = 0; j < PIVOTS; ++j) {
+      found.counts[j] = counts[j];
+      found.masses[j] = units(masses[j]);
+    }
+    found.counts[PIVOTS] = static_cast<unsigned>(kept);
+    found.range = range;
     exchange.sum(found);
     return kept;
   }
@@ -359,43 +407,58 @@ class RowSampler {
   // Invert the cumulative sum of what the limit leaves.
   __device__ void draw(Limit limit, int likeliest, float log_total) {
     __syncthreads();  // now a thread reads what others wrote
-    const int each = per_thread(step.vocab);
+    const int each = per_thread(step.vocab) | 1;  // odd, so that threads do not meet in a bank
     const int first = min(static_cast<int>(threadIdx.x) * each, count), end = min(first + each, count);
-    int64_t equals_before = 0;
-    if (limit.pattern > 0) {
-      uint64_t equals = 0, all;
-      for (int i = first; i < end; ++i) equals += __float_as_uint(values[i]) == limit.pattern;
-      equals_before = static_cast<int64_t>(exchange.before(equals, &all));
+    // As if all that equal the limit were allowed, which they are unless weights are tied there.
+    uint64_t mine[2], before[2], totals[2];
+    sum_up(first, end, limit, step.vocab, mine);
+    for (int i = 0; i < 2; ++i) before[i] = mine[i];
+    exchange.before(before, totals);
+    int64_t room = step.vocab;
+    if (static_cast<int64_t>(totals[0]) > limit.quota) {
+      room = limit.quota - static_cast<int64_t>(before[0]);
+      sum_up(first, end, limit, room, mine);
+      for (int i = 0; i < 2; ++i) before[i] = mine[i];
+      exchange.before(before, totals);
     }
-    float mass = 0;
-    int64_t seen = equals_before;
-    for (int i = first; i < end; ++i) {
-      if (allowed(values[i], limit, seen)) mass += values[i];
-    }
-    uint64_t total;
-    const uint64_t mine = units(mass), before = exchange.before(mine, &total);
+    const uint64_t total = totals[1];
     if (total == 0) {  // no weight is a number
       if (rank == 0 && threadIdx.x == 0) finish(likeliest == NO_ID ? 0 : likeliest, 0.0f);
       return;
     }
     const double exact = uniform(row.seed, step.lengths[index]) * static_cast<double>(total);
     const uint64_t target = min(static_cast<uint64_t>(exact), total - 1);
-    if (target < before || target >= before + mine) return;
-    mass = 0;
-    seen = equals_before;
+    if (target < before[1] || target >= before[1] + mine[1]) return;
+    float mass = 0;
     int token = first;
     for (int i = first; i < end; ++i) {
-      if (!allowed(values[i], limit, seen) || !(values[i] > 0)) continue;
+      if (!allowed(values[i], limit, room) || !(values[i] > 0)) continue;
       mass += values[i];
       token = i;
-      if (before + units(mass) > target) break;
+      if (before[1] + units(mass) > target) break;
     }
     finish(begin + token, logf(values[token]) - log_total);
   }
 
-  static __device__ bool allowed(float weight, Limit limit, int64_t& equals) {
+  // found[0]: how many of a run of values equal the limit; found[1]: the mass of the run, if of those the first `room` may
+  // be drawn.
+  __device__ void sum_up(int first, int end, Limit limit, int64_t room, uint64_t (&found)[2]) const {
+    float mass = 0;
+    int equals = 0;
+#pragma unroll 4
+    for (int i = first; i < end; ++i) {
+      const float weight = values[i];
+      equals += __float_as_uint(weight) == limit.pattern;
+      if (allowed(weight, limit, room)) mass += weight;
+    }
+    found[0] = static_cast<uint64_t>(equals);
+    found[1] = units(mass);
+  }
+
+  // `room`: for how many more of those that equal the limit.
+  static __device__ bool allowed(float weight, Limit limit, int64_t& room) {
     const unsigned pattern = __float_as_uint(weight);
-    return pattern > limit.pattern || (pattern == limit.pattern && equals++ < limit.quota);
+    return pattern > limit.pattern || (pattern == limit.pattern && room-- > 0);
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 #define MYSGL_EMULATED
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -43,8 +44,11 @@ struct Warp {
   uint64_t lanes[32];
 };
 
+// Its first turn begins at `context`; from then on it is left and entered by jumps, which need no system call.
 struct Fiber {
   ucontext_t context;
+  jmp_buf jump;
+  bool begun = false;
   std::vector<char> stack;
   int block, thread;
   bool done = false;
@@ -57,7 +61,7 @@ struct Cluster {
   std::vector<Warp> warps;
   Barrier whole;
   std::vector<std::unique_ptr<Fiber>> fibers;
-  ucontext_t home;
+  jmp_buf home;
   Fiber* now = nullptr;
   std::function<void()> kernel;
 };
@@ -65,8 +69,7 @@ struct Cluster {
 inline Cluster* cluster = nullptr;
 
 inline void yield() {
-  Fiber* fiber = cluster->now;
-  swapcontext(&fiber->context, &cluster->home);
+  if (_setjmp(cluster->now->jump) == 0) _longjmp(cluster->home, 1);
 }
 
 inline void wait(Barrier& barrier, int count) {
@@ -93,6 +96,7 @@ inline void share(uint64_t mine, uint64_t (&all)[32]) {
 inline void enter() {
   cluster->kernel();
   cluster->now->done = true;
+  _longjmp(cluster->home, 1);
 }
 
 // Run one cluster to its end.
@@ -113,7 +117,6 @@ inline void run(int blocks, int threads, int64_t bytes, std::function<void()> ke
     getcontext(&fiber->context);
     fiber->context.uc_stack.ss_sp = fiber->stack.data();
     fiber->context.uc_stack.ss_size = fiber->stack.size();
-    fiber->context.uc_link = &made.home;
     makecontext(&fiber->context, enter, 0);
     made.fibers.push_back(std::move(fiber));
   }
@@ -123,7 +126,10 @@ inline void run(int blocks, int threads, int64_t bytes, std::function<void()> ke
       if (fiber->done) continue;
       left = true;
       made.now = fiber.get();
-      swapcontext(&made.home, &fiber->context);
+      if (_setjmp(made.home) != 0) continue;
+      if (fiber->begun) _longjmp(fiber->jump, 1);
+      fiber->begun = true;
+      setcontext(&fiber->context);
     }
   }
   cluster = nullptr;
@@ -148,6 +154,11 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   emulated::share(value, all);
   return static_cast<unsigned>(*std::max_element(all, all + 32));
 }
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  uint64_t all[32];
+  emulated::share(value, all);
+  return static_cast<unsigned>(*std::min_element(all, all + 32));
+}
 inline int __reduce_min_sync(unsigned, int value) {
   uint64_t all[32];
   emulated::share(static_cast<unsigned>(value), all);
@@ -160,6 +171,11 @@ inline unsigned long long __shfl_up_sync(unsigned, unsigned long long value, int
   emulated::share(value, all);
   const int lane = emulated::cluster->now->thread % 32;
   return all[lane >= step ? lane - step : lane];
+}
+inline unsigned long long __shfl_xor_sync(unsigned, unsigned long long value, int mask) {
+  uint64_t all[32];
+  emulated::share(value, all);
+  return all[(emulated::cluster->now->thread % 32) ^ mask];
 }
 inline unsigned __float_as_uint(float x) {
   unsigned bits;

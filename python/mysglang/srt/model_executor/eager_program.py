@@ -26,7 +26,7 @@ class EagerProgram:
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         hidden, columns = self._hidden.of(batch)
-        inputs = self._end.stage(batch, {})
+        inputs = self._end.stage_yields(batch, {})
         logits_rows = columns.get("logits_rows")
         output = ForwardOutput(
             logits=self._logits.next_token_logits(hidden, logits_rows) if batch.yields.any() else None,

@@ -80,7 +80,7 @@ class PromptGraphRunner:
         self._attention.plan_replay(captured.metadata, columns["seq_lens"], columns["extend_lens"])
         captured.graph.replay()
         # The device is at work from here on.
-        inputs = self._end.stage(batch, sampled_columns(batch))
+        inputs = self._end.stage_yields(batch, sampled_columns(batch))
         up, logits = inputs.tokens, None
         if batch.yields.any():
             logits = self._logits.next_token_logits(captured.hidden[: batch.num_rows], up["logits_rows"])

@@ -1,7 +1,8 @@
-"""RowStager: the rows of a captured decode step, ready to be sampled by one kernel behind the graph.
+"""RowStager: the rows of a step, ready to be sampled by one kernel.
 
-What the kernel reads of each row is uploaded when the rows change, and stays on the device while they do not. So a
-sampled step is a replay and one launch. A step that asks for more than the kernel does goes by acts, as eager steps do.
+What the kernel reads of each row of a decode step is uploaded when the rows change, and stays on the device while they
+do not. So a sampled step is a replay and one launch. In a step with prompts, the rows that yield go up with its other
+columns. A step that asks for more than the kernel does is sampled by acts.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from mysglang.srt.kernels.sampled_rows import RowLogprobs
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import Sampled
 from mysglang.srt.model_executor.feature_stager import FeatureStager
-from mysglang.srt.model_executor.step_columns import LogprobLayout
+from mysglang.srt.model_executor.step_columns import Columns, LogprobLayout, named
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.row_table import RowTable
 
+Uploaded = dict[str, Tensor]
 SampleRows = Callable[..., tuple[Tensor, RowLogprobs | None]]
 
 
@@ -34,6 +36,8 @@ class StagedRows:
     layout: LogprobLayout | None
     op: SampleRows
     features: FeatureStager
+    lengths: Tensor | None = None
+    """[S] int32 tokens of each row's text so far; None: they are among the step's own columns."""
 
     def sample(self, logits: Tensor, greedy: Tensor, lengths: Tensor, slots: Tensor, newest: Tensor) -> Sampled:
         """The tokens of the rows, recorded in `newest`. See `kernels.sampled_rows` about the arguments."""
@@ -59,7 +63,13 @@ class StagesRows(Protocol):
     """Prepares the rows of captured decode steps."""
 
     def stage(self, batch: ModelWorkerBatch) -> StagedRows | None:
-        """The rows of a step with one token for each, on the device. None: the step is sampled by acts."""
+        """The rows of a decode step with one token for each, on the device. None: the step is sampled by acts."""
+        ...
+
+    def stage_yields(self, batch: ModelWorkerBatch, columns: Columns) -> tuple[StagedRows, Uploaded] | None:
+        """Uploads `columns` and the rows of the step that yield, each one token, and returns both. None: nothing was
+        uploaded, and the step is sampled by acts.
+        """
         ...
 
 
@@ -67,6 +77,9 @@ class ByActs:
     """The StagesRows of a device or launch for which there is no such kernel."""
 
     def stage(self, batch: ModelWorkerBatch) -> StagedRows | None:
+        return None
+
+    def stage_yields(self, batch: ModelWorkerBatch, columns: Columns) -> tuple[StagedRows, Uploaded] | None:
         return None
 
 
@@ -95,7 +108,7 @@ class RowStager:
 
     def stage(self, batch: ModelWorkerBatch) -> StagedRows | None:
         logprobs, last = batch.logprobs, self._last
-        if batch.waits_for_mask or (logprobs is not None and any(map(len, logprobs.token_ids))):
+        if _is_late(batch) or (logprobs is not None and any(map(len, logprobs.token_ids))):
             return None
         if (
             last is not None
@@ -117,6 +130,24 @@ class RowStager:
         staged = StagedRows(up["rows"], up["bias"], layout, self._op, self._features)
         self._last = None if batch.sampling_now else _Last(batch.sampling, logprobs, batch.num_rows, staged)
         return staged
+
+    def stage_yields(self, batch: ModelWorkerBatch, columns: Columns) -> tuple[StagedRows, Uploaded] | None:
+        if _is_late(batch) or batch.logprobs is not None or batch.logits_per_row is not None:
+            return None
+        table = RowTable(batch.num_rows)
+        parts = (*batch.sampling.parts, *batch.sampling_now)
+        if not parts or not batch.yields.any() or not self._features.tabulate(parts, table):
+            return None
+        found = table.columns(np.flatnonzero(batch.yields))
+        own = named("table", {**found, "lengths": batch.seq_lens[batch.yields]})
+        up = self._uploader.upload({**columns, **own})
+        rows, bias, lengths = (up[name] for name in own)
+        return StagedRows(rows, bias, None, self._op, self._features, lengths), up
+
+
+def _is_late(batch: ModelWorkerBatch) -> bool:
+    """True if something about the rows is not known when the step is launched."""
+    return batch.waits_for_mask or batch.high_lens is not None
 
 
 def _same(one: LogprobColumns | None, other: LogprobColumns | None) -> bool:

@@ -48,7 +48,7 @@ class StepInputs:
     prompt: PromptQuery | None
     prompt_layout: LogprobLayout | None
     rows: StagedRows | None = None
-    """Rows of a captured decode step that one kernel samples; None: `sampling` says how the tokens are chosen."""
+    """Rows of the step that one kernel samples; None: `sampling` says how the tokens are chosen."""
 
 
 PLAIN = SamplingStep()
@@ -116,6 +116,14 @@ class StepStager:
             prompt_layout=None,
             rows=rows,
         )
+
+    def stage_yields(self, batch: ModelWorkerBatch, tokens: Columns) -> StepInputs:
+        """Returns the inputs of a step whose rows have one row of logits each, or none. See `stage`."""
+        columns = {**tokens, **hidden_column(batch.hidden)}
+        if (staged := self._rows.stage_yields(batch, columns)) is None:
+            return self.stage(batch, tokens)
+        rows, up = staged
+        return StepInputs(tokens=up, sampling=PLAIN, output_layout=None, prompt=None, prompt_layout=None, rows=rows)
 
     def stage_late(self, batch: ModelWorkerBatch, mask: TokenMask) -> tuple[Act, ...]:
         """Inputs that the step waited for: logit processors, and forbidden tokens."""

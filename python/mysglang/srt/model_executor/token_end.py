@@ -16,6 +16,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionBackend
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
+from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampled
@@ -93,6 +94,10 @@ class TokenEnd:
         """Returns the inputs that a captured decode step needs beside its own columns."""
         return self._stager.stage_captured(batch)
 
+    def stage_yields(self, batch: ModelWorkerBatch, columns: Columns) -> StepInputs:
+        """Upload `columns` and what choosing one token for each row that yields needs."""
+        return self._stager.stage_yields(batch, columns)
+
     def replayed(
         self, batch: ModelWorkerBatch, inputs: StepInputs, columns: Mapping[str, Tensor], left: StepTensors
     ) -> BatchResult:
@@ -116,6 +121,11 @@ class TokenEnd:
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
         """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""
+        if inputs.rows is not None and output.logits is not None:
+            assert inputs.rows.lengths is not None
+            greedy, newest = greedy_tokens(output.logits), self._tables.newest
+            sampled = inputs.rows.sample(output.logits, greedy, inputs.rows.lengths, slots, newest)
+            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden)
         return self.choose_and(partial(self._remember, self._choosing.lasting(slots)), batch, inputs, output)
 
     def _remember(self, slots: Tensor, tokens: Tensor) -> None:

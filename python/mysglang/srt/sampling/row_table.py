@@ -39,7 +39,7 @@ class RowTable:
         self.put(having, **{f"{run}_begin": begins, f"{run}_end": begins + counts})
         self._end += len(ids)
 
-    def columns(self) -> Mapping[str, Array]:
-        """Returns the arrays to upload, "rows" and "bias"."""
+    def columns(self, which: Array | slice = slice(None)) -> Mapping[str, Array]:
+        """Returns the arrays to upload, "rows" and "bias". `which`: the rows to upload."""
         entries = np.concatenate([*self._entries, np.zeros(1, dtype=BIAS)])
-        return {"rows": self.rows.view(np.int32), "bias": entries.view(np.int32)}
+        return {"rows": self.rows[which].view(np.int32), "bias": entries.view(np.int32)}
