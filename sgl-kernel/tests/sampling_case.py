@@ -72,7 +72,7 @@ class Case:
         there = (rows, bias, self.counts, self.greedy, self.lengths, self.slots, self.newest)
         return self.logits.to(device, dtype), *(tensor.to(device) for tensor in there)
 
-    def edited(self, index: int) -> list[float]:
+    def edited(self, index: int) -> np.ndarray:
         """The row's logits after penalties and biases, over its temperature."""
         row, x = self.rows[index], self.logits[index].clone()
         if row["line"] >= 0:
@@ -85,17 +85,16 @@ class Case:
             x[token] += value
         for token, _ in self.bias[row["forbidden_begin"] : row["forbidden_end"]]:
             x[token] = -math.inf
-        found: list[float] = (x / float(row["temperature"])).tolist()
-        return found
+        return (x / float(row["temperature"])).double().numpy()
 
 
 def check(case: Case, tokens: Tensor, logprobs: RowLogprobs) -> None:
     for index, token in enumerate(tokens.tolist()):
         row, scaled = case.rows[index], case.edited(index)
-        highest = max(scaled)
-        weights = np.exp(np.array(scaled) - highest)
+        highest = scaled.max()
+        weights = np.exp(scaled - highest)
         total = float(weights.sum())
-        ranking = sorted(range(len(scaled)), key=lambda one: (-scaled[one], one))
+        ranking = np.argsort(-scaled, kind="stable")
         if row["top_k"] == 1:
             assert scaled[token] >= highest - 1e-5
         else:
@@ -105,7 +104,7 @@ def check(case: Case, tokens: Tensor, logprobs: RowLogprobs) -> None:
             if row["top_p"] < 1:
                 kept &= before < float(row["top_p"]) * total
             kept &= ranked >= float(row["min_p"])
-            allowed = np.sort(np.array(ranking)[kept])
+            allowed = np.sort(ranking[kept])
             ends = np.cumsum(weights[allowed])
             target = uniform(int(row["seed"]), int(case.lengths[index])) * ends[-1]
             expected = allowed[np.searchsorted(ends, target, side="right")]
@@ -116,7 +115,7 @@ def check(case: Case, tokens: Tensor, logprobs: RowLogprobs) -> None:
             assert token == expected or near, f"row {index}: {token}, not {expected}, margin {margin}"
         assert case.newest[case.slots[index]] == token
         if row["top_logprobs"] >= 0:
-            found = np.array(scaled) - highest - math.log(total)
+            found = scaled - highest - math.log(total)
             assert logprobs.chosen[index] == pytest.approx(found[token], abs=1e-4)
             wanted = int(row["top_logprobs"])
             ids = logprobs.top_ids[index, :wanted].tolist()
