@@ -107,7 +107,7 @@ def test_pages_of_eight_bit_numbers(capability: int, number: int, several: bool)
     limit = SHARED_BYTES[capability]
     attended = PAGES | QUERIES | FACTORS
     shape = {"FORMAT": number, "GROUP": 4, "DIM": 64, "PAGE": 16, "REACH": 0, "CAP": False, "WIDTH": 64}
-    decode = {"partial": "*fp32", "partial_lse": "*fp32", "extend_lens": "*i32", "token_starts": "*i64"}
+    decode = {"partial": "*fp32", "partial_lse": "*fp32", "extend_lens": "*i32", "token_starts": "*i64", "room": "i32"}
     sizes = {"QUERIES": 16, "KEYS": 64, "SPLITS": 16, "SEVERAL": several, "OVERLAP": capability >= 90}
     assert shared_bytes(attention._decode_kernel, capability, attended | decode, **shape, **sizes) <= limit
     stored = STORED | {"k": "*bf16", "v": "*bf16", "k_stride": "i32", "v_stride": "i32", "width": "i32"}

@@ -241,12 +241,23 @@ class ForwardBatch:
     """Rows that attend to keys and values of heads, where latent rows are kept; None: all attend to the latent rows."""
     states: StateStep | None = None
     """None: no layer of the model keeps a state."""
+    row_room: int = 0
+    """0: the tokens of a row lie behind those of the row before. Else a captured step that tries drafts: each row has
+    room for so many tokens, and `extend_lens` say how many of these are tokens. The others fill the row up: their
+    attention must be finite, whatever it is.
+    """
     tail: Tail | None = None
     """Tokens whose hidden states are wanted; None: all. For the others, the last layer only stores keys and values."""
 
     def loc_for(self, spec: AttentionSpec) -> Tensor:
         """[T] int64 KV slots that this layer writes."""
         return self.out_cache_locs[self.attn_backend.kv_pool.space_of(spec.layer_id)]
+
+    def first_tokens(self) -> Tensor:
+        """[R] int64 where the tokens of each row begin."""
+        if self.row_room:
+            return torch.arange(0, len(self.input_ids), self.row_room, device=self.slots.device)
+        return self.extend_lens.cumsum(dim=0) - self.extend_lens
 
     def wanted(self, x: Tensor) -> Tensor:
         """[T, …] -> [W, …] of the tokens that are wanted."""

@@ -64,7 +64,8 @@ class WorkerCapacity:
     memory_usage: dict[str, float] = field(default_factory=dict)
     """GiB by purpose: weights, kvcache, graph, slots; states, where layers keep some for each request."""
     startup_times: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
+    """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode,
+    cuda_graph_drafts."""
 
     @property
     def num_pages(self) -> int:

@@ -35,9 +35,7 @@ class StepTokens(NamedTuple):
     starts: Tensor
     """[R] int64 tokens of the row before the step; -1: what `row_length` says."""
     extend_lens: Tensor
-    """[R] int32 tokens of the row in the step."""
-    live_lens: Tensor
-    """[R] int32, 1 or more: so many of these are tokens; those behind them only fill the row up."""
+    """[R] int32 tokens of the row in the step, 1 or more; those from this place on only fill the row up."""
     runs: Tensor
     """[R, M] int64 tokens that the host expects from position `known` on; negative where it expects none."""
     known: Tensor
@@ -65,7 +63,7 @@ class PlacedTokens(NamedTuple):
     locs: tuple[Tensor, ...]
     """[T] int64 KV slots in each page space; 0, the null page, for tokens that fill a row up."""
     seq_lens: Tensor
-    """[R] int32 tokens of each row with those of the step, also with those that fill it up."""
+    """[R] int32 tokens of each row with those of the step."""
     drafts: Tensor
     """[T] int64 the host's draft that stands here; NO_DRAFT_HERE: none."""
 
@@ -89,8 +87,8 @@ def _place_tokens(
     row, place, starts = tokens.rows, tokens.places, tokens.starts
     late = starts < 0
     start = torch.where(late, slots.row_length[tokens.slots], starts)
-    last = start + tokens.live_lens - 1
-    live = place < tokens.live_lens[row]
+    last = start + tokens.extend_lens - 1
+    live = place < tokens.extend_lens[row]
     positions = torch.minimum(start[row] + place, last[row])
     found = []
     for given, table in zip(locs, tables, strict=True):

@@ -63,7 +63,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     rank_labels: dict[str, str] = {}
     """Which rank the scheduler is in each kind of group, by the name that its figures have for that."""
     startup_times: dict[str, float] = {}
-    """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
+    """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode,
+    cuda_graph_drafts."""
     ranks: list[RankFacts] = []
     """The ranks that follow the first one."""
 

@@ -37,6 +37,8 @@ from mysglang.srt.forward.worker_batch import (
     SamplingColumns,
     Slots,
 )
+from mysglang.srt.kernels.late_rows import NO_DRAFT_HERE
+from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.factory import create_attention_backend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
@@ -46,7 +48,8 @@ from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory
-from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program
+from mysglang.srt.model_executor.padding import padding_decode
+from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program, RoomyStep
 from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
@@ -158,6 +161,29 @@ class DraftChain:
             at = places.of(up["places"], places.positions.index_select(0, up["places"]).int() + 1)
             at = replace(at, ids=torch.where(drafted_ids >= 0, drafted_ids, at.ids))
             tokens = self._next(self._hidden, one_token_of(batch, rows, mine, depth), count[rows] > depth, at)
+        return drafts
+
+    def captures(self, batch: ModelWorkerBatch) -> bool:
+        """A captured chain proposes the most likely tokens, which rows that draw theirs rarely get."""
+        return not any(part.feature == DRAWING.name for part in batch.sampling.parts)
+
+    def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
+        hosted, host = step.known >= 0, padding_decode(step.rows, 0, spaces=len(at.locs))
+        host = replace(host, high_lens=host.seq_lens)
+        ones = torch.ones_like(step.extend_lens)
+        first = torch.arange(0, step.rows * step.width, step.width, device=drafts.device)
+        passing = at.of(first, at.positions.index_select(0, first).int() + 1)
+        for depth in range(1, step.width):
+            hidden = self._hidden.at_places(host, passing, step.slots, ones)
+            tokens = greedy_tokens(self._logits.next_token_logits(hidden, None))
+            mine = first + depth
+            given = drafts.index_select(0, mine)
+            found = given.where(hosted, tokens.clamp(min=0)).where(depth < step.extend_lens, NO_DRAFT_HERE)
+            drafts = drafts.index_copy(0, mine, found)
+            passing = at.of(mine, at.positions.index_select(0, mine).int() + 1)
+            passing = replace(passing, ids=torch.where(found >= 0, found, passing.ids))
+        # The keys and values of the last drafts.
+        self._hidden.at_places(host, passing, step.slots, ones)
         return drafts
 
     def _next(

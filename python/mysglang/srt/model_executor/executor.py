@@ -233,7 +233,8 @@ class StepPrograms:
         """Captures all graphs again."""
         self._captured = self._runnable.capture()
         self._captured_over = addresses(self._served.model)
-        self._programs = (*self._runnable.special, *self._captured.programs, self._runnable.eager)
+        captured, runnable = self._captured, self._runnable
+        self._programs = (*captured.first, *runnable.special, *captured.programs, runnable.eager)
 
     def weights_changed(self) -> None:
         """Capture again if captures know weights where they are no more."""
@@ -251,7 +252,7 @@ class StepPrograms:
             program.run(batch).complete()
             if program not in self._always:
                 # Some step of this shape runs eagerly all the same: with log-probabilities of its prompt, say.
-                self._runnable.eager.run(batch).complete()
+                next(program for program in self._always if program.covers(batch)).run(batch).complete()
 
 
 SUMS: dict[Numerics, Callable[[Group], Group]] = {"fastest": lambda group: group, "invariant": OrderedGroup}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -28,17 +28,20 @@ from mysglang.srt.layers.attention.stand_in import KernelBuild
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
+from mysglang.srt.model_executor.draft_graph_runner import DraftGraphRunner
 from mysglang.srt.model_executor.eager_program import EagerProgram
 from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.graph_capture import prompt_sizes, why_no_graphs
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.late_rows import LateRows
+from mysglang.srt.model_executor.memory_budget import draft_sizes
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
 from mysglang.srt.model_executor.padding import padding_decode, padding_drafts, padding_prompt
 from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
     CAPTURED_PROMPTS,
+    CAPTURED_VERIFICATION,
     WHOLE_STEP,
     Beside,
     Captured,
@@ -51,6 +54,7 @@ from mysglang.srt.model_executor.programs import (
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
 from mysglang.srt.model_executor.row_stager import BY_ACTS, RowStager, StagesRows
 from mysglang.srt.model_executor.stages import StageWork, work_of
+from mysglang.srt.model_executor.state_steps import StateStager
 from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
@@ -59,7 +63,6 @@ from mysglang.srt.model_executor.verification import Verification
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.interface import CannotCapture
-from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.feature import DeviceFacts
@@ -156,31 +159,17 @@ class GenerationModel:
         uploader = Uploader(self._setup.platform)
         states = memory.state_steps(uploader)
         hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
-        special: list[Program] = []
-        buffers: tuple[SlotBuffer, ...] = ()
-        why_exact = ""
-        if drafts:
-            rows = LateRows(
-                tables,
-                memory.pool.page_size,
-                1 + drafts,
-                uploader,
-                read_lengths=self._setup.platform.steps_are_done,
-            )
-            backend = create_attention_backend(self._late.names, memory.pool, tables.pages, self.stores.specs)
-            verified = HiddenStates(self.model, backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
-            why_exact = self._late.why_exact or beside.why_exact
-            takes = f"steps that try drafts; attention: {self._late.names}" + (
-                f"; each waits for the step before, because {why_exact}" if why_exact else ""
-            )
-            special = [work.program(Verification(takes, verified, parts, uploader, rows, drafter))]
-            buffers = rows.slot_buffers
+        tried = self._trying(parts, uploader, states, beside) if drafts else None
         return Runnable(
             eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
             warm_ups=self._warm_ups(memory),
-            special=special,
-            slot_buffers=(*self._features.slot_buffers, *buffers, *drafter.slot_buffers),
-            why_exact=why_exact,
+            special=[] if tried is None else [tried.program],
+            slot_buffers=(
+                *self._features.slot_buffers,
+                *(() if tried is None else tried.rows.slot_buffers),
+                *drafter.slot_buffers,
+            ),
+            why_exact="" if tried is None else tried.why_exact,
             capture=TokenCaptures(
                 self._setup,
                 self._launch,
@@ -188,6 +177,7 @@ class GenerationModel:
                 parts,
                 drafter,
                 self._chosen.build,
+                tried,
                 left_out=work.not_captured or self._setup.tp.not_captured,
             ).take,
         )
@@ -213,6 +203,26 @@ class GenerationModel:
             steps += [drafts(), drafts(draws=True), *(drafts(prompt=length) for length in lengths)]
         return steps
 
+    def _trying(self, parts: TokenParts, uploader: Uploader, states: StateStager, beside: Beside) -> TriedDrafts:
+        """The parts of this model's steps that try drafts."""
+        memory, platform, work = parts.memory, self._setup.platform, self._work
+        rows = LateRows(
+            memory.tables,
+            memory.pool.page_size,
+            1 + self._setup.config.draft_tokens,
+            uploader,
+            read_lengths=platform.steps_are_done,
+        )
+        backend = create_attention_backend(self._late.names, memory.pool, memory.tables.pages, self.stores.specs)
+        hidden = HiddenStates(self.model, backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
+        why_exact = self._late.why_exact or beside.why_exact
+        takes = f"steps that try drafts; attention: {self._late.names}" + (
+            f"; each waits for the step before, because {why_exact}" if why_exact else ""
+        )
+        program = work.program(Verification(takes, hidden, parts, uploader, rows, beside.drafter))
+        reads = "the host reads how long rows are" if platform.steps_are_done else ""
+        return TriedDrafts(program, hidden, rows, uploader, why_exact, reads or why_exact)
+
 
 @torch.inference_mode()
 def warm_sampling(ops: SamplingOps, sampler: ChoosesTokens, stager: StepStager, logits: Tensor) -> None:
@@ -226,6 +236,21 @@ def warm_sampling(ops: SamplingOps, sampler: ChoosesTokens, stager: StepStager, 
     ops.mask(logits.float(), row, row.new_zeros(1, mask_words(logits.shape[1]), dtype=torch.int32))
 
 
+@dataclass(frozen=True, slots=True)
+class TriedDrafts:
+    """Parts of the programs that try drafts."""
+
+    program: Program
+    """Runs such a step eagerly."""
+    hidden: HiddenStates
+    rows: LateRows
+    uploader: Uploader
+    why_exact: str
+    """Why the host must know how long all rows are, a clause; empty: it need not."""
+    not_captured: str
+    """Why such steps are not captured, a clause; empty: they may be."""
+
+
 class TokenCaptures:
     """Makes the captured programs of a model that generates, as often as its weights or its memory move."""
 
@@ -237,12 +262,14 @@ class TokenCaptures:
         parts: TokenParts,
         drafter: Drafter,
         build: KernelBuild,
+        tried: TriedDrafts | None,
         *,
         left_out: str = "",
     ) -> None:
-        """`build`: kernels without which prompts are not captured. `left_out`: why there are no captures at all, a
-        clause; empty: as the model and the device allow.
+        """`build`: kernels without which prompts are not captured. `tried`: None if no drafts are tried. `left_out`:
+        why there are no captures at all, a clause; empty: as the model and the device allow.
         """
+        self._tried = tried
         self._left_out = left_out
         if parts.memory.states is not None:
             # The order in which a step updates the states of its rows is a list on the host, made again for each step.
@@ -264,9 +291,14 @@ class TokenCaptures:
         """
         captured = Captured()
         if self._left_out:
-            captured.left_out = dict.fromkeys((WHOLE_STEP, CAPTURED_DECODE, CAPTURED_PROMPTS), self._left_out)
+            names = (WHOLE_STEP, CAPTURED_DECODE, CAPTURED_PROMPTS, *((CAPTURED_VERIFICATION,) if self._tried else ()))
+            captured.left_out = dict.fromkeys(names, self._left_out)
             return captured
-        for name, capture in ((CAPTURED_DECODE, self._decode_steps), (CAPTURED_PROMPTS, self._prompts)):
+        for name, capture in (
+            (CAPTURED_DECODE, self._decode_steps),
+            (CAPTURED_PROMPTS, self._prompts),
+            (CAPTURED_VERIFICATION, self._verification),
+        ):
             try:
                 capture(captured)
             except CannotCapture as error:
@@ -299,6 +331,22 @@ class TokenCaptures:
             ]
             captured.programs += reversed(made)
             captured.nbytes += recorder.nbytes
+
+    def _verification(self, captured: Captured) -> None:
+        """Steps that try drafts, in a pool of memory of their own."""
+        setup, tried = self._setup, self._tried
+        if tried is None:
+            return
+        sizes = draft_sizes(setup.graph_sizes, tried.rows.width)
+        if reason := why_no_graphs(setup.config, setup.platform) or tried.not_captured:
+            captured.left_out[CAPTURED_VERIFICATION] = reason
+        elif sizes:
+            with measured(setup.startup_times, "cuda_graph_drafts"), setup.platform.recorder() as recorder:
+                made = DraftGraphRunner(
+                    sizes, tried.hidden, self._parts, tried.rows, self._drafter, tried.uploader, recorder
+                )
+                captured.first.append(made)
+                captured.nbytes += recorder.nbytes
 
     def _check_whole_steps(self) -> None:
         """Raises DoesNotCover for what the launch wants of every step and the kernel does not do."""

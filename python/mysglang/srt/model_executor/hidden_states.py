@@ -78,6 +78,31 @@ class HiddenStates:
             forward.tail = tail_of(forward, forward.tail.tokens)
         return self._model.forward(forward), places.views
 
+    def at_places(
+        self, host: ModelWorkerBatch, at: TokenPlaces, slots: Tensor, extend_lens: Tensor, *, row_room: int = 0
+    ) -> Tensor:
+        """[T, hidden] of all tokens of a step that stands in the device's memory, as a capture needs it. Nothing is
+        uploaded, and the backend takes lengths from the device.
+
+        host: a step of the same shape, whose numbers say nothing. slots: [R] int64; extend_lens: [R] int32. row_room:
+        see `ForwardBatch`.
+        """
+        batch = ForwardBatch(
+            mode=host.mode,
+            host=host,
+            input_ids=at.ids,
+            positions=at.positions,
+            slots=slots,
+            seq_lens=at.seq_lens,
+            extend_lens=extend_lens,
+            out_cache_locs=at.locs,
+            attn_backend=self._backend,
+            attn_metadata=None,
+            row_room=row_room,
+        )
+        batch.attn_metadata = self._backend.plan(batch)
+        return self._model.forward(batch)
+
     def _embeds(self, given: EmbedColumns) -> Embeds:
         up = self._uploader.upload({"tokens": given.tokens.astype(np.int64), "vectors": given.vectors})
         return Embeds(up["tokens"], up["vectors"])

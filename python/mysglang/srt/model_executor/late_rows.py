@@ -10,6 +10,7 @@ the lengths at once, because attention there is planned with them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from mysglang.srt.forward.worker_batch import (
     Longs,
     ModelWorkerBatch,
 )
-from mysglang.srt.kernels.late_rows import MARK, NO_DRAFT_HERE, SlotTokens, StepTokens, place_tokens
+from mysglang.srt.kernels.late_rows import MARK, NO_DRAFT_HERE, PlacedTokens, SlotTokens, StepTokens, place_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.feature_stager import LateLogits
 from mysglang.srt.model_executor.step_columns import Columns, loc_columns
@@ -109,13 +110,21 @@ class LateRows:
         self.slots.recent.index_put_((slots.index_select(0, row_of), place), tokens)
         return counts
 
+    @property
+    def width(self) -> int:
+        """Tokens of a decoding row in a step at most."""
+        return self.slots.recent.shape[1]
+
+    def place(self, up: Uploaded) -> PlacedTokens:
+        """Queue placing the tokens of a step. up: `token_columns`."""
+        tables = self._tables
+        tokens = StepTokens(*(up[name] for name in StepTokens._fields))
+        return place_tokens(up["input_ids"], tokens, self.slots, tables.locs(up), tables.pages, self._page_size)
+
     def begin(self, batch: ModelWorkerBatch) -> DraftStep:
         """Place the tokens of a step. The page table must have the step's pages."""
         per_row = _logits_per_row(batch)
-        up = self._uploader.upload(token_columns(batch, self.slots.recent.shape[1]))
-        locs = self._tables.locs(up)
-        tokens = StepTokens(*(up[name] for name in StepTokens._fields))
-        placed = place_tokens(up["input_ids"], tokens, self.slots, locs, self._tables.pages, self._page_size)
+        placed = self.place(self._uploader.upload(token_columns(batch, self.width)))
         places = TokenPlaces(placed.ids, placed.positions, placed.locs, placed.seq_lens)
         # Bounds also where the host knows all lengths: a step must not be computed in another way because of that.
         high_lens: Ints | None = batch.most_lens
@@ -135,30 +144,80 @@ class LateRows:
         hosted = np.zeros(batch.num_rows, dtype=np.bool_)
         if batch.drafts is not None:
             hosted[batch.drafts.rows] = True
-        return DraftStep(step, places, placed.drafts, hosted, _logits_columns(batch, per_row))
+        return DraftStep(step, places, placed.drafts, hosted, logits_columns(batch, per_row))
 
 
-def token_columns(batch: ModelWorkerBatch, tokens_per_step: int) -> Columns:
-    """The host's part of `StepTokens`, with the ids and with the KV slots of rows whose start it knows."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The layout of a captured step: so many rows, each with room for so many tokens."""
+
+    rows: int
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.width
+
+    def tokens_of(self, batch: ModelWorkerBatch) -> Longs:
+        """[T] where the tokens of a batch go."""
+        row, place = rows_and_places(batch.extend_lens)
+        found: Longs = row * self.width + place
+        return found
+
+    def padded(self, column: npt.NDArray[Any], padding: int) -> npt.NDArray[Any]:
+        """[rows, …] the column of a batch's rows, and the value in the rows behind them."""
+        filled = np.full((self.rows, *column.shape[1:]), padding, dtype=column.dtype)
+        filled[: len(column)] = column
+        return filled
+
+
+def token_columns(
+    batch: ModelWorkerBatch, tokens_per_step: int, room: Room | None = None, padding_slot: int = 0
+) -> Columns:
+    """The host's part of `StepTokens`, with the ids and with the KV slots of rows whose start it knows.
+
+    room: the layout of a captured step; None: all tokens lie close together. Rows of padding have one token, in
+    `padding_slot` at position 0, and write the null page, as what fills rows up does.
+    """
     lens = batch.extend_lens
-    rows = np.repeat(np.arange(batch.num_rows, dtype=np.int64), lens)
-    begin = np.cumsum(lens, dtype=np.int64) - lens
     runs, known = expected_tokens(batch, 2 * tokens_per_step)
+    starts = np.where(batch.seq_lens == ON_DEVICE, np.int64(ON_DEVICE), batch.seq_lens - lens).astype(np.int64)
+    ids, slots = batch.input_ids.astype(np.int64), batch.slots.astype(np.int64)
+    locs = [each.astype(np.int64) for each in batch.out_cache_locs]
+    if room is None:
+        rows, places = rows_and_places(lens)
+    else:
+        rows, places = rows_and_places(np.full(room.rows, room.width, dtype=np.int32))
+        at = room.tokens_of(batch)
+        ids = _spread(ids, at, room.tokens, ON_DEVICE)
+        locs = [_spread(each, at, room.tokens, 0) for each in locs]
+        slots, lens = room.padded(slots, padding_slot), room.padded(lens, 1)
+        starts, runs, known = room.padded(starts, 0), room.padded(runs, NO_DRAFT), room.padded(known, -1)
     return {
-        "input_ids": batch.input_ids.astype(np.int64),
+        "input_ids": ids,
         "rows": rows,
-        "places": np.arange(batch.num_tokens, dtype=np.int64) - np.repeat(begin, lens),
-        "slots": batch.slots.astype(np.int64),
-        "starts": np.where(batch.seq_lens == ON_DEVICE, np.int64(ON_DEVICE), batch.seq_lens - lens).astype(np.int64),
+        "places": places,
+        "slots": slots,
+        "starts": starts,
         "extend_lens": lens,
-        "live_lens": lens,
         "runs": runs,
         "known": known,
-        **{
-            name: locs.astype(np.int64)
-            for name, locs in zip(loc_columns(len(batch.out_cache_locs)), batch.out_cache_locs, strict=True)
-        },
+        **dict(zip(loc_columns(len(locs)), locs, strict=True)),
     }
+
+
+def rows_and_places(lens: Ints) -> tuple[Longs, Longs]:
+    """[T] the row of each token, and its place in the row. lens: [R] tokens of each row."""
+    rows = np.repeat(np.arange(len(lens), dtype=np.int64), lens)
+    begin = np.cumsum(lens, dtype=np.int64) - lens
+    places: Longs = np.arange(len(rows), dtype=np.int64) - begin[rows]
+    return rows, places
+
+
+def _spread(column: Longs, at: Longs, count: int, filling: int) -> Longs:
+    spread: Longs = np.full(count, filling, dtype=np.int64)
+    spread[at] = column
+    return spread
 
 
 def expected_tokens(batch: ModelWorkerBatch, length: int) -> tuple[Longs, Longs]:
@@ -178,16 +237,22 @@ def _logits_per_row(batch: ModelWorkerBatch) -> Ints:
     return np.where(batch.yields, np.where(decoding, batch.extend_lens, 1), 0).astype(np.int32)
 
 
-def _logits_columns(batch: ModelWorkerBatch, per_row: Ints) -> Columns:
-    """`DraftStep.columns`. per_row: [R] how many of its last tokens have logits."""
+def logits_columns(batch: ModelWorkerBatch, per_row: Ints, room: Room | None = None) -> Columns:
+    """`DraftStep.columns`. per_row: [R] how many of its last tokens have logits. room: the layout of a captured step;
+    None: all tokens lie close together.
+    """
     counts = per_row[batch.yields]
     ends = np.cumsum(batch.extend_lens, dtype=np.int64)
-    has_logits = np.arange(batch.num_tokens) >= np.repeat(ends - per_row, batch.extend_lens)
+    has_logits = np.flatnonzero(np.arange(batch.num_tokens) >= np.repeat(ends - per_row, batch.extend_lens))
+    first_tokens = (ends - per_row)[batch.yields]
+    if room is not None:
+        at = room.tokens_of(batch)
+        has_logits, first_tokens = at[has_logits], at[first_tokens]
     return {
         "logits_row": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
         "firsts": (np.cumsum(counts) - counts).astype(np.int64),
-        "first_tokens": (ends - per_row)[batch.yields],
-        "with_logits": np.flatnonzero(has_logits),
+        "first_tokens": first_tokens,
+        "with_logits": has_logits,
         "yielding": batch.slots[batch.yields].astype(np.int64),
     }
 

@@ -33,6 +33,8 @@ STATE_INTERVAL = 64
 """Default number of tokens between checkpoints of states: the number that is computed together."""
 STATES_PER_SLOT = 4
 """More states than so many for each request that runs are of little use."""
+MOST_DRAFT_TOKENS = 512
+"""Tokens of the largest captured step with drafts. All of them have logits, for which there must be memory."""
 STORELESS_SLOTS = 512
 """Rows of a model that keeps nothing: enough prompts for two steps, the one that runs and the next one."""
 
@@ -114,11 +116,20 @@ class KvCost:
         return bisect.bisect_right(range(int(most) + 2), room, key=self.nbytes) - 1
 
 
-def captured_bytes(graph_sizes: tuple[int, ...]) -> int:
-    """Estimated bytes of the captures of all programs, reserved before memory is divided. Sizes share the memory of the
-    largest. The estimate is by its rows, for a large model.
+def draft_sizes(graph_sizes: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Numbers of rows whose steps with drafts are captured: those of captured decode steps, up to MOST_DRAFT_TOKENS.
+
+    width: tokens of a row at most; 1: no drafts are tried.
     """
-    return 2 * MIB * max(graph_sizes, default=0)
+    return tuple(size for size in graph_sizes if width > 1 and size * width <= MOST_DRAFT_TOKENS)
+
+
+def captured_bytes(graph_sizes: tuple[int, ...], width: int = 1) -> int:
+    """Estimated bytes of the captures of all programs, reserved before memory is divided. Sizes share the memory of the
+    largest. The estimate is by its tokens, for a large model. width: see `draft_sizes`.
+    """
+    largest = max(graph_sizes, default=0)
+    return 2 * MIB * max(largest, width * max(draft_sizes(graph_sizes, width), default=0))
 
 
 def static_fraction(
@@ -131,7 +142,9 @@ def static_fraction(
         return config.mem_fraction_static
     activations = (512 + 1.5 * max(chunk, 2048) + 1024 / 8) * MIB
     # Each rank that shares the device computes in memory of its own.
-    reserved = (activations + captured_bytes(graph_sizes) + workspace) * config.ranks.on_device.size
+    reserved = (
+        activations + captured_bytes(graph_sizes, 1 + config.draft_tokens) + workspace
+    ) * config.ranks.on_device.size
     if total > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
     return max(0.0, (total - reserved) / total)

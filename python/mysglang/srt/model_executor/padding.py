@@ -56,6 +56,23 @@ def padding_drafts(width: int, slot: int, *, spaces: int = 1, prompt: int = 0, d
     )
 
 
+def padding_room(rows: int, width: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch:
+    """A captured step of rows that each try width - 1 drafts, of which the host knows no length."""
+    ids = np.full((rows, width), DRAFTED, dtype=np.int32)
+    ids[:, 0] = ON_DEVICE
+    lens = np.full(rows, width, dtype=np.int32)
+    return ModelWorkerBatch(
+        mode=ForwardMode.EXTEND,
+        input_ids=ids.reshape(-1),
+        slots=np.full(rows, slot, dtype=np.int32),
+        seq_lens=lens,
+        extend_lens=lens,
+        out_cache_locs=(np.zeros(rows * width, dtype=np.int32),) * spaces,
+        yields=np.ones(rows, dtype=np.bool_),
+        high_lens=lens,
+    )
+
+
 def no_states(rows: int) -> StateColumns:
     """State columns of that many rows without a state."""
     longs, ints = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mysglang.srt.forward.forward_batch import TokenPlaces
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.kv_setup import ModelStores
@@ -25,6 +26,7 @@ from mysglang.srt.platforms.slot_buffer import SlotBuffer
 WHOLE_STEP = "whole_step_kernel"
 CAPTURED_DECODE = "captured_decode"
 CAPTURED_PROMPTS = "captured_prompts"
+CAPTURED_VERIFICATION = "captured_verification"
 VERIFICATION = "verification"
 EAGER = "eager"
 
@@ -51,6 +53,22 @@ class Program(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RoomyStep:
+    """A captured step that tries drafts: R rows, each with room for `width` tokens."""
+
+    host: ModelWorkerBatch
+    """A step of this shape, of padding."""
+    rows: int
+    width: int
+    slots: Tensor
+    """[R] int64"""
+    extend_lens: Tensor
+    """[R] int32 tokens of each row."""
+    known: Tensor
+    """[R] int64; negative in rows whose drafts the host does not propose."""
+
+
 class Drafter(Protocol):
     """The device's side of the source of drafts.
 
@@ -70,6 +88,16 @@ class Drafter(Protocol):
         """
         ...
 
+    def captures(self, batch: ModelWorkerBatch) -> bool:
+        """True if the drafts of this step are the same in a captured step."""
+        ...
+
+    def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
+        """`propose` in a captured step: only queues work on tensors of the device. drafts: [R * width] those of the
+        host.
+        """
+        ...
+
     def beside(self, program: Program) -> Program:
         """The program with the drafter's work added to each of its steps."""
         ...
@@ -82,6 +110,12 @@ class HostDrafts:
 
     def propose(self, step: DraftStep) -> Tensor:
         return step.drafts
+
+    def captures(self, batch: ModelWorkerBatch) -> bool:
+        return True
+
+    def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
+        return drafts
 
     def beside(self, program: Program) -> Program:
         return program
@@ -96,6 +130,8 @@ class Captured:
     """The programs that know addresses, the fastest first, and why others are missing."""
 
     programs: list[Program] = field(default_factory=list)
+    first: list[Program] = field(default_factory=list)
+    """Programs that are tried before all others, since those would not see what is special about a step."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Name of a program -> why it does not cover this model."""
     nbytes: int = 0
@@ -104,7 +140,7 @@ class Captured:
     @property
     def lines(self) -> Iterator[tuple[str, str]]:
         """Name of each program, and what it takes or why it is left out."""
-        yield from ((program.name, program.takes) for program in self.programs)
+        yield from ((program.name, program.takes) for program in (*self.first, *self.programs))
         yield from ((name, f"not used: {reason}") for name, reason in self.left_out.items())
 
 

@@ -101,6 +101,21 @@ class StepShape:
             last_only=True,
         )
 
+    @classmethod
+    def captured_drafts(cls, rows: int, width: int, writes: int, columns: HostColumns) -> StepShape:
+        """Returns the shape of a captured step of rows that try drafts. `columns`: all that it has beside page table
+        writes.
+        """
+        return cls(
+            mode=ForwardMode.EXTEND, tokens=rows * width, rows=rows, writes=writes, looks_up=False, extra=columns
+        )
+
+    def entries(self, tables: DeviceTables) -> StepArrays:
+        """The columns of the page table writes."""
+        found: StepArrays = {"table_entries": np.empty(self.writes, dtype=np.int64)}
+        found |= {name: np.empty(self.writes, dtype=np.int32) for name in tables.page_names}
+        return found
+
     def columns(self, tables: DeviceTables) -> HostColumns:
         """Names, shapes and dtypes of what such a step uploads; the contents say nothing."""
         tokens, rows = self.tokens, self.rows
@@ -213,6 +228,24 @@ class StepBuffers:
     def prompts(self, tokens: int) -> Places:
         """Places for captured steps with new tokens."""
         return self._places(StepShape.captured_prompts(tokens), turns=HOST_BUFFERS)
+
+    def drafts(self, columns: HostColumns, rows: int, width: int, page_size: int) -> Places:
+        """Places for captured steps of so many rows with room for `width` tokens, whose columns are `columns`."""
+        writes = rows * (1 + -(-width // page_size)) + SPARE_WRITES
+        shape = StepShape.captured_drafts(rows, width, writes, columns)
+        found = {**shape.entries(self._tables), **columns}
+        return Places(shape, found, StepMemory(self._platform, layout(found)[1]))
+
+    def fill_drafts(self, batch: ModelWorkerBatch, columns: HostColumns, places: Places) -> None:
+        """Queue the copy of the columns of such a step, and of its page table writes."""
+        memory = places.memory
+        turn = memory.take()
+        host, arrays, own = places.host(turn)
+        for name, column in columns.items():
+            own[name][...] = column
+        self._write_entries(batch, arrays)
+        places.device.copy_(host, non_blocking=True)
+        memory.sent(turn)
 
     def _places(self, shape: StepShape, *, turns: int) -> Places:
         columns = shape.columns(self._tables)

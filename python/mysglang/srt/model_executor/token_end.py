@@ -115,9 +115,16 @@ class TokenEnd:
             return self.chosen(batch, inputs, greedy, hidden)
         return self.choose(batch, inputs, slots, ForwardOutput(logits, hidden=hidden))
 
-    def chosen(self, batch: ModelWorkerBatch, inputs: StepInputs, tokens: Tensor, hidden: Tensor | None) -> BatchResult:
-        """The result of a step whose tokens are already chosen and recorded."""
-        return self._returns.queue(batch, inputs, Sampled(tokens), None, hidden)
+    def chosen(
+        self,
+        batch: ModelWorkerBatch,
+        inputs: StepInputs,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        counts: Tensor | None = None,
+    ) -> BatchResult:
+        """The result of a step whose tokens are already chosen and recorded. counts: see `StepReturns.queue`."""
+        return self._returns.queue(batch, inputs, Sampled(tokens), None, hidden, counts)
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
         """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, TokenPlaces
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, ForwardMode, Ints, ModelWorkerBatch, Slots
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
-from mysglang.srt.model_executor.programs import Beside, Drafter, HelpingModel, Program
+from mysglang.srt.model_executor.programs import Beside, Drafter, HelpingModel, Program, RoomyStep
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 
@@ -61,6 +61,13 @@ class Eagle3Chain:
         """
         assert step.batch.hidden is None, "CANNOT: HiddenColumns are of the last layer, and go to the host"
         return step.drafts
+
+    def captures(self, batch: ModelWorkerBatch) -> bool:
+        return True
+
+    def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
+        """Proposes drafts inside a capture."""
+        return drafts
 
     def beside(self, program: Program) -> Program:
         """CANNOT, of a chunk that does not end its prompt: the draft's key of a token is made of the token after it,

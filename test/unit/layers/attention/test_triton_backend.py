@@ -12,6 +12,7 @@ import torch
 from fixtures.attention_cases import LATENT, PLAIN, STORIES, check_shared_pages, check_story
 from fixtures.late_attention import check_late_lengths
 from mysglang.srt.kernels.cuda import latent_attention
+from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
@@ -37,6 +38,11 @@ for spec in (small, replace(small, window=5), replace(small, window=7, chunked=T
     bounds = {"bounds": (0, 3, 9), "page_size": 4, "tolerance": 1e-4}
     check_late_lengths(TritonBackend, spec, (4, 17, 65), q_len=4, **bounds)
 check_late_lengths(TritonBackend, small, (4, 130), q_len=1, **bounds)
+# Rows with room for more queries than they have, by each kernel that takes such steps.
+few = {"q_len": 2, "bounds": (0, 9), "page_size": 4, "tolerance": 1e-4, "room": 3}
+kinds = [(TritonBackend, replace(small, window=5)), (TritonBackend, replace(small, num_heads=16))]
+for make, spec in (*kinds, (InvariantTritonBackend, small)):
+    check_late_lengths(make, spec, (4, 17, 65), **few)
 print("all agree")
 """
 

@@ -120,6 +120,7 @@ def _decode_kernel(
     cap,
     window,
     kv_heads,
+    room,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -162,8 +163,9 @@ def _decode_kernel(
         # The heads of the first token, then those of the next.
         head = kv_head * GROUP + query % GROUP
         token += query // GROUP
-        mine = query < GROUP * tokens
-        seen_from = _first_seen(seq_len - tokens + query // GROUP, window, REACH)
+        # What fills a row up sees what its last token does.
+        mine = query < GROUP * tl.maximum(tokens, room)
+        seen_from = _first_seen(tl.minimum(seq_len - tokens + query // GROUP, seq_len - 1), window, REACH)
     own = mine[:, None] & (d < DIM)[None, :]
     from_token = token * q_stride
     if SEVERAL:
@@ -184,7 +186,7 @@ def _decode_kernel(
         k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
         visible = inside[None, :]
         if SEVERAL:
-            visible &= positions[None, :] < (seq_len - tokens + query // GROUP + 1)[:, None]
+            visible &= positions[None, :] < tl.minimum(seq_len - tokens + query // GROUP + 1, seq_len)[:, None]
             visible &= positions[None, :] >= seen_from[:, None]
         s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
         # Each tile has a key that one token sees, so `top` is finite.
@@ -338,11 +340,13 @@ def decode_attention(
     spec: AttentionShape,
     *,
     extends: tuple[Tensor, Tensor] | None = None,
+    room: int = 0,
 ) -> Tensor:
     """One new token in each row, or up to SHORT. q: [T, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim],
     of any dtype that is stored; like q back.
 
-    extends: new tokens of each row, [R] int32, and where they begin, [R] int64; None: each row has one.
+    extends: new tokens of each row, [R] int32, and where they begin, [R] int64; None: each row has one. room: so many
+    queries of each row are computed at least; those that are no tokens get what its last one does.
     """
     rows, group = len(slots), spec.num_heads // spec.num_kv_heads
     splits, several = MAX_SPLITS, extends is not None
@@ -367,6 +371,7 @@ def decode_attention(
         spec.logit_cap,
         spec.window or 0,
         spec.num_kv_heads,
+        room,
         FORMAT=format_of(keys.dtype),
         GROUP=group,
         DIM=spec.head_dim,
@@ -416,9 +421,14 @@ def extend_attention(
     max_extend: int,
     page_size: int,
     spec: AttentionShape,
+    *,
+    room: int = 0,
 ) -> Tensor:
-    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as `decode_attention`."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as `decode_attention`.
+    room: rows have room for so many; zeros come back for those that are no tokens.
+    """
+    empty = torch.zeros if room else torch.empty
+    out = empty(q.shape, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(spec.head_dim))
     queries = min(64, max(16, triton.next_power_of_2(max_extend)))
     _extend_kernel[(len(slots), spec.num_heads, triton.cdiv(max_extend, queries))](

@@ -218,16 +218,19 @@ def invariant_attention(
     spec: AttentionShape,
     *,
     decoding: bool,
+    room: int = 0,
 ) -> Tensor:
     """New tokens of each row, over all keys before them. q: [T, num_heads * dim]; like q back, dense.
 
     keys, values: [KV slots, num_kv_heads, dim], of any dtype that is stored. table: [num_slots + 1, max_pages]
     int32. slots, seq_lens, extend_lens, token_starts: [R]. No row has more than max_extend. decoding: each has one, and
-    the launch depends on no length.
+    the launch depends on no length. room: rows have room for so many tokens; zeros come back for those that are none.
     """
     rows = Rows(table, slots, seq_lens, extend_lens, token_starts, max_extend, page_size)
     tile = decode_tile(q, keys, values, page_size, spec) if decoding else TILE
-    return _attend(q, keys, values, rows, spec, tile, torch.empty(q.shape, dtype=q.dtype, device=q.device), decoding)
+    return _attend(
+        q, keys, values, rows, spec, tile, torch.empty(q.shape, dtype=q.dtype, device=q.device), decoding, room
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +353,7 @@ def _attend(
     tile: Tile,
     out: Tensor,
     decoding: bool,
+    room: int = 0,
 ) -> Tensor:
     """Written to `out`, dense, and returned."""
     tokens, heads, dim, page_size = len(q), spec.num_heads, spec.head_dim, rows.page_size
@@ -362,8 +366,9 @@ def _attend(
     splits = cut.splits
     # Queries that do not begin at a tile's first place reach into one more.
     tiles = 1 if decoding else triton.cdiv(rows.max_extend, lines // group_lines) + 1
-    tops, totals = torch.empty(2, tokens * heads, splits, dtype=torch.float32, device=q.device)
-    parts = torch.empty(tokens * heads, splits, dim, dtype=torch.float32, device=q.device)
+    empty = torch.zeros if room else torch.empty
+    tops, totals = empty(2, tokens * heads, splits, dtype=torch.float32, device=q.device)
+    parts = empty(tokens * heads, splits, dim, dtype=torch.float32, device=q.device)
     _part_kernel[(len(rows.slots), spec.num_kv_heads, tiles * cut.programs)](
         q,
         bits(keys),

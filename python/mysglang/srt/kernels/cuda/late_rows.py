@@ -21,7 +21,6 @@ def _place_kernel(
     slots,
     starts,
     extend_lens,
-    live_lens,
     runs,
     known,
     newest,
@@ -51,9 +50,9 @@ def _place_kernel(
     given = tl.load(starts + row, mask=inside, other=0)
     late = given < 0
     start = tl.where(late, tl.load(row_length + slot, mask=inside & late, other=0), given)
-    live_len = tl.load(live_lens + row, mask=inside, other=1)
-    live = inside & (place < live_len)
-    position = tl.minimum(start + place, start + live_len - 1)
+    extend_len = tl.load(extend_lens + row, mask=inside, other=1)
+    live = inside & (place < extend_len)
+    position = tl.minimum(start + place, start + extend_len - 1)
     pages = tl.load(table + slot * table_stride + position // PAGE, mask=live & late, other=0).to(tl.int64)
     loc = tl.where(late, pages * PAGE + position % PAGE, tl.load(locs + token, mask=inside, other=0))
     tl.store(placed_locs + token, tl.where(live, loc, 0), mask=inside)
@@ -77,7 +76,6 @@ def _place_kernel(
         tl.store(drafts + token, draft, mask=inside)
         tl.store(placed_ids + token, tl.where(draft >= 0, draft, tl.where(id < 0, new, id)), mask=inside)
         tl.store(positions + token, position, mask=inside)
-        extend_len = tl.load(extend_lens + row, mask=inside, other=0)
         tl.store(seq_lens + row, (start + extend_len).to(tl.int32), mask=inside & (place == 0))
 
 

@@ -213,9 +213,14 @@ def latent_extend_attention(
     max_extend: int,
     page_size: int,
     spec: LatentShape,
+    *,
+    room: int = 0,
 ) -> Tensor:
-    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as decoding."""
-    out = torch.empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype, device=q.device)
+    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as decoding. room: rows
+    have room for so many; zeros come back for those that are no tokens.
+    """
+    empty = torch.zeros if room else torch.empty
+    out = empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype, device=q.device)
     _latent_kernel[(len(slots), triton.cdiv(max_extend * spec.num_heads, EXTEND_QUERIES), 1)](
         q,
         rows,

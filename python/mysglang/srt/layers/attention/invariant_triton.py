@@ -35,8 +35,7 @@ class InvariantTritonBackend:
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
         if batch.mode.is_decode:
             return InvariantMetadata(torch.arange(len(batch.slots), device=batch.slots.device), 1)
-        ends = batch.extend_lens.cumsum(dim=0)
-        return InvariantMetadata(ends - batch.extend_lens, int(batch.host.extend_lens.max()))
+        return InvariantMetadata(batch.first_tokens(), batch.row_room or int(batch.host.extend_lens.max()))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         keys, values = self.kv_pool.slots(spec.layer_id)
@@ -56,6 +55,7 @@ class InvariantTritonBackend:
             self.kv_pool.page_size,
             spec,
             decoding=batch.mode.is_decode,
+            room=batch.row_room,
         )
 
     def graph_columns(self, size: int) -> HostColumns:

@@ -48,7 +48,7 @@ class TritonBackend:
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
         if batch.mode.is_decode:
             return DecodeMetadata()
-        starts, most = batch.extend_lens.cumsum(dim=0) - batch.extend_lens, int(batch.host.extend_lens.max())
+        starts, most = batch.first_tokens(), batch.row_room or int(batch.host.extend_lens.max())
         tries_drafts = batch.host.high_lens is not None and most <= SHORT
         return ShortMetadata(starts, most) if tries_drafts else ExtendMetadata(starts, most)
 
@@ -65,11 +65,11 @@ class TritonBackend:
         assert isinstance(metadata, (ExtendMetadata, ShortMetadata))
         if isinstance(metadata, ShortMetadata) and not latent and takes_short(spec):
             short = (batch.extend_lens, metadata.token_starts)
-            return decode_attention(q, keys, values, *rows, page_size, spec, extends=short)
+            return decode_attention(q, keys, values, *rows, page_size, spec, extends=short, room=batch.row_room)
         extends = (batch.extend_lens, metadata.token_starts, metadata.max_extend)
         if latent:
-            return latent_extend_attention(q, keys, *rows, *extends, page_size, spec)
-        return extend_attention(q, keys, values, *rows, *extends, page_size, spec)
+            return latent_extend_attention(q, keys, *rows, *extends, page_size, spec, room=batch.row_room)
+        return extend_attention(q, keys, values, *rows, *extends, page_size, spec, room=batch.row_room)
 
     def graph_columns(self, size: int) -> HostColumns:
         return NO_COLUMNS
