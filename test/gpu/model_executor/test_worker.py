@@ -23,8 +23,9 @@ from mysglang.srt.forward.worker_batch import (
     SamplingColumns,
     TableWrites,
 )
+from mysglang.srt.model_executor import graph_capture
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
+from mysglang.srt.model_executor.programs import CAPTURED_MIXED, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
 from mysglang.srt.sampling.logit_edits import edits
@@ -144,6 +145,34 @@ def test_replayed_prompts_are_eager_prompts(
     answers = drivers[0].generate(prompts, 8, chunk)
     replayed, eager = (driver.teach(prompts, answers, chunk)[1] for driver in drivers[1:])
     assert distance(replayed, eager) < NEAR
+
+
+@pytest.mark.skipif("flashinfer" not in BACKENDS, reason="FlashInfer is not installed")
+@pytest.mark.parametrize("chunk", [60, 1000])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_prompts_beside_replayed_decoding_rows(
+    folder: str, page_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a prompt and decoding rows give the distributions that each gives alone, step by step."""
+    monkeypatch.setattr(graph_capture, "MIXED_ROOMS", (2, 8))
+    options = {"dtype": "bfloat16", "page_size": page_size, "prefill_attention_backend": "flashinfer"}
+    mixed, alone = (make_worker(folder, **options, **more) for more in ({}, {"disable_cuda_graph": True}))
+    assert CAPTURED_MIXED in programs_of(mixed)
+    replayed, run = [], programs_of(mixed)[CAPTURED_MIXED].run
+    monkeypatch.setattr(programs_of(mixed)[CAPTURED_MIXED], "run", lambda batch: replayed.append(1) or run(batch))
+    prompts = [*PROMPTS, np.random.default_rng(9).integers(3, VOCAB_SIZE, 150).tolist()]
+    found = []
+    for worker in (mixed, alone):
+        driver = Driver.start(worker, [GREEDY] * len(prompts))
+        driver.prefill(prompts[:1])
+        found.append(driver.join(prompts[1:], chunk, told=True))
+    assert len(replayed) >= len(prompts) - 1
+    (chosen, exact), (others, near) = found
+    for slot, (mine, theirs) in enumerate(zip(chosen, others, strict=True)):
+        # After a tie that rounding decided, the rows go different ways.
+        alike = next((at for at, (one, other) in enumerate(zip(mine, theirs, strict=True)) if one != other), len(mine))
+        last = min(alike + 1, len(mine))
+        assert last and distance(np.array(exact[slot][:last]), np.array(near[slot][:last])) < NEAR
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mysglang.srt.args.groups import ArgGroups, from_flat
-from mysglang.srt.args.resolve import CPU_CHUNK, resolve
+from mysglang.srt.args.resolve import CPU_CHUNK, CPU_DECODE_WAIT, resolve
+from mysglang.srt.args.schedule import DECODE_WAIT_TOKENS
 from mysglang.srt.utils.hardware import Hardware
 
 CPU = Hardware()
@@ -91,3 +92,11 @@ def test_resolving_twice_changes_nothing() -> None:
 
 def test_a_gpu_that_is_not_there_does_not_crash_it() -> None:
     assert resolved(CPU, device="cuda").parallel.device == "cuda"
+
+
+def test_running_requests_of_a_cpu_wait_for_one_chunk_unless_told_otherwise() -> None:
+    """On a GPU it stays open, since the model's steps decide."""
+    assert resolved(H200, device="cpu").schedule.decode_wait_tokens == CPU_DECODE_WAIT
+    assert resolved(H200, device="cpu", decode_wait_tokens=7).schedule.decode_wait_tokens == 7
+    on_gpu = resolved(H200).schedule
+    assert on_gpu.decode_wait_tokens is None and on_gpu.most_wait_tokens == DECODE_WAIT_TOKENS

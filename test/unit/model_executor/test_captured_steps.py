@@ -26,9 +26,9 @@ from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
 from mysglang.srt.layers.attention.factory import ChosenBackends
 from mysglang.srt.layers.attention.stand_in import BackgroundBuild
-from mysglang.srt.model_executor import executor, model_launch
+from mysglang.srt.model_executor import executor, graph_capture, model_launch
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_PROMPTS
+from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_MIXED, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.interface import GraphRecorder
@@ -194,6 +194,47 @@ def test_rows_are_sampled_behind_the_graph(start: Callable[..., Executor], monke
     assert calls == [4] * 9 + [3] * 9 + [2] * 9
     mine, plain = (Driver.start(worker, [GREEDY] * 3).generate(PROMPTS[:3], 9) for worker in (captured, eager))
     assert mine == plain and len(calls) == 27
+
+
+class WithBothKernels(Rerunning):
+    """Decode attention by plans, prompts with the backend whose steps can be captured."""
+
+    attention_backends = ("sgl_kernel", "cpu")
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_prompts_beside_decoding_rows_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_size: int
+) -> None:
+    """In chunks of several sizes, beside one row and beside as many as there is room for, and beside more."""
+    make_checkpoint("qwen3", tmp_path, head_dim=64)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    monkeypatch.setattr(executor, "platform_named", lambda name: WithBothKernels())
+    monkeypatch.setattr(CpuBackend, "prompt_capture", prompt_capture, raising=False)
+    monkeypatch.setattr(factory, "_kernels_run", lambda dims, dtype: True)
+    monkeypatch.setattr(graph_capture, "MIXED_ROOMS", (1, 3))
+    monkeypatch.setattr(graph_capture, "LEAST_MIXED_TOKENS", 16)
+    config = RunnerConfig(
+        device="cpu",
+        page_size=page_size,
+        max_total_tokens=900,
+        max_running_requests=6,
+        cuda_graph_bs=(1, 2, 4),
+        cuda_graph_max_bs_prefill=64,
+    )
+    captured, eager = (start_executor(replace(config, disable_cuda_graph=off), model) for off in (False, True))
+    assert captured.steps.captured.mixed_steps == ((16, 1), (16, 3), (32, 1), (32, 3), (64, 1), (64, 3))
+    program, replayed = programs_of(captured)[CAPTURED_MIXED], []
+    run = program.run
+    monkeypatch.setattr(program, "run", lambda batch: replayed.append(batch.num_rows - 1) or run(batch))
+    later = [PROMPTS[0], PROMPTS[2], PROMPTS[0][:5], PROMPTS[1]]
+    for chunk in (7, 15, 64):
+        mine, plain = (Driver.start(worker, [*CHOICES, GREEDY]) for worker in (captured, eager))
+        assert list(mine.prefill([PROMPTS[3]]).tokens) == list(plain.prefill([PROMPTS[3]]).tokens)
+        assert mine.join(later, chunk)[0] == plain.join(later, chunk)[0]
+        assert mine.decode(3) == plain.decode(3)
+    # Four rows find no room, and then the prompt's program takes the step.
+    assert set(replayed) == {1, 2, 3}
 
 
 def test_plans_of_attention_go_with_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Which batch sizes are captured, on which platform."""
 
-from mysglang.srt.model_executor.graph_capture import graph_sizes, prompt_sizes
+from mysglang.srt.model_executor.graph_capture import MIXED_ROOMS, graph_sizes, mixed_sizes, prompt_sizes
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms import profile
 from mysglang.srt.platforms.cpu import CpuPlatform
@@ -29,7 +29,7 @@ def test_the_sizes_of_a_gpu() -> None:
     assert up_to(16, H200()) == (1, 2, 4, 8, 12, 16)
     sizes = up_to(600, H200())
     assert sizes[:8] == (1, 2, 4, 8, 12, 16, 24, 32)
-    assert [s for s in sizes if 250 < s < 300] == [256, 264, 272, 288]
+    assert [s for s in sizes if 250 < s < 300] == [256, 288]
     assert sizes[-3:] == (544, 576, 600)
     assert up_to(5, H200()) == (1, 2, 4, 5)
     assert up_to(1, H200()) == (1,)
@@ -43,7 +43,7 @@ def test_a_cpu_pads_by_one_row_at_most() -> None:
 def test_platform_and_flags() -> None:
     assert graph_sizes(RunnerConfig(), Graphless()) == ()
     assert graph_sizes(RunnerConfig(disable_cuda_graph=True), H200()) == ()
-    assert graph_sizes(RunnerConfig(), H200())[-1] == 256
+    assert graph_sizes(RunnerConfig(), H200())[-1] == 512
     assert graph_sizes(RunnerConfig(max_running_requests=20), H200())[-1] == 20
     assert graph_sizes(RunnerConfig(cuda_graph_max_bs=3), H200()) == (1, 2, 3)
     assert graph_sizes(RunnerConfig(cuda_graph_bs=(8, 2, 8)), H200()) == (2, 8)
@@ -72,3 +72,13 @@ def test_a_device_that_nobody_measured_has_an_h200s_figures_and_says_so() -> Non
 def test_the_table_by_memory_ascends() -> None:
     bounds = [below for below, _ in GRAPH_MAX_BS_BY_MEMORY]
     assert bounds == sorted(bounds)
+
+
+def test_prompts_beside_decoding_rows_have_half_of_a_captured_step_at_least() -> None:
+    sizes = mixed_sizes((16, 32, 64, 128, 256, 384, 512, 640, 768, 800), 512)
+    assert {room for _, room in sizes} == set(MIXED_ROOMS)
+    assert all(2 * room <= tokens for tokens, room in sizes)
+    assert [tokens for tokens, room in sizes if room == 16] == [128, 256, 384, 512]
+    # Rooms are no larger than what can run, and where nothing decodes on a graph, nothing is captured.
+    assert {room for _, room in mixed_sizes((128, 256), 20)} == {16, 20}
+    assert mixed_sizes((128, 256), 0) == mixed_sizes((), 512) == ()

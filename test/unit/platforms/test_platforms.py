@@ -63,7 +63,7 @@ def test_the_cpu_never_lags() -> None:
     assert platform.device_name and platform.default_graph_max_bs() == 16
 
 
-@pytest.mark.parametrize(("gib", "size"), [(16, 8), (24, 48), (48, 32), (139, 256), (180, 512)])
+@pytest.mark.parametrize(("gib", "size"), [(16, 8), (24, 48), (48, 32), (80, 256), (139, 512), (180, 512)])
 def test_the_largest_graph_of_a_gpu_follows_its_memory(gib: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = CudaPlatform()
     monkeypatch.setattr(platform, "memory", lambda: DeviceMemory(free=0, total=gib * GIB))

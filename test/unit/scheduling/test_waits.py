@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from fixtures.fake_worker import solo
-from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_scheduler import RATES, VOCAB, LateScheduler, Setup
+from mysglang.srt.scheduling.step_lengths import AMORTIZED
 from mysglang.srt.scheduling.step_planner import OrderName
 
 CHUNK, LIMIT = 32, 96
 SETUP = Setup(chunk=CHUNK, num_tokens=8192, max_context=512, num_slots=32, order="bounded", decode_wait_tokens=LIMIT)
+
+LONGEST = int(AMORTIZED * RATES.weights_s / RATES.token_s)
+"""Tokens of the longest step that is short for the late device."""
 
 BOTH: tuple[OrderName, ...] = ("bounded", "prefill_first")
 
@@ -49,6 +53,24 @@ def test_promise_19_a_running_request_waits_for_so_many_prompt_tokens_at_most(ov
     waits = prompt_tokens_between_steps(under_steady_arrivals("bounded", overlap=overlap), 0)
     # The step that reaches the limit is done to its end.
     assert LIMIT <= max(waits) <= LIMIT - 1 + CHUNK
+
+
+@pytest.mark.promise(19)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_19_while_answers_stream_a_row_waits_for_short_steps_alone(overlap: bool) -> None:
+    """As long as the costs of steps say, a fraction of a chunk. An answer that is sent as a whole may wait longer."""
+    waits = {}
+    for stream in (True, False):
+        scheduler = LateScheduler(replace(SETUP, chunk=256, order="short", decode_wait_tokens=512, overlap=overlap))
+        scheduler.send("running", [1], 100, ignore_eos=True, stream=stream)
+        scheduler.turn(3)
+        for i in range(12):
+            scheduler.send(f"prompt{i}", [2 + i] * 200, 1, ignore_eos=True, stream=stream)
+        scheduler.run()
+        assert scheduler.answers["running"].ids == solo([1], 100, VOCAB, ignore_eos=True)
+        shared = [int(step.extend_lens.sum()) for step in scheduler.worker.steps[1:] if 0 in step.slots]
+        waits[stream] = max(*shared, *prompt_tokens_between_steps(scheduler, 0))
+    assert waits[True] <= LONGEST and waits[False] >= 512
 
 
 def test_prompts_that_always_go_first_know_no_such_bound() -> None:

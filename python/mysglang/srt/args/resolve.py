@@ -29,6 +29,8 @@ TINY = "tiny"
 """Name of the embedded model on a command line."""
 
 CPU_CHUNK = 2048
+CPU_DECODE_WAIT = 2048
+"""A CPU takes as long for a chunk as for many decode steps: a second and more for models of 0.6B."""
 CHUNK_BY_GPU_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (float("inf"), 16384))
 """(less than so many GiB, tokens of a prefill chunk)"""
 
@@ -73,6 +75,8 @@ def resolve_model(args: ModelArgs, seed: int) -> ModelArgs:
 
 
 def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardware) -> ScheduleArgs:
+    if args.decode_wait_tokens is None and parallel.device == "cpu":
+        args = replace(args, decode_wait_tokens=CPU_DECODE_WAIT)
     if args.chunked_prefill_size is not None:
         return args
     chunk = CPU_CHUNK

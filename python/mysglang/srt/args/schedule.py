@@ -14,6 +14,7 @@ ShareKey = Literal["api_key", "extra_key", "routing_key"]
 FairShareBy = Literal["api_key", "extra_key", "routing_key", "none"]
 
 CHUNKING_OFF = -1
+DECODE_WAIT_TOKENS = 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +56,12 @@ class ScheduleArgs:
         help="Compute prompt chunks and running requests in the same steps. Use it if long prompts keep arriving "
         "while others generate.",
     )
-    decode_wait_tokens: int = arg(
-        32768,
+    decode_wait_tokens: int | None = arg(
+        None,
         at_least=0,
-        help="Prompt tokens for which running requests wait at most before they get a step. Lower it for steadier "
-        "streams. 0: they wait for all prompts.",
+        help="Prompt tokens for which running requests wait at most before they get a step. 0: they wait for all "
+        "prompts. If unset, it is 2048 on a CPU. On a GPU steps with prompts are then kept short while answers are "
+        "streamed, and otherwise it is 32768.",
     )
     max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill step, over all its requests.")
     schedule_policy: PolicyName = arg(
@@ -126,6 +128,11 @@ class ScheduleArgs:
         if not self.has_priorities:
             return "none"
         return "low_first" if self.schedule_low_priority_values_first else "high_first"
+
+    @property
+    def most_wait_tokens(self) -> int:
+        """Prompt tokens for which running requests wait at most where steps are not kept short; 0: for all."""
+        return DECODE_WAIT_TOKENS if self.decode_wait_tokens is None else self.decode_wait_tokens
 
     @property
     def prefill_chunk(self) -> int | None:

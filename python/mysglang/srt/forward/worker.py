@@ -49,6 +49,32 @@ class StateShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepRates:
+    """Costs of the steps of this model, from figures that were measured on such a device. Planning uses them to choose
+    how many tokens a step has; they never decide what is computed. All ranks have the same.
+    """
+
+    token_s: float
+    """Seconds for one token in the products with the weights."""
+    weights_s: float
+    """Seconds in which all weights are read."""
+    step_s: float
+    """Seconds that any step takes besides."""
+    key_s: float
+    """Seconds in which a decoding row reads the keys and values of one token."""
+    queued_s: float
+    """Seconds in which the host queues a step that is not captured."""
+    decode_rows: int = 0
+    """Rows of the largest captured decode step; 0: none is captured."""
+    prompt_tokens: tuple[int, ...] = ()
+    """New tokens of the captured steps with prompts, ascending."""
+    mixed_steps: tuple[tuple[int, int], ...] = ()
+    """(new tokens, room for decoding rows among them) of the captured steps of prompts beside decoding rows, ascending.
+    A step of R rows is run by one with the smallest room that holds them.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
     """Capacity of the worker's memory, measured after the model was loaded."""
 
@@ -63,6 +89,8 @@ class WorkerCapacity:
     vocab_size: int
     memory_usage: dict[str, float] = field(default_factory=dict)
     """GiB by purpose: weights, kvcache, graph, slots; states, where layers keep some for each request."""
+    rates: StepRates | None = None
+    """None: the cost of steps is not known on this device, or for this model."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode,
     cuda_graph_drafts."""

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.forward.weights import FixedOccupation, ModelWeights, NoWeights, Occupation
-from mysglang.srt.forward.worker import Worker, WorkerCapacity
+from mysglang.srt.forward.worker import StepRates, Worker, WorkerCapacity
 from mysglang.srt.managers.scheduler import Loop, OverlapLoop, Scheduler, SchedulerParts, SyncLoop
 from mysglang.srt.managers.scheduler_control import CacheWatch, SchedulerControl, SchedulerMemory, SchedulerSettings
 from mysglang.srt.managers.scheduler_profiler import Profiled, SchedulerProfiler
@@ -87,7 +87,11 @@ class SchedulerOptions:
     order: OrderName = "prefill_first"
     """Order of prompts and running requests."""
     decode_wait_tokens: int = 0
-    """Prompt tokens for which running requests wait at most, in the order `bounded`."""
+    """Prompt tokens for which running requests wait at most, in the order `bounded`; in the order `short` while
+    no answer is streamed.
+    """
+    rates: StepRates | None = None
+    """Costs of steps, which the order `short` must know."""
     cascade: CascadeCosts | None = None
     """Additional cost of reading shared pages once; None: every row reads for itself."""
     stream_interval: int = 1
@@ -218,7 +222,14 @@ class Residents:
         if (threshold := options.preemption_threshold) is not None:
             preemption = PriorityPreemption(table, kv, lanes, waiting, prefill, retraction, threshold=threshold)
         decode = DecodePlanner(table, kv, lanes, self.ratio, retraction, growth=self.growth, end=results.end)
-        order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
+        order = step_order(
+            options.order,
+            prefill,
+            decode,
+            table,
+            decode_wait_tokens=options.decode_wait_tokens,
+            rates=options.rates,
+        )
         return StepPlanner(order, decode, preemption, coordinator)
 
     def jumps(self) -> JumpForward:

@@ -24,7 +24,7 @@ from mysglang.srt.distributed.ranks import TRANSPORTS, RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.weights import ModelWeights, Occupation
-from mysglang.srt.forward.worker import SpaceShape, StateShape, Worker, WorkerCapacity
+from mysglang.srt.forward.worker import SpaceShape, StateShape, StepRates, Worker, WorkerCapacity
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.rank_links import (
@@ -143,7 +143,7 @@ def build_scheduler(
     share = _share(ports, ranks, digest)
 
     # 5. The scheduler around all that.
-    options = _options(args, model, ranks)
+    options = _options(args, model, ranks, capacity.rates)
     assembled = assemble(
         worker,
         kv,
@@ -323,7 +323,8 @@ def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
     )
 
 
-def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> SchedulerOptions:
+def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: StepRates | None) -> SchedulerOptions:
+    """`rates`: what steps cost on this device, if that is known."""
     schedule = args.schedule
     return SchedulerOptions(
         limits=PrefillLimits(
@@ -338,8 +339,9 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Schedu
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
         cascade=_cascade(args, model),
-        order=_order(schedule),
-        decode_wait_tokens=schedule.decode_wait_tokens,
+        order=order_of(args, ranks, rates),
+        decode_wait_tokens=schedule.most_wait_tokens,
+        rates=rates,
         overlap=not schedule.disable_overlap_schedule,
         lanes=ranks.pp.size,
         proposer=_proposer(args),
@@ -374,11 +376,17 @@ def _timeouts(schedule: ScheduleArgs) -> Timeouts:
     return NoTimeouts() if waiting is None and running is None else RequestTimeouts(waiting, running)
 
 
-def _order(schedule: ScheduleArgs) -> OrderName:
-    """True if prompts and running requests share steps; otherwise the limit for the wait of running requests."""
+def order_of(args: ServerArgs, ranks: RankContext, rates: StepRates | None) -> OrderName:
+    """The order that the flags ask for, else steps as short as they are cheap, where it is known what steps cost.
+
+    Steps with drafts and steps of several stages cost other times than `rates` says.
+    """
+    schedule = args.schedule
     if schedule.enable_mixed_chunk:
         return "mixed"
-    return "bounded" if schedule.decode_wait_tokens else "prefill_first"
+    if schedule.decode_wait_tokens is not None or rates is None or args.speculative.drafts or ranks.pp.size > 1:
+        return "bounded" if schedule.most_wait_tokens else "prefill_first"
+    return "short"
 
 
 def _structured_output(

@@ -47,6 +47,7 @@ from mysglang.srt.model_executor.programs import (
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.stages import CopiesInOrder, StepsOnDemand
+from mysglang.srt.model_executor.step_rates import step_rates
 from mysglang.srt.model_executor.vectors import encoder, pooling_decoder
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.profile import described
@@ -146,6 +147,14 @@ class Executor:
             max_context=budget.max_context,
             vocab_size=launch.config.vocab_size,
             memory_usage={name: nbytes / GIB for name, nbytes in memory_bytes.items()},
+            rates=step_rates(
+                platform.profile.rates,
+                launch.config,
+                self.steps.captured,
+                tp_size=config.ranks.tp.size,
+                weights=every.smallest([weight_bytes(served.model)])[0],
+                token_bytes=pools[0].nbytes / max(budget.spaces[0].num_tokens, 1),
+            ),
             startup_times=setup.startup_times,
         )
         self.programs = self.steps.described()
@@ -189,7 +198,8 @@ class StepPrograms:
     def __init__(self, served: ServedModel, runnable: Runnable) -> None:
         self._served = served
         self._runnable = runnable
-        self._captured = Captured()
+        self.captured = Captured()
+        """The programs that know addresses, at the moment."""
         self._captured_over: tuple[int, ...] | None = None
         """Addresses of the weights that the captures know; None: there are no captures."""
         self._always = (*runnable.special, runnable.eager)
@@ -206,11 +216,11 @@ class StepPrograms:
     @property
     def nbytes(self) -> int:
         """Device memory of the captures."""
-        return self._captured.nbytes
+        return self.captured.nbytes
 
     def described(self) -> dict[str, str]:
         """Name of each program -> the steps that it takes, or why it is not used."""
-        return {**dict(self._captured.lines), **{program.name: program.takes for program in self._always}}
+        return {**dict(self.captured.lines), **{program.name: program.takes for program in self._always}}
 
     @torch.inference_mode()
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
@@ -225,15 +235,15 @@ class StepPrograms:
 
     def drop(self) -> None:
         """Forget the captures, and with them every address; no step may be launched until `restore`."""
-        self._captured, self._captured_over = Captured(), None
+        self.captured, self._captured_over = Captured(), None
         self._programs = self._always
         gc.collect()  # a graph that sits in a cycle would keep its memory
 
     def restore(self) -> None:
         """Captures all graphs again."""
-        self._captured = self._runnable.capture()
+        self.captured = self._runnable.capture()
         self._captured_over = addresses(self._served.model)
-        captured, runnable = self._captured, self._runnable
+        captured, runnable = self.captured, self._runnable
         self._programs = (*captured.first, *runnable.special, *captured.programs, runnable.eager)
 
     def weights_changed(self) -> None:

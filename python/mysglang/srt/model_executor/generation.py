@@ -2,7 +2,8 @@
 
 whole-step kernel   captured decode steps of a few rows, of models that the kernel takes
 captured decode     the other captured decode steps, layer by layer
-captured prompts    short steps with new tokens
+captured mixed      short steps of prompts beside decoding rows
+captured prompts    other short steps with new tokens
 eager               all other steps
 """
 
@@ -23,7 +24,7 @@ from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.kernels.row_layout import MOST_TOKENS
 from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention.factory import create_attention_backend
-from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
+from mysglang.srt.layers.attention.graph import MixedCapture, decode_capture, mixed_capture, prompt_capture
 from mysglang.srt.layers.attention.stand_in import KernelBuild
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
@@ -31,15 +32,17 @@ from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
 from mysglang.srt.model_executor.draft_graph_runner import DraftGraphRunner
 from mysglang.srt.model_executor.eager_program import EagerProgram
 from mysglang.srt.model_executor.feature_stager import FeatureStager
-from mysglang.srt.model_executor.graph_capture import prompt_sizes, why_no_graphs
+from mysglang.srt.model_executor.graph_capture import MOST_DECODING, mixed_sizes, prompt_sizes, why_no_graphs
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.late_rows import LateRows
 from mysglang.srt.model_executor.memory_budget import draft_sizes
+from mysglang.srt.model_executor.mixed_graph_runner import MixedGraphRunner
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
 from mysglang.srt.model_executor.padding import padding_decode, padding_drafts, padding_prompt
 from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
+    CAPTURED_MIXED,
     CAPTURED_PROMPTS,
     CAPTURED_VERIFICATION,
     WHOLE_STEP,
@@ -291,7 +294,8 @@ class TokenCaptures:
         """
         captured = Captured()
         if self._left_out:
-            names = (WHOLE_STEP, CAPTURED_DECODE, CAPTURED_PROMPTS, *((CAPTURED_VERIFICATION,) if self._tried else ()))
+            drafts = (CAPTURED_VERIFICATION,) if self._tried else ()
+            names = (WHOLE_STEP, CAPTURED_DECODE, CAPTURED_MIXED, CAPTURED_PROMPTS, *drafts)
             captured.left_out = dict.fromkeys(names, self._left_out)
             return captured
         for name, capture in (
@@ -330,6 +334,7 @@ class TokenCaptures:
                 if steps
             ]
             captured.programs += reversed(made)
+            captured.decode_rows = setup.graph_sizes[-1]
             captured.nbytes += recorder.nbytes
 
     def _verification(self, captured: Captured) -> None:
@@ -348,6 +353,25 @@ class TokenCaptures:
                 captured.first.append(made)
                 captured.nbytes += recorder.nbytes
 
+    def _mixed_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Sizes of captured steps of prompts beside decoding rows."""
+        running = self._setup.config.max_running_requests or MOST_DECODING
+        return mixed_sizes(self._prompt_sizes, min(max(self._setup.graph_sizes, default=0), running))
+
+    def _mixed_left_out(self) -> str:
+        """Why no step of prompts beside decoding rows is captured; empty if some are."""
+        if self._setup.config.draft_tokens:
+            return "decoding rows have drafts"
+        if not self._mixed_sizes():
+            return "the captured steps with prompts are too short"
+        able = mixed_capture(self._parts.backend, self._specs, 1) is not None
+        return "" if able else "its attention backend cannot be captured with prompts and decoding rows in one step"
+
+    def _mixed_attention(self, decoding: int) -> MixedCapture:
+        found = mixed_capture(self._parts.backend, self._specs, decoding)
+        assert found is not None, "it was asked before"
+        return found
+
     def _check_whole_steps(self) -> None:
         """Raises DoesNotCover for what the launch wants of every step and the kernel does not do."""
         config = self._setup.config
@@ -364,16 +388,25 @@ class TokenCaptures:
         setup, config = self._setup, self._setup.config
         if not self._prompt_sizes:
             reason = why_no_graphs(config, setup.platform) or "--disable-prefill-cuda-graph was given"
-            captured.left_out[CAPTURED_PROMPTS] = reason
+            captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
         attention = prompt_capture(self._parts.backend, self._specs)
         if attention is None:
-            captured.left_out[CAPTURED_PROMPTS] = (
-                f"not before {self._build.waits_for}"
-                if self._build.waits_for
-                else "its attention backend cannot be captured with these layers and KV pages"
-            )
+            reason = "its attention backend cannot be captured with these layers and KV pages"
+            if self._build.waits_for:
+                # Steps are planned as they will be then.
+                reason = f"not before {self._build.waits_for}"
+                captured.prompt_tokens = self._prompt_sizes
+                captured.mixed_steps = () if self._setup.config.draft_tokens else self._mixed_sizes()
+            captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
+        if reason := self._mixed_left_out():
+            captured.left_out[CAPTURED_MIXED] = reason
         with measured(setup.startup_times, "cuda_graph_prefill"), setup.platform.recorder() as recorder:
+            if not reason:
+                captured.mixed_steps = self._mixed_sizes()
+                runner = MixedGraphRunner(captured.mixed_steps, self._mixed_attention, self._parts, recorder)
+                captured.programs.append(runner)
             captured.programs.append(PromptGraphRunner(self._prompt_sizes, attention, self._parts, recorder))
+            captured.prompt_tokens = self._prompt_sizes
             captured.nbytes += recorder.nbytes

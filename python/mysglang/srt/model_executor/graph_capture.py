@@ -22,6 +22,11 @@ PROMPT_STEPS = ((16, 16), (32, 32), (64, 64), (128, 128), (1024, 256), (2048, 51
 to these costs little.
 """
 LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
+MIXED_ROOMS = (16, 64, 256)
+"""Decoding rows for which there is room in captured steps with prompts."""
+MOST_DECODING = MIXED_ROOMS[-1]
+LEAST_MIXED_TOKENS, MOST_LIGHT_TOKENS = 128, 512
+"""Tokens of the shortest such step, and of the longest beside few decoding rows."""
 
 
 def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
@@ -58,6 +63,22 @@ def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, lay
     return tuple(sorted({*stepped(PROMPT_STEPS, largest), largest}))
 
 
+def mixed_sizes(prompt_tokens: tuple[int, ...], most_decoding: int) -> tuple[tuple[int, int], ...]:
+    """(new tokens, room for decoding rows among them) of the steps of prompts beside decoding rows to capture,
+    ascending. Prompts have at least half of a step, so that its products are worth their time; with few decoding rows
+    long steps would only keep these waiting.
+    """
+    rooms = sorted({min(room, most_decoding) for room in MIXED_ROOMS} - {0})
+    return tuple(
+        sorted(
+            (tokens, room)
+            for room in rooms
+            for tokens in prompt_tokens
+            if max(2 * room, LEAST_MIXED_TOKENS) <= tokens <= max(8 * room, MOST_LIGHT_TOKENS)
+        )
+    )
+
+
 def stepped(steps: tuple[tuple[int, int], ...], largest: int) -> tuple[int, ...]:
     """From each beginning on, multiples of its step up to the next beginning or to `largest`."""
     ends = [begin for begin, _ in steps[1:]] + [largest + 1]
@@ -71,11 +92,12 @@ SILENT_S = 2.0
 """Seconds below which no progress is shown."""
 
 T = TypeVar("T")
+Size = TypeVar("Size", int, tuple[int, int])
 
 
 def capture_all(
-    sizes: Sequence[int], capture: Callable[[int, GraphRecorder], T], recorder: GraphRecorder, what: str
-) -> dict[int, T]:
+    sizes: Sequence[Size], capture: Callable[[Size, GraphRecorder], T], recorder: GraphRecorder, what: str
+) -> dict[Size, T]:
     """Call `capture` for every size. `what` names the sizes in progress messages. Raises CannotCapture."""
     began, before = time.perf_counter(), recorder.nbytes
     with torch.inference_mode():

@@ -6,7 +6,11 @@ them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from mysglang.srt.forward.worker_batch import (
     DRAFTED,
@@ -14,6 +18,7 @@ from mysglang.srt.forward.worker_batch import (
     ON_DEVICE,
     PLAIN_SAMPLING,
     ForwardMode,
+    Ints,
     ModelWorkerBatch,
     SamplingColumns,
     StateColumns,
@@ -70,6 +75,42 @@ def padding_room(rows: int, width: int, slot: int, *, spaces: int = 1) -> ModelW
         out_cache_locs=(np.zeros(rows * width, dtype=np.int32),) * spaces,
         yields=np.ones(rows, dtype=np.bool_),
         high_lens=lens,
+    )
+
+
+def mixed_padding(
+    batch: ModelWorkerBatch, decoding: int, *, tokens: int, rows: int, room: int, slot: int
+) -> ModelWorkerBatch:
+    """A step whose last `decoding` rows decode, padded to so many tokens and rows, of which the last `room` decode.
+
+        rows    | prompts | all padding tokens | empty … | decoding | one token each … |
+
+    Padding has the padding slot. Sampling columns and the like still count the rows of `batch`.
+    """
+    prompts, prompt_tokens = batch.num_rows - decoding, batch.num_tokens - decoding
+    spare = tokens - room - prompt_tokens
+    """Padding tokens of the prompts' part."""
+    empty, more = rows - room - prompts, room - decoding
+    assert spare >= 0 and empty > 0 and more >= 0
+
+    def by_row(column: npt.NDArray[Any], first: int, others: int, behind: int) -> npt.NDArray[Any]:
+        middle = np.full(empty, others, dtype=column.dtype)
+        middle[0] = first
+        ends = column[prompts:], np.full(more, behind, dtype=column.dtype)
+        return np.concatenate([column[:prompts], middle, *ends])
+
+    def by_token(column: Ints) -> Ints:
+        zeros = np.zeros(spare, dtype=column.dtype), np.zeros(more, dtype=column.dtype)
+        return np.concatenate([column[:prompt_tokens], zeros[0], column[prompt_tokens:], zeros[1]])
+
+    return replace(
+        batch,
+        input_ids=by_token(batch.input_ids),
+        slots=by_row(batch.slots, slot, slot, slot),
+        seq_lens=by_row(batch.seq_lens, spare, 0, 1),
+        extend_lens=by_row(batch.extend_lens, spare, 0, 1),
+        out_cache_locs=tuple(map(by_token, batch.out_cache_locs)),
+        yields=by_row(batch.yields, False, False, False),
     )
 
 

@@ -26,6 +26,7 @@ from mysglang.srt.platforms.slot_buffer import SlotBuffer
 WHOLE_STEP = "whole_step_kernel"
 CAPTURED_DECODE = "captured_decode"
 CAPTURED_PROMPTS = "captured_prompts"
+CAPTURED_MIXED = "captured_mixed"
 CAPTURED_VERIFICATION = "captured_verification"
 VERIFICATION = "verification"
 EAGER = "eager"
@@ -136,6 +137,12 @@ class Captured:
     """Name of a program -> why it does not cover this model."""
     nbytes: int = 0
     """Device memory that the captures took."""
+    decode_rows: int = 0
+    """Rows of the largest decode step."""
+    prompt_tokens: tuple[int, ...] = ()
+    """New tokens of the steps with prompts, ascending."""
+    mixed_steps: tuple[tuple[int, int], ...] = ()
+    """(new tokens, room for decoding rows among them) of the steps of prompts beside decoding rows."""
 
     @property
     def lines(self) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch, Tail
 from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
-from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, FillsColumns, GraphAttentionBackend, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import positions_of, table_columns, wants_all_tokens
 from mysglang.srt.platforms.interface import Event, Platform
@@ -115,6 +115,14 @@ class StepShape:
         found: StepArrays = {"table_entries": np.empty(self.writes, dtype=np.int64)}
         found |= {name: np.empty(self.writes, dtype=np.int32) for name in tables.page_names}
         return found
+
+    @classmethod
+    def captured_mixed(cls, tokens: int, decoding: int, extra: HostColumns = NO_COLUMNS) -> StepShape:
+        """Returns the shape of a captured step of `tokens` new tokens, the last of which are `decoding` rows' own."""
+        prompts = cls.captured_prompts(tokens - decoding)
+        return replace(
+            prompts, tokens=tokens, rows=prompts.rows + decoding, writes=prompts.writes + decoding, extra=extra
+        )
 
     def columns(self, tables: DeviceTables) -> HostColumns:
         """Names, shapes and dtypes of what such a step uploads; the contents say nothing."""
@@ -247,6 +255,10 @@ class StepBuffers:
         places.device.copy_(host, non_blocking=True)
         memory.sent(turn)
 
+    def mixed(self, tokens: int, decoding: int, extra: HostColumns) -> Places:
+        """Places for captured steps of prompts and so many decoding rows. extra: columns of the attention backend."""
+        return self._places(StepShape.captured_mixed(tokens, decoding, extra), turns=HOST_BUFFERS)
+
     def _places(self, shape: StepShape, *, turns: int) -> Places:
         columns = shape.columns(self._tables)
         nbytes, memory = layout(columns)[1], self._memory
@@ -255,9 +267,9 @@ class StepBuffers:
             memory = StepMemory(self._platform, nbytes, turns)
         return Places(shape, columns, memory)
 
-    def fill(self, batch: ModelWorkerBatch, places: Places, backend: GraphAttentionBackend | None = None) -> StepArrays:
+    def fill(self, batch: ModelWorkerBatch, places: Places, backend: FillsColumns | None = None) -> StepArrays:
         """Queue the copy of a step's columns. Returns these, padding included, for use at once. `backend`: that of
-        captured DECODE steps, which fills its own.
+        captured steps with decoding rows, which fills its own.
         """
         memory = places.memory
         turn = memory.take()

@@ -24,7 +24,7 @@ GRAPH_MAX_BS_BY_MEMORY = (
     (20 * GIB, 8),
     (35 * GIB, 48),
     (60 * GIB, 32),
-    (160 * GIB, 256),
+    (100 * GIB, 256),
     (1 << 62, 512),
 )
 
@@ -111,7 +111,7 @@ class CudaPlatform(Platform):
     # own, and so are greedy tokens of many rows.
     warm_up_prompts, warm_up_rows = (16, 32, 64), (1, 2, 3, 128)
     steps_are_done = False
-    graph_steps = ((1, 1), (2, 2), (4, 4), (16, 8), (272, 16), (512, 32))
+    graph_steps = ((1, 1), (2, 2), (4, 4), (16, 8), (256, 32))
     attention_backends = ("sgl_kernel", "flashinfer", "triton", "torch_native")
     invariant_attention_backends = ("invariant_triton",)
     sampling_backends = ("triton", "pytorch")

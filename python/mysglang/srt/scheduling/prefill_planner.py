@@ -104,16 +104,33 @@ class PrefillPlanner:
         self._clock = clock
         self._rules = rules
 
-    def plan(self, lane: Lane, *, decoding: int = 0) -> ScheduleBatch | None:
-        """The next prefill step for `lane`, beside `decoding` decoding rows; None if no request can be taken."""
-        if lane.short or (lane.chunked is None and not len(self._waiting)):
+    def plan(self, lane: Lane, *, decoding: int = 0, most: int | None = None) -> ScheduleBatch | None:
+        """The next prefill step for `lane`, beside `decoding` decoding rows; None if no request can be taken. `most`:
+        its prompt tokens, if they are fewer than the limits allow.
+        """
+        if lane.short or not self.has_work(lane):
             return None
-        step = self._begun(max(self._limits.budget(decoding), self._kv.page_size))
+        budget = self._limits.budget(decoding)
+        step = self._begun(max(budget if most is None else min(budget, most), self._kv.page_size))
         if lane.chunked is not None:
             self._continue(lane.chunked, step, lane)
         if lane.chunked is None:
             self._admit_waiting(step, lane)
         return self._batch(step, lane) if step.rows else None
+
+    def has_work(self, lane: Lane) -> bool:
+        """True if a prompt waits, or is half computed."""
+        return lane.chunked is not None or len(self._waiting) > 0
+
+    def tokens_waiting(self, lane: Lane, most: int) -> int:
+        """Prompt tokens that are to be computed, cached ones included; it counts no further than past `most`."""
+        chunked = lane.chunked
+        tokens = 0 if chunked is None else len(chunked.ids) - int(self._table.low[chunked.slot])
+        for req in self._waiting:
+            if tokens > most:
+                break
+            tokens += len(req.ids)
+        return tokens
 
     def reserved(self, slots: Slots) -> Floats:
         """Returns [R] how many tokens are reserved for the further output of each of these running requests."""

@@ -76,8 +76,17 @@ class RequestTable:
         """True if the row has a grammar, rules or a logit processor, so that its tokens are chosen last."""
         self.unheard = Trait(num_slots)
         """The detokenizer has heard nothing of it yet."""
-        traits = (self.watched, self.wants_logprobs, self.wants_hidden, self.embedded, self.constrained, self.unheard)
-        self._traits = traits
+        self.streamed = Trait(num_slots)
+        """True if the client reads the answer while it grows."""
+        self._traits = (
+            self.watched,
+            self.wants_logprobs,
+            self.wants_hidden,
+            self.embedded,
+            self.constrained,
+            self.unheard,
+            self.streamed,
+        )
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
         self.second_text: Ints = np.zeros(num_slots, dtype=np.int32)
         """Token with which the second text of a pair begins; behind the prompt where there is none."""
@@ -113,6 +122,7 @@ class RequestTable:
         chosen_last = (req.grammar, req.rules, req.logit_processor)
         self.constrained[slot] = any(part is not None for part in chosen_last)
         self.unheard[slot] = not req.heard_of
+        self.streamed[slot] = req.stream
         self.decode_flags[slot] = req.decode_flags
         self.second_text[slot] = req.prompt_len if req.second_text is None else req.second_text
         self.cached_tokens[slot] = req.cached_tokens

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from mysglang.srt.forward.worker import StepRates
 from mysglang.srt.forward.worker_batch import Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.scheduling.batch import ScheduleBatch
@@ -22,6 +23,7 @@ from mysglang.srt.scheduling.prefill_planner import PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Retraction
+from mysglang.srt.scheduling.step_lengths import PromptShare, StepLengths
 
 
 class StepPlanner:
@@ -112,14 +114,79 @@ class MixedChunks:
         return prompts.beside(decode)
 
 
-OrderName = Literal["prefill_first", "bounded", "mixed"]
+class ShortSteps:
+    """While answers are streamed, no step is much longer than a decode step: `StepLengths` says how many prompt tokens
+    the next one may have, and whether the decoding rows share it. While none is, it does as `others` does.
+
+    So a decoding row waits for one short step at a time, and a prompt for at most one decode step. The gaps in an
+    answer that is sent as a whole are never seen. For such answers long steps are better, since they are fewer.
+    """
+
+    def __init__(
+        self,
+        prefill: PrefillPlanner,
+        decode: DecodePlanner,
+        table: RequestTable,
+        lengths: StepLengths,
+        others: StepOrder,
+    ) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._table = table
+        self._lengths = lengths
+        self._others = others
+
+    def next_step(self, lane: Lane) -> ScheduleBatch | None:
+        if not self._watched(lane):
+            return self._others.next_step(lane)
+        if not self._prefill.has_work(lane):
+            return self._decode.plan(lane)
+        share = self._share(lane)
+        if share.together:
+            lane.waited = 0
+            decode = self._decode.plan(lane)
+            decoding = 0 if decode is None else decode.new_tokens
+            prompts = self._prefill.plan(lane, decoding=decoding, most=share.tokens)
+            if prompts is None or decode is None:
+                return prompts or decode
+            return prompts.beside(decode)
+        if not lane.waited and (alone := self._prefill.plan(lane, most=share.tokens)) is not None:
+            lane.waited = alone.new_tokens
+            return alone
+        lane.waited = 0
+        return self._decode.plan(lane) or self._prefill.plan(lane, most=share.tokens)
+
+    def _watched(self, lane: Lane) -> bool:
+        """True if a decoding row streams its answer."""
+        streamed = self._table.streamed
+        return streamed.count > 0 and bool(streamed.of(lane.slots).any())
+
+    def _share(self, lane: Lane) -> PromptShare:
+        rows, keys = len(lane.slots), int(self._table.high[lane.slots].sum())
+        few = self._lengths.few(rows, keys)
+        return self._lengths.share(rows, keys, many=self._prefill.tokens_waiting(lane, few) > few)
+
+
+OrderName = Literal["prefill_first", "bounded", "mixed", "short"]
 
 
 def step_order(
-    name: OrderName, prefill: PrefillPlanner, decode: DecodePlanner, *, decode_wait_tokens: int
+    name: OrderName,
+    prefill: PrefillPlanner,
+    decode: DecodePlanner,
+    table: RequestTable,
+    *,
+    decode_wait_tokens: int,
+    rates: StepRates | None = None,
 ) -> StepOrder:
-    """The order of that name. `decode_wait_tokens`: the limit of `bounded`, in prompt tokens."""
+    """The order of that name. `decode_wait_tokens`: the limit of `bounded`, in prompt tokens. `rates`: what steps cost,
+    which `short` must know.
+    """
     match name:
+        case "short":
+            assert rates is not None, "the cost of steps is known"
+            others = BoundedWaits(prefill, decode, decode_wait_tokens)
+            return ShortSteps(prefill, decode, table, StepLengths(rates), others)
         case "prefill_first":
             return PrefillFirst(prefill, decode)
         case "bounded":

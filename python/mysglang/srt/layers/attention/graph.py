@@ -16,6 +16,14 @@ HostColumns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 NO_COLUMNS: HostColumns = {}
 
 
+class FillsColumns(Protocol):
+    """Adds arrays of its own to the upload of captured steps."""
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        """Write a step into the arrays, which still hold the values of an earlier step of this size."""
+        ...
+
+
 @runtime_checkable
 class GraphAttentionBackend(AttentionBackend, Protocol):
     """Attention of decode steps whose tensors keep their addresses while their contents change.
@@ -95,6 +103,37 @@ class PromptGraphBackend(AttentionBackend, Protocol):
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
         """Prompt capture for models with these layers; None if a layer cannot be captured."""
         ...
+
+
+class MixedCapture(PromptCapture, Protocol):
+    """Attention of captured steps whose last rows decode: a fixed number of them, padding included.
+
+    columns, fill_columns   as `graph_columns` and `fill_columns` of `GraphAttentionBackend`
+    """
+
+    def columns(self) -> HostColumns:
+        """Names, shapes and dtypes of what the decoding rows add to the upload."""
+        ...
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        """Write the plan of the decoding rows. `batch` is padded."""
+        ...
+
+
+@runtime_checkable
+class MixedGraphBackend(AttentionBackend, Protocol):
+    """A backend that may know how to capture steps of prompts and decoding rows."""
+
+    def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
+        """Capture of steps of models with these layers, in which `decoding` rows decode; None if a layer cannot be
+        captured.
+        """
+        ...
+
+
+def mixed_capture(backend: AttentionBackend, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
+    """How steps of prompts and `decoding` decoding rows are captured; None if they cannot be."""
+    return backend.mixed_capture(specs, decoding) if isinstance(backend, MixedGraphBackend) else None
 
 
 def decode_capture(backend: AttentionBackend) -> GraphAttentionBackend | None:

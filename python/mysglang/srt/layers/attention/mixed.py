@@ -38,27 +38,40 @@ def decoding_rows(batch: ModelWorkerBatch) -> int:
 def parted(batch: ForwardBatch, decoding: int) -> tuple[ForwardBatch, ForwardBatch]:
     """The rows before the last `decoding` ones, and these as a decode step. Neither is planned."""
     tokens, rows = batch.host.num_tokens - decoding, batch.host.num_rows - decoding
+    prompts, decode = host_parts(batch.host, decoding)
     return (
-        _part(batch, slice(0, tokens), slice(0, rows), batch.mode),
-        _part(batch, slice(tokens, None), slice(rows, None), ForwardMode.DECODE),
+        _part(batch, prompts, slice(0, tokens), slice(0, rows)),
+        _part(batch, decode, slice(tokens, None), slice(rows, None)),
     )
 
 
-def _part(batch: ForwardBatch, tokens: slice, rows: slice, mode: ForwardMode) -> ForwardBatch:
-    host = batch.host
+def host_parts(host: ModelWorkerBatch, decoding: int) -> tuple[ModelWorkerBatch, ModelWorkerBatch]:
+    """The columns of the rows before the last `decoding` ones, and of these as a decode step."""
+    tokens, rows = host.num_tokens - decoding, host.num_rows - decoding
+    return (
+        _host_part(host, slice(0, tokens), slice(0, rows), host.mode),
+        _host_part(host, slice(tokens, None), slice(rows, None), ForwardMode.DECODE),
+    )
+
+
+def _host_part(host: ModelWorkerBatch, tokens: slice, rows: slice, mode: ForwardMode) -> ModelWorkerBatch:
+    return replace(
+        host,
+        mode=mode,
+        input_ids=host.input_ids[tokens],
+        slots=host.slots[rows],
+        seq_lens=host.seq_lens[rows],
+        extend_lens=host.extend_lens[rows],
+        out_cache_locs=tuple(locs[tokens] for locs in host.out_cache_locs),
+        yields=host.yields[rows],
+    )
+
+
+def _part(batch: ForwardBatch, host: ModelWorkerBatch, tokens: slice, rows: slice) -> ForwardBatch:
     return replace(
         batch,
-        mode=mode,
-        host=replace(
-            host,
-            mode=mode,
-            input_ids=host.input_ids[tokens],
-            slots=host.slots[rows],
-            seq_lens=host.seq_lens[rows],
-            extend_lens=host.extend_lens[rows],
-            out_cache_locs=tuple(locs[tokens] for locs in host.out_cache_locs),
-            yields=host.yields[rows],
-        ),
+        mode=host.mode,
+        host=host,
         input_ids=batch.input_ids[tokens],
         positions=batch.positions[tokens],
         slots=batch.slots[rows],

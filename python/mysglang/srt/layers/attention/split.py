@@ -15,7 +15,7 @@ from mysglang.srt.layers.attention.graph import (
     PromptCapture,
     PromptGraphBackend,
 )
-from mysglang.srt.layers.attention.mixed import MixedMetadata, decoding_rows, parted
+from mysglang.srt.layers.attention.mixed import MixedMetadata, decoding_rows, host_parts, parted
 
 
 class SplitBackend:
@@ -54,12 +54,53 @@ class SplitBackend:
         return self._decode if batch.mode.is_decode else self._prefill
 
 
+class SplitCapture:
+    """Captured steps of prompts and decoding rows, each part with its backend (a `graph.MixedCapture`)."""
+
+    def __init__(self, prefill: PromptCapture, decode: GraphAttentionBackend, decoding: int) -> None:
+        """`decoding`: rows of a step that decode, padding included."""
+        self._prefill = prefill
+        self._decode = decode
+        self._decoding = decoding
+
+    def columns(self) -> HostColumns:
+        return self._decode.graph_columns(self._decoding)
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        self._decode.fill_columns(host_parts(batch, self._decoding)[1], columns)
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        prompts, rest = parted(batch, self._decoding)
+        prompts.attn_metadata, rest.attn_metadata = self._prefill.open_graph(prompts), self._decode.open_graph(rest)
+        return MixedMetadata(prompts, rest)
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, MixedMetadata)
+        self._prefill.begin_step(metadata.prompts)
+        self._decode.begin_step(metadata.decoding)
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        assert isinstance(metadata, MixedMetadata)
+        prompts = len(seq_lens) - self._decoding
+        self._prefill.plan_replay(metadata.prompts.attn_metadata, seq_lens[:prompts], extend_lens[:prompts])
+        self._decode.plan_replay(metadata.decoding.attn_metadata, seq_lens[prompts:])
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return self._prefill.covers(seq_lens) and self._decode.covers(seq_lens)
+
+
 class SplitGraphBackend(SplitBackend):
     """A split backend whose decode steps can be captured."""
 
     def __init__(self, prefill: AttentionBackend, decode: GraphAttentionBackend) -> None:
         super().__init__(prefill, decode)
         self._captured = decode
+
+    def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> SplitCapture | None:
+        """The capture of both parts, if the backend for prompts has one."""
+        prompts = self.prompt_capture(specs)
+        return None if prompts is None else SplitCapture(prompts, self._captured, decoding)
 
     def graph_columns(self, size: int) -> HostColumns:
         return self._captured.graph_columns(size)

@@ -1,0 +1,162 @@
+"""A ladder of loads over HTTP: tokens a second, TTFT, ITL and goodput at each rate of requests.
+
+    python benchmark/serving/bench.py llama-8b --rates inf 8 16 32 --plot ladder.png [server options]
+
+Starts a server with random weights for the model's shape, and asks it with `bench_serving`'s client: Poisson arrivals,
+random token ids, answers of a fixed length. Every rate has prompts of its own, and the prefix cache is emptied before
+each, since cached prompts would be another load. `--cached` runs each rate a second time with the same prompts.
+Requests of a rate arrive for `--seconds`; at rate `inf`, `--burst` of them come at once. `--base-url` measures a server
+that runs already, of any make that `--backend` knows. Prints a table and, last, one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shapes import SHAPES, write_shape
+
+START_S = 300
+"""Seconds within which the server must be ready."""
+COLUMNS = {
+    "tok/s": ("output_throughput", 0),
+    "TTFT p50": ("median_ttft_ms", 1),
+    "p99": ("p99_ttft_ms", 1),
+    "ITL p50": ("median_itl_ms", 2),
+    "p99 ": ("p99_itl_ms", 2),
+    "max": ("max_itl_ms", 1),
+    "TPOT p50": ("median_tpot_ms", 2),
+    "goodput": ("request_goodput", 2),
+    "cached %": ("cache_hit_rate_pct", 1),
+}
+"""Heading -> the figure's name in bench_serving's JSON, and the digits that are printed. Times in milliseconds."""
+
+
+def measure(options: argparse.Namespace, base_url: str, rate: float, seed: int, *, flush: bool) -> dict[str, Any]:
+    """bench_serving's figures at one rate. Raises SystemExit if it fails."""
+    burst = math.isinf(rate)
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        command = [
+            *(sys.executable, "-m", "mysglang.bench_serving", "--backend", options.backend, "--base-url", base_url),
+            *("--dataset-name", "random-ids", "--tokenize-prompt", "--disable-tqdm", "--seed", str(seed)),
+            *("--random-input-len", str(options.input_len), "--random-output-len", str(options.output_len)),
+            *("--random-range-ratio", str(options.range_ratio), "--request-rate", str(rate)),
+            *("--num-prompts", str(options.burst if burst else max(1, round(rate * options.seconds)))),
+            *("--goodput", *options.goodput, "--output-file", file.name),
+            *("--ready-check-timeout-sec", str(START_S)),
+            *(("--flush-cache",) if flush else ()),
+            *(("--model", options.served_model) if options.served_model else ()),
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.exit(f"bench_serving failed at {rate:g} requests/s:\n{done.stdout[-3000:]}")
+        figures: dict[str, Any] = json.loads(Path(file.name).read_text())
+    return {name: value for name, value in figures.items() if not isinstance(value, dict)}
+
+
+def ladder(options: argparse.Namespace, base_url: str) -> list[dict[str, Any]]:
+    """One entry for each rate, and with `--cached` two."""
+    measure(options, base_url, math.inf, 0, flush=False)  # what is compiled at first use is not counted
+    print(f"{'requests/s':>12}", *(f"{name:>9}" for name in COLUMNS), flush=True)
+    results = []
+    for number, rate in enumerate(options.rates, start=1):
+        for cached in (False, True)[: 1 + options.cached]:
+            figures = measure(options, base_url, rate, number, flush=not cached and options.backend == "sglang")
+            results.append({"rate": "inf" if math.isinf(rate) else rate, "cached": cached, **figures})
+            values = ((figures[name] or 0.0, digits) for name, digits in COLUMNS.values())
+            name = f"{rate:g}{' cached' if cached else ''}"
+            print(f"{name:>12}", *(f"{value:>9.{digits}f}" for value, digits in values), flush=True)
+    return results
+
+
+def draw(path: str, results: list[dict[str, Any]]) -> None:
+    """Times and goodput over the rates that are finite."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for cached in (False, True):
+        rungs = [one for one in results if one["cached"] is cached and one["rate"] != "inf"]
+        rates, ending = [one["rate"] for one in rungs], ", cached" if cached else ""
+        if not rungs:
+            continue
+        for axis, what in ((axes[0], "ttft"), (axes[1], "itl")):
+            for name in ("median", "p99"):
+                axis.plot(rates, [one[f"{name}_{what}_ms"] for one in rungs], marker="o", label=name + ending)
+            axis.set(xlabel="requests/s", ylabel=f"{what.upper()}, ms", yscale="log")
+        axes[2].plot(rates, [one["request_goodput"] for one in rungs], marker="o", label=f"goodput{ending}")
+        axes[2].set(xlabel="requests/s", ylabel="requests/s that met the objectives")
+    for axis in axes:
+        axis.legend()
+    figure.savefig(path, dpi=120)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "model", nargs="?", choices=[*SHAPES, "tiny"], default="llama-8b", help="tiny: the embedded one"
+    )
+    parser.add_argument(
+        "--rates", nargs="+", type=float, default=[math.inf, 4, 8, 16, 24, 32], help="requests a second"
+    )
+    parser.add_argument("--seconds", type=float, default=30, help="for which requests of a rate arrive")
+    parser.add_argument("--burst", type=int, default=600, help="requests at once at rate inf")
+    parser.add_argument("--input-len", type=int, default=1024, help="tokens of the longest prompt")
+    parser.add_argument("--output-len", type=int, default=256, help="tokens of the longest answer")
+    parser.add_argument("--range-ratio", type=float, default=0.5, help="the shortest as a share of the longest")
+    parser.add_argument("--goodput", nargs="+", default=["ttft:450", "tpot:40"], metavar="NAME:MS")
+    parser.add_argument("--cached", action="store_true", help="each rate again, with its prompts in the prefix cache")
+    parser.add_argument("--backend", default="sglang", help="the API that is asked, as bench_serving calls it")
+    parser.add_argument("--base-url", default="", help="a server that runs already, instead of starting one")
+    parser.add_argument("--served-model", default="", help="the model's name at that server")
+    parser.add_argument("--plot", default="", metavar="FILE.png")
+    options, rest = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server, log = None, Path(folder) / "server.log"
+        base_url = options.base_url
+        if not base_url:
+            port = free_port()
+            base_url = f"http://127.0.0.1:{port}"
+            shape = "tiny" if options.model == "tiny" else str(write_shape(options.model, Path(folder)))
+            random = () if options.model == "tiny" else ("--load-format", "dummy", "--skip-tokenizer-init")
+            flags = ("--model-path", shape, *random, "--port", str(port), *rest)
+            with log.open("w") as out:
+                server = subprocess.Popen(
+                    [sys.executable, "-m", "mysglang.launch_server", *flags], stdout=out, stderr=subprocess.STDOUT
+                )
+        try:
+            results = ladder(options, base_url)
+        except SystemExit:
+            print(log.read_text()[-3000:] if log.exists() else "", file=sys.stderr)
+            raise
+        finally:
+            if server is not None:
+                server.send_signal(signal.SIGTERM)
+                server.wait()
+    if options.plot:
+        draw(options.plot, results)
+    about = {name: getattr(options, name) for name in ("model", "input_len", "output_len", "range_ratio", "goodput")}
+    print(json.dumps({"benchmark": "serving", **about, "server_options": rest, "results": results}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
