@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fixtures.server_process import REPOSITORY
+from fixtures.warm_start import warm_engines
 from mysglang import Engine
 
 TINY = REPOSITORY / "python" / "mysglang" / "assets" / "tiny"
@@ -36,7 +37,7 @@ def truth() -> PreTrainedModel:
 
 @pytest.fixture(scope="module", params=list(WAYS), ids=lambda way: way.replace(" ", "_"))
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(dtype="float32", **WAYS[request.param]) as started:
+    with warm_engines(), Engine(dtype="float32", **WAYS[request.param]) as started:
         yield started
 
 
