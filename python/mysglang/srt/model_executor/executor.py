@@ -187,6 +187,7 @@ class Executor:
             self._behind = False
             self.steps.drop()
             self.steps.restore()
+            self.steps.warm_up()
 
     def _weights_changed(self) -> None:
         self.steps.weights_changed()
