@@ -1,11 +1,14 @@
 """The gated delta rule: many tokens together are what they are one by one, and both are the formula of the paper."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.kernels.linear_attention import CHUNK, conv_run, conv_step, delta_run, delta_step, gated_rms_norm
+from fixtures.state_runs import one_run
+from mysglang.srt.kernels.linear_attention import CHUNK, conv_runs, conv_step, delta_runs, delta_step, gated_rms_norm
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 6, 16, 24
 CHANNELS, KERNEL = 20, 4
@@ -17,22 +20,30 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def tokens(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys, values, decays and strengths."""
+def tokens(count: int, *, forget: float = 1.0) -> tuple[Tensor, ...]:
+    """Queries, keys, values, and what decays and strengths are made of; rates and time biases of the heads."""
     return (
         randn(count, KEY_HEADS, KEY_DIM),
         randn(count, KEY_HEADS, KEY_DIM, seed=1),
         randn(count, VALUE_HEADS, VALUE_DIM, seed=2),
-        -F.softplus(randn(count, VALUE_HEADS, seed=3) - 3),
-        randn(count, VALUE_HEADS, seed=4).sigmoid(),
+        randn(count, VALUE_HEADS, seed=3),
+        randn(count, VALUE_HEADS, seed=4),
+        randn(VALUE_HEADS, seed=5) / 3 + math.log(forget),
+        randn(VALUE_HEADS, seed=6) - 3,
     )
+
+
+def rows(given: tuple[Tensor, ...], part: slice) -> tuple[Tensor, ...]:
+    """The tensors of some tokens."""
+    return (*(each[part] for each in given[:5]), *given[5:])
 
 
 def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     """Equation 10 of the paper as it stands there, in float64: S_t = S_{t-1} a (I - b k k^T) + b v k^T, where S is
     [value_dim, key_dim]; what it reads, and the last state as we keep it.
     """
-    queries, keys, values, decay, strength = (each.double() for each in given)
+    queries, keys, values, a, b, log_rate, time_bias = (each.double() for each in given)
+    decays, strengths = (-log_rate.exp() * F.softplus(a + time_bias)).exp(), b.sigmoid()
     out = torch.zeros(values.shape, dtype=torch.float64)
     last = torch.empty(state.shape, dtype=torch.float64)
     for head in range(VALUE_HEADS):
@@ -41,7 +52,7 @@ def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
         for token in range(len(values)):
             k = keys[token, shared] / keys[token, shared].norm()
             q = queries[token, shared] / queries[token, shared].norm() / KEY_DIM**0.5
-            a, b = decay[token, head].exp(), strength[token, head]
+            a, b = decays[token, head], strengths[token, head]
             matrix = a * matrix @ (torch.eye(KEY_DIM) - b * torch.outer(k, k)) + b * torch.outer(values[token, head], k)
             out[token, head] = matrix @ q
         last[head] = matrix.T
@@ -53,9 +64,11 @@ def test_delta_rule_is_the_formula(count: int) -> None:
     given, states = tokens(count), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
     expected, last = formula(given, states[AT])
     together, apart = states.clone(), states.clone()
-    torch.testing.assert_close(delta_run(*given, together, AT).double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        delta_runs(*given, together, one_run(count, AT)).double(), expected, rtol=1e-3, atol=1e-4
+    )
     at = torch.tensor([AT])
-    steps = [delta_step(*(each[token : token + 1] for each in given), apart, at) for token in range(count)]
+    steps = [delta_step(*rows(given, slice(token, token + 1)), apart, at) for token in range(count)]
     torch.testing.assert_close(torch.cat(steps).double(), expected, rtol=1e-3, atol=1e-4)
     for found in (together, apart):
         torch.testing.assert_close(found[AT].double(), last, rtol=1e-3, atol=1e-4)
@@ -66,18 +79,19 @@ def test_delta_rule_is_the_formula(count: int) -> None:
 def test_pieces_are_the_whole() -> None:
     """A prompt in pieces on a CPU, and at once."""
     given, states = tokens(5 * CHUNK + 3), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
-    whole = states.clone()
-    torch.testing.assert_close(delta_run(*given, states, AT), delta_run.reference(*given, whole, AT))
+    whole, runs = states.clone(), one_run(5 * CHUNK + 3, AT)
+    torch.testing.assert_close(delta_runs(*given, states, runs), delta_runs.reference(*given, whole, runs))
     torch.testing.assert_close(states, whole)
 
 
 def test_strong_decay_overflows_nowhere() -> None:
     """A decay that forgets everything within a chunk: quotients of two decays would be infinite."""
-    queries, keys, values, decay, strength = tokens(2 * CHUNK)
-    given = queries, keys, values, decay * 40 - 5, strength
+    given = tokens(2 * CHUNK, forget=400.0)
     state = randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
     expected, last = formula(given, state[AT])
-    torch.testing.assert_close(delta_run(*given, state, AT).double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        delta_runs(*given, state, one_run(2 * CHUNK, AT)).double(), expected, rtol=1e-3, atol=1e-4
+    )
     torch.testing.assert_close(state[AT].double(), last, rtol=1e-3, atol=1e-4)
 
 
@@ -86,7 +100,7 @@ def test_rows_of_a_step_are_apart() -> None:
     at, together, apart = torch.tensor([2, 0, 4, 1]), states.clone(), states.clone()
     found = delta_step(*given, together, at)
     for row in range(4):
-        alone = delta_step(*(each[row : row + 1] for each in given), apart, at[row : row + 1])
+        alone = delta_step(*rows(given, slice(row, row + 1)), apart, at[row : row + 1])
         torch.testing.assert_close(found[row : row + 1], alone)
     torch.testing.assert_close(together, apart)
     reference = states.clone()
@@ -107,7 +121,7 @@ def test_convolution_goes_on_from_the_newest_inputs(cuts: list[int], plain: bool
         if len(part) == 1:
             found.append(conv_step(part, weight, after, torch.tensor([AT]), bias, silu=not plain))
         else:
-            found.append(conv_run(part, weight, after, AT, bias, silu=not plain))
+            found.append(conv_runs(part, weight, after, one_run(len(part), AT), bias, silu=not plain))
     torch.testing.assert_close(torch.cat(found), expected)
     torch.testing.assert_close(after[AT], seen[-(KERNEL - 1) :])
     after[AT] = recent[AT]

@@ -1,11 +1,14 @@
 """Mamba-2's recurrence: many tokens together are what they are one by one, and both are the formula of the paper."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.kernels.linear_attention import CHUNK, gated_group_norm, scan_run, scan_step
+from fixtures.state_runs import one_run
+from mysglang.srt.kernels.linear_attention import CHUNK, gated_group_norm, scan_runs, scan_step
 
 HEADS, HEAD_DIM, GROUPS, STATE = 6, 24, 2, 16
 AT = 3
@@ -17,13 +20,14 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def tokens(count: int, *, forget: float = 1.0) -> tuple[Tensor, ...]:
-    """Inputs, what is written with, what is read with, time steps; rates and skips of the heads."""
+    """Inputs, what is written with, what is read with, time steps; biases of these, rates and skips of the heads."""
     return (
         randn(count, HEADS, HEAD_DIM),
         randn(count, GROUPS, STATE, seed=1),
         randn(count, GROUPS, STATE, seed=2),
-        F.softplus(randn(count, HEADS, seed=3)),
-        -forget * randn(HEADS, seed=4).exp() / 10,
+        randn(count, HEADS, seed=3),
+        randn(HEADS, seed=6) / 2,
+        randn(HEADS, seed=4) + math.log(forget / 10),
         randn(HEADS, seed=5),
     )
 
@@ -37,13 +41,14 @@ def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     """Equation 1 of the paper, a scalar for each head, in float64: h_t = a_t h_{t-1} + d_t x_t b_t^T, y_t = h_t c_t,
     where h is [head_dim, state_size]; what it reads, and the last state as we keep it.
     """
-    inputs, write, read, time, rate, skip = (each.double() for each in given)
+    inputs, write, read, time, time_bias, log_rate, skip = (each.double() for each in given)
+    steps, rate = F.softplus(time + time_bias), -log_rate.exp()
     out = torch.zeros(inputs.shape, dtype=torch.float64)
     last = torch.empty(state.shape, dtype=torch.float64)
     for head in range(HEADS):
         group, matrix = head // (HEADS // GROUPS), state[head].double().T
         for token in range(len(inputs)):
-            x, step = inputs[token, head], time[token, head]
+            x, step = inputs[token, head], steps[token, head]
             matrix = (step * rate[head]).exp() * matrix + step * torch.outer(x, write[token, group])
             out[token, head] = matrix @ read[token, group] + skip[head] * x
         last[head] = matrix.T
@@ -56,7 +61,7 @@ def test_recurrence_is_the_formula(count: int, forget: float) -> None:
     given, states = tokens(count, forget=forget), randn(5, HEADS, STATE, HEAD_DIM)
     expected, last = formula(given, states[AT])
     together, apart = states.clone(), states.clone()
-    torch.testing.assert_close(scan_run(*given, together, AT).double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(scan_runs(*given, together, one_run(count, AT)).double(), expected, rtol=1e-3, atol=1e-4)
     at = torch.tensor([AT])
     steps = [scan_step(*rows(given, slice(token, token + 1)), apart, at) for token in range(count)]
     torch.testing.assert_close(torch.cat(steps).double(), expected, rtol=1e-3, atol=1e-4)
@@ -69,8 +74,8 @@ def test_recurrence_is_the_formula(count: int, forget: float) -> None:
 def test_pieces_are_the_whole() -> None:
     """A prompt in pieces on a CPU, and at once."""
     given, states = tokens(5 * CHUNK + 3), randn(5, HEADS, STATE, HEAD_DIM)
-    whole = states.clone()
-    torch.testing.assert_close(scan_run(*given, states, AT), scan_run.reference(*given, whole, AT))
+    whole, runs = states.clone(), one_run(5 * CHUNK + 3, AT)
+    torch.testing.assert_close(scan_runs(*given, states, runs), scan_runs.reference(*given, whole, runs))
     torch.testing.assert_close(states, whole)
 
 

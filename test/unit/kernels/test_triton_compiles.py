@@ -18,11 +18,13 @@ from triton.compiler import compile as compile_kernel
 from fixtures.triton_compiled import compile_launches
 from mysglang.srt.kernels.cuda import (
     attention,
+    delta_rule,
     experts_blocks,
     experts_plans,
     kvcache,
     latent_attention,
     select_experts,
+    state_space,
 )
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
@@ -167,6 +169,43 @@ def test_latent_attention(decode: bool, capability: int) -> None:
         num_stages=2,
     )
     assert shared <= SHARED_BYTES[capability]
+
+
+def test_prompts_through_states() -> None:
+    """At the sizes of Qwen3-Next, and of Falcon-H1, whose states have more rows; on the device with less memory."""
+    capability = 80
+    tensors = dict.fromkeys(("q", "k", "written", "taken", "inside", "x", "b", "c", "out"), "*bf16")
+    tensors |= dict.fromkeys(("factors", "matrix", "skip"), "*fp32") | dict.fromkeys(("cuts", "rows"), "*i32")
+    signature = tensors | dict.fromkeys(("q_stride", "k_stride", "x_stride", "b_stride", "c_stride", "tokens"), "i32")
+    delta = shared_bytes(
+        delta_rule._delta_runs_kernel,
+        capability,
+        signature,
+        HEADS=32,
+        SHARED=2,
+        KEY_DIM=128,
+        VALUE_DIM=128,
+        KEYS=128,
+        CHUNK=64,
+        VALUES=state_space.WIDE,
+        num_warps=delta_rule.RUN_WARPS,
+        num_stages=delta_rule.RUN_STAGES,
+    )
+    scan = shared_bytes(
+        state_space._scan_runs_kernel,
+        capability,
+        signature,
+        HEADS=24,
+        SHARED=24,
+        STATE=256,
+        DIM=64,
+        ROWS=256,
+        CHUNK=64,
+        COLUMNS=state_space.WIDE,
+        num_warps=8,
+        num_stages=1,
+    )
+    assert max(delta, scan) <= SHARED_BYTES[capability]
 
 
 LAUNCHES = """

@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "gpt_oss": {},
     "llama4": {},
+    "lfm2": HEADS,
 }
 PLAIN, EIGHT_BITS = LoadConfig(), LoadConfig(quantization="int8wo")
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 90, 1))]

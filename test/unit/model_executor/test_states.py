@@ -18,11 +18,16 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import StatePart, StateSpec
 from mysglang.srt.forward.worker_batch import NO_STATE, ForwardMode, StateColumns
 from mysglang.srt.managers.worker_factory import make_worker
+from mysglang.srt.mem_cache.kv_pool.states import StateLayout, StatePool
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.padding import no_states
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.state_steps import COLUMN, StateSteps
+from mysglang.srt.platforms import platform_named
+from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.server_args import prepare_server_args
 from mysglang.srt.utils.hardware import GIB
 
@@ -129,9 +134,24 @@ def test_a_model_in_bfloat16(folder: Path) -> None:
     assert told == Driver.start(worker, [GREEDY]).generate([PROMPT], 12, chunk=3)[0]
 
 
-def test_the_programs_say_why_they_are_not_used(worker: Executor) -> None:
-    for name in ("whole_step_kernel", "captured_decode", "captured_prompts"):
-        assert "its layers keep a state for each request" in worker.programs[name]
+def test_a_captured_step_has_an_entry_for_each_row() -> None:
+    """Rows without a state, and rows of padding, have the last entry. Copies are queued before a replay."""
+    pool = StatePool(StateLayout((StateSpec(0, (StatePart((3,)),)),), torch.float32), 12, torch.device("cpu"))
+    steps = StateSteps(pool, Uploader(platform_named("cpu")))
+    batch = worker_batch([Row(0, PROMPT[:1]), Row(1, PROMPT[:1])], PageRows(page_size=1), mode=ForwardMode.DECODE)
+    told = replace(batch, states=columns([NO_STATE, 4], [(2, 4), (NO_STATE, 5)]))
+    host = steps.graph_columns(4)
+    steps.fill_columns(told, host)
+    assert host[COLUMN].tolist() == [12, 4, 12, 12]
+    step = steps.captured({COLUMN: torch.from_numpy(host[COLUMN])})
+    assert step is not None and step.runs is None and step.single.tolist() == [12, 4, 12, 12]
+    for entry, state in enumerate(pool.of(0)[0]):
+        state.fill_(entry)
+    steps.before_replay(told)
+    assert pool.of(0)[0][:, 0].tolist() == [0, 1, 2, 3, 2, 0, *range(6, 13)]
+    assert steps.covers(told) and not steps.covers(replace(batch, states=columns([0, 4], saves=[(0, 1, 7)])))
+    with pytest.raises(ValueError, match="does not say the state of each row"):
+        steps.fill_columns(replace(batch, states=None), host)
 
 
 def test_memory_is_what_the_plan_says(worker: Executor, folder: Path) -> None:

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.row_states import RowStates
+from fixtures.state_runs import runs_of
 from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SoloGroup
 from mysglang.srt.distributed.pipeline import WholeModel
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation, StateRun, StateStep
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation, StateStep
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.registry import model_class
@@ -69,7 +70,7 @@ def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> N
     batch = forward_batch(host, NoAttention(), device=META)
     if model.plan.has_states:
         single, at = torch.tensor([1], device=META), torch.tensor([3], device=META)
-        batch.states = StateStep(RowStates.of(model, META).pool, (StateRun(0, 3, 0, checkpoint=7),), single, at)
+        batch.states = StateStep(RowStates.of(model, META).pool, runs_of([3, 1], [(0, 3, 0, 7)], "meta"), single, at)
     logits = model.compute_logits(model(batch))
     assert logits.device == META and logits.shape == (4, VOCAB_SIZE) and logits.dtype == torch.bfloat16
     assert len(model.attention_specs()) == len(config.plan.attentions)

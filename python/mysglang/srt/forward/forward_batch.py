@@ -144,16 +144,35 @@ class StateRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRuns:
+    """Rows of a step with several new tokens, or with a checkpoint, for `kernels.linear_attention`."""
+
+    spans: tuple[StateRun, ...]
+    """In order; those of one row follow one another."""
+    cuts: Tensor
+    """[S, 5] int32: the spans on the device. See `kernels.linear_attention.Runs`, also for those below."""
+    rows: Tensor
+    """[P + 1] int32 on the device: the first span of each row, and the number of spans."""
+    turns: Tensor
+    """[S, 5] int32 on the device: the cuts, of all rows the first, then the second, and so on."""
+    turn_sizes: tuple[int, ...]
+    numbers: Tensor
+    """[S + 1] int32 on the device: 0, 1, 2, …"""
+    chunks: Tensor
+    """[C, 2] int32 on the device: the spans cut to the tokens that are computed together."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateStep:
     """How the layers with a state go through the tokens of a step."""
 
     store: StateStore
-    runs: tuple[StateRun, ...]
-    """In order; those of one row follow one another."""
+    runs: StateRuns | None
+    """None: each row has one token and copies no checkpoint out."""
     single: Tensor
     """[S] int64 entry of the store for each row with one new token, which is in no run."""
     single_tokens: Tensor | None = None
-    """[S] int64 where these stand among the tokens of the step; None: they are all tokens."""
+    """[S] int64 where these stand among the tokens of the step; None: they are all tokens, or there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Mixers that keep a state for each row: gated delta nets and Mamba-2, for one token of many rows or many of one row.
+"""Mixers that keep a state for each row: gated delta nets and Mamba-2, for one token of many rows or many of some rows.
+
+States lie in stores of N entries; `at` or `runs` name the entry of each row. The last entry belongs to rows without a
+state: rows that name it may share it, and what they get is unspecified.
 
 **Gated delta rule**: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv
 2412.06464). With the state S [key_dim, value_dim] of a head, and for each token a query q, a key k, a value v, a decay
@@ -20,10 +23,13 @@ and for each token an input x, a time step d, and the rows b and c [state_size] 
 A (negative) and D are numbers of a head. It is the gated delta rule without what the state says already, so a chunk of
 tokens needs no triangular system.
 
-All is computed in float32.
+All is computed in float32; kernels for CUDA multiply tiles in the dtype of the inputs and add in float32.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +40,62 @@ from mysglang.srt.kernels.op import Op
 CHUNK = 64
 """Tokens that are computed together: chunks begin at the first token of a call."""
 NORM_EPS = 1e-6
+
+
+class Runs(Protocol):
+    """Consecutive new tokens of some rows, which lie among the tokens of a step."""
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int, int, int | None]]:
+        """First token, the one behind the last, the entry of the row's state before and after, and the entry that gets
+        a copy of the state behind these tokens, or None. Spans of one row follow one another.
+        """
+        ...
+
+    @property
+    def cuts(self) -> Tensor:
+        """[S, 5] int32, the spans on the device: first token, the one behind the last, the row's first token, the entry
+        of its state, and the entry that gets a copy of the state, or -1.
+        """
+        ...
+
+    @property
+    def rows(self) -> Tensor:
+        """[P + 1] int32: the first span of each row, and the number of spans."""
+        ...
+
+    @property
+    def turns(self) -> Tensor:
+        """[S, 5] int32, `cuts` in another order: the first spans of all rows, the second spans, and so on."""
+        ...
+
+    @property
+    def turn_sizes(self) -> Sequence[int]:
+        """How many rows have a first span, a second one, and so on."""
+        ...
+
+    @property
+    def numbers(self) -> Tensor:
+        """[S + 1] int32: 0, 1, 2, …"""
+        ...
+
+    @property
+    def chunks(self) -> Tensor:
+        """[C, 2] int32: the first token of each CHUNK tokens of a span, the last of which may be shorter; and the
+        number of the span.
+        """
+        ...
+
+
+def take_runs(runs: Runs, out: Tensor, state: Tensor, compute: Callable[[slice, int], Tensor]) -> Tensor:
+    """Fills `out` at the tokens of each span with what `compute` makes of them from the state at an entry, which it
+    updates, and copies states out. Returns `out`; other tokens are left as they are.
+    """
+    for start, end, entry, checkpoint in runs.spans:
+        out[start:end] = compute(slice(start, end), entry)
+        if checkpoint is not None:
+            state[checkpoint] = state[entry]
+    return out
 
 
 def _conv_step(
@@ -50,13 +112,20 @@ def _conv_step(
     return _convolved(seen, weight, bias, silu).squeeze(1).to(x.dtype)
 
 
-def _conv_run(
-    x: Tensor, weight: Tensor, recent: Tensor, at: int, bias: Tensor | None = None, *, silu: bool = True
+def _conv_runs(
+    x: Tensor, weight: Tensor, recent: Tensor, runs: Runs, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """The convolution of T consecutive tokens of the row at one entry. x: [T, channels]; returns the same shape."""
-    seen = torch.cat((recent[at], x.to(recent.dtype)))
-    recent[at] = seen[len(x) :]
-    return _convolved(seen.unsqueeze(0), weight, bias, silu).squeeze(0).to(x.dtype)
+    """The convolution of consecutive tokens of some rows. x: [T, channels]. Returns the same shape; tokens in no run
+    are unspecified.
+    """
+
+    def run(part: slice, entry: int) -> Tensor:
+        tokens = x[part]
+        seen = torch.cat((recent[entry], tokens.to(recent.dtype)))
+        recent[entry] = seen[len(tokens) :]
+        return _convolved(seen.unsqueeze(0), weight, bias, silu).squeeze(0).to(x.dtype)
+
+    return take_runs(runs, x.new_empty(x.shape), recent, run)
 
 
 def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
@@ -72,14 +141,25 @@ def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) ->
     return F.silu(total) if silu else total
 
 
-def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: Tensor) -> Tensor:
+def _delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    at: Tensor,
+) -> Tensor:
     """The gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's dtype.
 
     q, k: [R, key_heads, key_dim], neither of length 1 nor scaled. v: [R, value_heads, value_dim]; value_heads is a
-    multiple of key_heads. decay: [R, value_heads] float32, the logarithm of a, at most 0. strength: [R, value_heads]
-    float32, b. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which are updated. at: [R] int64
-    entries of `matrix`, distinct except for padding.
+    multiple of key_heads. a, b: [R, value_heads] in any dtype, what decay and strength are made of (`delta_gates`).
+    log_rate, time_bias: [value_heads] float32. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which
+    are updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state.
     """
+    decay, strength = delta_gates(a, b, log_rate, time_bias)
     queries, keys = heads_of(q, k, v.shape[1])
     state = matrix.index_select(0, at)
     state.mul_(decay.exp()[..., None, None])
@@ -90,8 +170,35 @@ def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor
     return (queries.unsqueeze(-2) @ state).squeeze(-2).to(v.dtype)
 
 
-def _delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: int) -> Tensor:
-    """The gated delta rule for T consecutive tokens of the row at one entry; T replaces R in the shapes.
+def delta_gates(a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithm of the decay, at most 0, and the strength: [N, value_heads] float32 both."""
+    return -log_rate.exp() * F.softplus(a.float() + time_bias), b.float().sigmoid()
+
+
+def _delta_runs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    runs: Runs,
+) -> Tensor:
+    """The gated delta rule for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run are
+    unspecified in the result.
+    """
+    decay, strength = delta_gates(a, b, log_rate, time_bias)
+
+    def run(part: slice, entry: int) -> Tensor:
+        return delta_run(q[part], k[part], v[part], decay[part], strength[part], matrix, entry)
+
+    return take_runs(runs, v.new_empty(v.shape), matrix, run)
+
+
+def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: int) -> Tensor:
+    """The gated delta rule for T consecutive tokens of the row at one entry. decay, strength: see `delta_gates`.
 
     Within a chunk the tokens' updates are a triangular system (section 3.3 of the paper): with the decay c_i from the
     chunk's beginning to token i and D_ij = c_i / c_j for j <= i,
@@ -151,35 +258,79 @@ def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tens
     return (weight * normed * F.silu(gate.float())).to(x.dtype)
 
 
-conv_step = Op("conv_step", reference=_conv_step)
-conv_run = Op("conv_run", reference=_conv_run)
-delta_step = Op("delta_step", reference=_delta_step, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_step")
-delta_run = Op("delta_run", reference=_delta_run, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_run")
-gated_rms_norm = Op("gated_rms_norm", reference=_gated_rms_norm)
+conv_step = Op("conv_step", reference=_conv_step, cuda="mysglang.srt.kernels.cuda.short_convolution:conv_step")
+conv_runs = Op("conv_runs", reference=_conv_runs, cuda="mysglang.srt.kernels.cuda.short_convolution:conv_runs")
+delta_step = Op(
+    "delta_step",
+    reference=_delta_step,
+    cpu="mysglang.srt.kernels.cpu.linear_attention:delta_step",
+    cuda="mysglang.srt.kernels.cuda.delta_rule:delta_step",
+)
+delta_runs = Op(
+    "delta_runs",
+    reference=_delta_runs,
+    cpu="mysglang.srt.kernels.cpu.linear_attention:delta_runs",
+    cuda="mysglang.srt.kernels.cuda.delta_rule:delta_runs",
+)
+gated_rms_norm = Op(
+    "gated_rms_norm", reference=_gated_rms_norm, cuda="mysglang.srt.kernels.cuda.gated_norm:gated_rms_norm"
+)
 
 
 def _scan_step(
-    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: Tensor
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    time: Tensor,
+    time_bias: Tensor,
+    log_rate: Tensor,
+    skip: Tensor,
+    matrix: Tensor,
+    at: Tensor,
 ) -> Tensor:
     """One new token of each of R rows. Returns [R, heads, head_dim] in x's dtype.
 
-    x: [R, heads, head_dim]. b, c: [R, groups, state_size]; heads are in groups, side by side. time: [R, heads] float32,
-    d. rate, skip: [heads] float32, A and D. matrix: [N, heads, state_size, head_dim] float32, the states, which are
-    updated. at: [R] int64 entries of `matrix`, distinct except for padding.
+    x: [R, heads, head_dim]. b, c: [R, groups, state_size]; heads are in groups, side by side. time: [R, heads] in any
+    dtype; d = softplus(time + time_bias). time_bias, log_rate, skip: [heads] float32; A = -exp(log_rate), D = skip.
+    matrix: [N, heads, state_size, head_dim] float32, the states, which are updated. at: [R] int64 entries of `matrix`,
+    distinct except for rows without a state.
     """
+    steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
     write, read = _of_heads(b, c, x.shape[1])
     inputs = x.float()
     state = matrix.index_select(0, at)
-    state.mul_((time * rate).exp()[..., None, None])
-    state.addcmul_(write.unsqueeze(-1), (inputs * time.unsqueeze(-1)).unsqueeze(-2))
+    state.mul_((steps * rate).exp()[..., None, None])
+    state.addcmul_(write.unsqueeze(-1), (inputs * steps.unsqueeze(-1)).unsqueeze(-2))
     matrix.index_copy_(0, at, state)
     return ((read.unsqueeze(-2) @ state).squeeze(-2) + inputs * skip.unsqueeze(-1)).to(x.dtype)
 
 
-def _scan_run(
+def _scan_runs(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    time: Tensor,
+    time_bias: Tensor,
+    log_rate: Tensor,
+    skip: Tensor,
+    matrix: Tensor,
+    runs: Runs,
+) -> Tensor:
+    """The recurrence for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run are unspecified
+    in the result.
+    """
+    steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
+
+    def run(part: slice, entry: int) -> Tensor:
+        return scan_run(x[part], b[part], c[part], steps[part], rate, skip, matrix, entry)
+
+    return take_runs(runs, x.new_empty(x.shape), matrix, run)
+
+
+def scan_run(
     x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: int
 ) -> Tensor:
-    """The recurrence for T consecutive tokens of the row at one entry; T replaces R in the shapes.
+    """The recurrence for T consecutive tokens of the row at one entry. time: [T, heads] float32, d. rate: [heads], A.
 
     Within a chunk (section 6 of the paper), with the decay e_i from the chunk's beginning to token i, and
     E_ij = e_i / e_j for j <= i:   Y = (E C B^T) X + e C S,   S = e_last S + (e_last / e B)^T X,   where X holds d x.
@@ -229,6 +380,37 @@ def _gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, group
     return weight * normed.view_as(x).to(x.dtype)
 
 
-scan_step = Op("scan_step", reference=_scan_step, cpu="mysglang.srt.kernels.cpu.linear_attention:scan_step")
-scan_run = Op("scan_run", reference=_scan_run, cpu="mysglang.srt.kernels.cpu.linear_attention:scan_run")
-gated_group_norm = Op("gated_group_norm", reference=_gated_group_norm)
+scan_step = Op(
+    "scan_step",
+    reference=_scan_step,
+    cpu="mysglang.srt.kernels.cpu.linear_attention:scan_step",
+    cuda="mysglang.srt.kernels.cuda.state_space:scan_step",
+)
+scan_runs = Op(
+    "scan_runs",
+    reference=_scan_runs,
+    cpu="mysglang.srt.kernels.cpu.linear_attention:scan_runs",
+    cuda="mysglang.srt.kernels.cuda.state_space:scan_runs",
+)
+gated_group_norm = Op(
+    "gated_group_norm", reference=_gated_group_norm, cuda="mysglang.srt.kernels.cuda.gated_norm:gated_group_norm"
+)
+
+
+def _copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> None:
+    """In each buffer, [entries, …] dense, entry targets[i] becomes what sources[i] was before the call; a negative
+    source is a state of zeros.
+
+    sources, targets: [N] int64; the targets are distinct.
+    """
+    empty = sources < 0
+    sources = sources.clamp(min=0)
+    for buffer in buffers:
+        states = buffer.index_select(0, sources)
+        # Filled instead of multiplied by 0, because a free state may contain NaN. Indexing by `empty` would wait for
+        # the device.
+        states.masked_fill_(empty.view(-1, *[1] * (buffer.dim() - 1)), 0)
+        buffer.index_copy_(0, targets, states)
+
+
+copy_states = Op("copy_states", reference=_copy_states, cuda="mysglang.srt.kernels.cuda.states:copy_states")

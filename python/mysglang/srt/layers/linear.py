@@ -49,6 +49,12 @@ class LinearBase(nn.Module):
             return self.bias
         return self.method.plain_weight(self)
 
+    def stored_in_runs(self, runs: tuple[int, ...]) -> None:
+        """Say that a checkpoint's tensor of all sections has so many rows of each in turn (`WeightParameter.runs`)."""
+        for parameter in self.parameters(recurse=False):
+            assert isinstance(parameter, WeightParameter)
+            parameter.runs = runs
+
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x, self.bias)
 
@@ -136,10 +142,7 @@ class QKVParallelLinear(LinearBase):
         self.sizes = [section.size for section in sections]
         super().__init__(Section(hidden_size, 0, hidden_size), sections, bias=bias, context=context)
         if fused_by_head:
-            runs = tuple(section.full // num_kv_heads for section in sections)
-            for parameter in self.parameters(recurse=False):
-                assert isinstance(parameter, WeightParameter)
-                parameter.runs = runs
+            self.stored_in_runs(tuple(section.full // num_kv_heads for section in sections))
 
     def forward_split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v as slices of one tensor: only their last dimension is dense."""

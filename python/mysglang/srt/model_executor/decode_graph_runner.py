@@ -56,6 +56,8 @@ class DecodeGraphRunner:
         self._tables = parts.memory.tables
         self._arrivals = parts.memory.pool.arrivals
         self._buffers = parts.buffers
+        self._states = parts.states
+        self._keeps_states = parts.memory.states is not None
         self._end = parts.end
         self._keep_hidden = keep_hidden
         self._captured = capture_all(self._sizes, self._capture, recorder, f"batch sizes ({name})")
@@ -66,14 +68,15 @@ class DecodeGraphRunner:
         captured = self._captured_for(len(batch.slots))
         if batch.hidden is not None and captured.left.hidden is None:
             return False
-        return captured.program.backend.covers(batch.seq_lens)
+        return captured.program.backend.covers(batch.seq_lens) and self._states.covers(batch)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()
         inputs = self._end.stage_captured(batch)
         captured = self._captured_for(len(batch.slots))
         backend = captured.program.backend
-        columns = self._buffers.fill(batch, captured.places, backend)
+        columns = self._buffers.fill(batch, captured.places, backend, self._states)
+        self._states.before_replay(batch)
         backend.plan_replay(captured.metadata, columns["seq_lens"])
         captured.graph.replay()
         result = self._end.replayed(batch, inputs, captured.places.views, captured.left)
@@ -86,10 +89,12 @@ class DecodeGraphRunner:
     def _capture(self, size: int, recorder: GraphRecorder) -> CapturedStep:
         program = self._programs[size]
         buffers, backend = self._buffers, program.backend
-        places = buffers.decode(size, backend)
-        host = padding_decode(size, self._tables.padding_slot, spaces=self._tables.num_spaces)
-        buffers.fill(host, places, backend)
+        places = buffers.decode(size, backend, self._states)
+        slot, spaces = self._tables.padding_slot, self._tables.num_spaces
+        host = padding_decode(size, slot, spaces=spaces, states=self._keeps_states)
+        buffers.fill(host, places, backend, self._states)
         batch = buffers.forward_batch(host, places, backend)
+        batch.states = self._states.captured(places.extra)
         batch.attn_metadata = backend.open_graph(batch)
         graph, left = recorder.record(self._step(program, batch, places))
         return CapturedStep(graph, program, places, batch.attn_metadata, left)

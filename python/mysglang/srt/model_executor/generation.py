@@ -151,18 +151,20 @@ class GenerationModel:
         drafts = self._setup.config.draft_tokens
         # Behind the tokens of a step with drafts stands how many of each row's count.
         returns = StepReturns(self._setup.platform, tables.padding_slot * (drafts + 2 if drafts else 1))
+        uploader = Uploader(self._setup.platform)
         parts = TokenParts(
             self.model,
             work.logits(LogitsProcessor(self.model.compute_logits, self._launch.config.vocab_size)),
             create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs),
             memory,
             self._setup.step_buffers(memory),
+            memory.state_steps(uploader),
             TokenEnd(self._stager, self._sampler, tables, returns, work.choosing),
         )
-        uploader = Uploader(self._setup.platform)
-        states = memory.state_steps(uploader)
-        hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
-        tried = self._trying(parts, uploader, states, beside) if drafts else None
+        hidden = HiddenStates(
+            self.model, parts.backend, parts.buffers, uploader, parts.states, all_tokens=work.all_tokens
+        )
+        tried = self._trying(parts, uploader, parts.states, beside) if drafts else None
         return Runnable(
             eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
             warm_ups=self._warm_ups(memory),
@@ -274,9 +276,6 @@ class TokenCaptures:
         """
         self._tried = tried
         self._left_out = left_out
-        if parts.memory.states is not None:
-            # The order in which a step updates the states of its rows is a list on the host, made again for each step.
-            self._left_out = "its layers keep a state for each request, and such steps run eagerly"
         self._setup = setup
         self._launch = launch
         self._model = model
@@ -377,6 +376,8 @@ class TokenCaptures:
         config = self._setup.config
         if self._launch.config.decoder is None:
             raise DoesNotCover("the model's layers are transformers' code")
+        if self._parts.memory.states is not None:
+            raise DoesNotCover("its layers keep a state for each request")
         if config.disable_persistent_decode:
             raise DoesNotCover("--disable-persistent-decode was given")
         if config.enable_return_hidden_states:
@@ -388,6 +389,11 @@ class TokenCaptures:
         setup, config = self._setup, self._setup.config
         if not self._prompt_sizes:
             reason = why_no_graphs(config, setup.platform) or "--disable-prefill-cuda-graph was given"
+            captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
+            return
+        if self._parts.memory.states is not None:
+            # Which tokens go through which state is a list that is made for each step, as long as the step needs it.
+            reason = "its layers keep a state for each request"
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
         attention = prompt_capture(self._parts.backend, self._specs)

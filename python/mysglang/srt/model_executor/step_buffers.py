@@ -32,7 +32,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch, Tail
 from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
-from mysglang.srt.layers.attention.graph import NO_COLUMNS, FillsColumns, GraphAttentionBackend, HostColumns
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, FillsColumns, GraphColumns, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import positions_of, table_columns, wants_all_tokens
 from mysglang.srt.platforms.interface import Event, Platform
@@ -64,7 +64,7 @@ class StepShape:
     logits: int = 0
     """Rows with logits of an eager step that is not a DECODE step; in a DECODE step all rows have logits."""
     extra: HostColumns = field(default_factory=dict)
-    """Names, shapes and dtypes of what the attention backend adds."""
+    """Names, shapes and dtypes of what the attention backend and the states add."""
 
     @classmethod
     def of(cls, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> StepShape:
@@ -184,7 +184,7 @@ class Places:
         self.views = {name: view(self.device, column, self._offsets[name]) for name, column in columns.items()}
         """The columns on the device."""
         self.extra = {name: self.views[name] for name in shape.extra}
-        """Columns of the attention backend."""
+        """Columns of the attention backend and of the states."""
         self._hosts: dict[int, tuple[Tensor, StepArrays, StepArrays]] = {}
 
     def host(self, turn: int) -> tuple[Tensor, StepArrays, StepArrays]:
@@ -229,9 +229,10 @@ class StepBuffers:
         """Places for one step that runs as it is. `all_tokens`: True if the hidden states of all tokens are wanted."""
         return self._places(StepShape.of(batch, all_tokens=all_tokens), turns=1)
 
-    def decode(self, rows: int, backend: GraphAttentionBackend) -> Places:
-        """Returns the buffers for captured decode steps of `rows` rows."""
-        return self._places(StepShape.captured_decode(rows, backend.graph_columns(rows)), turns=HOST_BUFFERS)
+    def decode(self, rows: int, *sources: GraphColumns) -> Places:
+        """Returns the buffers for captured decode steps of `rows` rows, with the columns of these sources."""
+        extra = {name: column for source in sources for name, column in source.graph_columns(rows).items()}
+        return self._places(StepShape.captured_decode(rows, extra), turns=HOST_BUFFERS)
 
     def prompts(self, tokens: int) -> Places:
         """Places for captured steps with new tokens."""
@@ -267,16 +268,16 @@ class StepBuffers:
             memory = StepMemory(self._platform, nbytes, turns)
         return Places(shape, columns, memory)
 
-    def fill(self, batch: ModelWorkerBatch, places: Places, backend: FillsColumns | None = None) -> StepArrays:
-        """Queue the copy of a step's columns. Returns these, padding included, for use at once. `backend`: that of
-        captured steps with decoding rows, which fills its own.
+    def fill(self, batch: ModelWorkerBatch, places: Places, *sources: FillsColumns) -> StepArrays:
+        """Queue the copy of a step's columns. Returns these, padding included, for use at once. `sources`: those of
+        captured steps with decoding rows, which fill their own.
         """
         memory = places.memory
         turn = memory.take()
         host, columns, extra = places.host(turn)
         self._write(batch, columns, places.shape)
-        if backend is not None:
-            backend.fill_columns(batch, extra)
+        for source in sources:
+            source.fill_columns(batch, extra)
         places.device.copy_(host, non_blocking=True)
         memory.sent(turn)
         return columns

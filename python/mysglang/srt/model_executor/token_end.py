@@ -23,6 +23,7 @@ from mysglang.srt.layers.sampler import ChoosesTokens, Sampled
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.feature_stager import LateLogits
 from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.state_steps import StateStager
 from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_columns import Columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
@@ -174,4 +175,5 @@ class TokenParts:
     backend: AttentionBackend
     memory: ModelMemory
     buffers: StepBuffers
+    states: StateStager
     end: TokenEnd

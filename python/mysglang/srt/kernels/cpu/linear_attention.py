@@ -7,11 +7,14 @@ itself writes is read without it. A prompt is computed in pieces for the same re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.kernels import linear_attention
-from mysglang.srt.kernels.linear_attention import CHUNK, heads_of
+from mysglang.srt.kernels.linear_attention import CHUNK, Runs, delta_gates, heads_of, take_runs
 
 PIECE = 2 * CHUNK
 """Tokens of a prompt whose chunks are computed together. What is made of all chunks of a long prompt leaves the caches:
@@ -20,8 +23,19 @@ PIECE = 2 * CHUNK
 """
 
 
-def delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: Tensor) -> Tensor:
+def delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    at: Tensor,
+) -> Tensor:
     """See `kernels/linear_attention.py`: o = S^T q = a S_before^T q + (k q) u."""
+    decay, strength = delta_gates(a, b, log_rate, time_bias)
     queries, keys = heads_of(q, k, v.shape[1])
     values, kept = v.float(), decay.exp()[..., None, None]
     asked, overlap = torch.stack((keys, queries), dim=-2), (queries * keys).sum(dim=-1, keepdim=True)
@@ -37,23 +51,52 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor,
     return out.to(v.dtype)
 
 
-def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: int) -> Tensor:
+def delta_runs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    runs: Runs,
+) -> Tensor:
     """See `kernels/linear_attention.py`, which computes each piece."""
-    whole = linear_attention.delta_run.reference
-    pieces = [slice(start, start + PIECE) for start in range(0, len(v), PIECE)]
-    return torch.cat([whole(q[i], k[i], v[i], decay[i], strength[i], matrix, at) for i in pieces])
+    decay, strength = delta_gates(a, b, log_rate, time_bias)
+
+    def run(part: slice, entry: int) -> Tensor:
+        return torch.cat(
+            [linear_attention.delta_run(q[i], k[i], v[i], decay[i], strength[i], matrix, entry) for i in pieces(part)]
+        )
+
+    return take_runs(runs, v.new_empty(v.shape), matrix, run)
+
+
+def pieces(part: slice) -> Iterator[slice]:
+    """At most PIECE tokens each, in order."""
+    return (slice(start, min(start + PIECE, part.stop)) for start in range(part.start, part.stop, PIECE))
 
 
 def scan_step(
-    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: Tensor
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    time: Tensor,
+    time_bias: Tensor,
+    log_rate: Tensor,
+    skip: Tensor,
+    matrix: Tensor,
+    at: Tensor,
 ) -> Tensor:
     """See `kernels/linear_attention.py`: y = S^T c + D x = a S_before^T c + (b c) d x + D x, with a = exp(d A)."""
+    steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
     shared = x.shape[1] // b.shape[1]
     write, read = b.float(), c.float()
     overlap = (write * read).sum(dim=-1).repeat_interleave(shared, dim=1).unsqueeze(-1)
     write, read = write.repeat_interleave(shared, dim=1), read.repeat_interleave(shared, dim=1)
-    inputs, kept = x.float(), (time * rate).exp()[..., None, None]
-    scaled = inputs * time.unsqueeze(-1)
+    inputs, kept = x.float(), (steps * rate).exp()[..., None, None]
+    scaled = inputs * steps.unsqueeze(-1)
     out = torch.addcmul(scaled * overlap, inputs, skip.unsqueeze(-1))
     for row, entry in enumerate(at.tolist()):
         state = matrix[entry]
@@ -63,10 +106,23 @@ def scan_step(
     return out.to(x.dtype)
 
 
-def scan_run(
-    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: int
+def scan_runs(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    time: Tensor,
+    time_bias: Tensor,
+    log_rate: Tensor,
+    skip: Tensor,
+    matrix: Tensor,
+    runs: Runs,
 ) -> Tensor:
     """See `kernels/linear_attention.py`, which computes each piece."""
-    whole = linear_attention.scan_run.reference
-    pieces = [slice(start, start + PIECE) for start in range(0, len(x), PIECE)]
-    return torch.cat([whole(x[i], b[i], c[i], time[i], rate, skip, matrix, at) for i in pieces])
+    steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
+
+    def run(part: slice, entry: int) -> Tensor:
+        return torch.cat(
+            [linear_attention.scan_run(x[i], b[i], c[i], steps[i], rate, skip, matrix, entry) for i in pieces(part)]
+        )
+
+    return take_runs(runs, x.new_empty(x.shape), matrix, run)

@@ -20,12 +20,26 @@ class FillsColumns(Protocol):
     """Adds arrays of its own to the upload of captured steps."""
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """Write a step into the arrays, which still hold the values of an earlier step of this size."""
+        """Write a step into the arrays, which still hold the values of an earlier step of this size.
+
+        They are views of the upload buffer. Rows beyond the batch's are padding, of length 1.
+        """
+        ...
+
+
+class GraphColumns(FillsColumns, Protocol):
+    """A source of arrays that go with the one upload of a captured decode step."""
+
+    def graph_columns(self, size: int) -> HostColumns:
+        """Names, shapes and dtypes (contents: padding) of what is added to the upload of a step of `size` rows.
+
+        The tensors that arrive are `ForwardBatch.attn_columns`, under the same names, at fixed addresses.
+        """
         ...
 
 
 @runtime_checkable
-class GraphAttentionBackend(AttentionBackend, Protocol):
+class GraphAttentionBackend(GraphColumns, AttentionBackend, Protocol):
     """Attention of decode steps whose tensors keep their addresses while their contents change.
 
     graph_columns   once for each batch size: arrays of its own that the backend wants on the device in every step
@@ -35,20 +49,6 @@ class GraphAttentionBackend(AttentionBackend, Protocol):
     fill_columns    before each replay: the contents of those arrays, which go with the step's one upload
     plan_replay     before each replay: any other work on the host
     """
-
-    def graph_columns(self, size: int) -> HostColumns:
-        """Names, shapes and dtypes (contents: padding) of what the backend adds to the upload of a step of `size` rows.
-
-        The tensors that arrive are `ForwardBatch.attn_columns`, under the same names, at fixed addresses.
-        """
-        ...
-
-    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """Write a step into the arrays, which still hold the values of an earlier step of this size.
-
-        They are views of the upload buffer. Rows beyond the batch's are padding, of length 1.
-        """
-        ...
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         """Metadata for all steps of this batch's size. `batch.host` gives the lengths of the first."""

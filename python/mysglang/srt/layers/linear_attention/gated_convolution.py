@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
-from mysglang.srt.kernels.linear_attention import conv_run, conv_step
+from mysglang.srt.kernels.linear_attention import Runs, conv_runs, conv_step
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer
@@ -44,6 +44,6 @@ class GatedConvolution(StateLayer):
         (channels,), (recent,) = inputs, state
         return conv_step(channels, self.conv.taps, recent, at, self.conv.bias, silu=False)
 
-    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: int) -> Tensor:
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
         (channels,), (recent,) = inputs, state
-        return conv_run(channels, self.conv.taps, recent, at, self.conv.bias, silu=False)
+        return conv_runs(channels, self.conv.taps, recent, runs, self.conv.bias, silu=False)

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
-from mysglang.srt.kernels.linear_attention import conv_run, conv_step, delta_run, delta_step, gated_rms_norm
+from mysglang.srt.kernels.linear_attention import Runs, conv_runs, conv_step, delta_runs, delta_step, gated_rms_norm
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer
@@ -80,22 +79,21 @@ class GatedDeltaNet(StateLayer):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
         channels, z, b, a = self.projected(x)
-        decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
-        attended = self.through((channels, decay, b.float().sigmoid()), batch)
+        attended = self.through((channels, a, b), batch)
         gate = batch.wanted(z).reshape(-1, self.sizes.value_heads, self.sizes.value_dim)
         out: Tensor = self.out_proj(self.norm(batch.wanted(attended), gate).flatten(1))
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """inputs: channels, and the logarithm of the decay and the strength, float32 both."""
-        (channels, decay, strength), (recent, matrix) = inputs, state
+        """inputs: channels, and what decays and strengths are made of."""
+        (channels, decays, strengths), (recent, matrix) = inputs, state
         heads = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
-        return delta_step(*heads, decay, strength, matrix, at)
+        return delta_step(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, at)
 
-    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: int) -> Tensor:
-        (channels, decay, strength), (recent, matrix) = inputs, state
-        heads = self._heads(conv_run(channels, self.conv1d.taps, recent, at))
-        return delta_run(*heads, decay, strength, matrix, at)
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
+        (channels, decays, strengths), (recent, matrix) = inputs, state
+        heads = self._heads(conv_runs(channels, self.conv1d.taps, recent, runs))
+        return delta_runs(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, runs)
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys [N, key_heads, key_dim] and values [N, value_heads, value_dim] of what was convolved."""
@@ -107,23 +105,26 @@ class GatedDeltaNet(StateLayer):
 
 
 class GroupedDeltaNet(GatedDeltaNet):
-    """Two projections, the outputs of both grouped by key head (Qwen3-Next)."""
+    """Two projections, the outputs of both grouped by key head in a checkpoint (Qwen3-Next)."""
 
     def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
-        # For each key head: its query, its key, and the values and gates of its value heads; then strengths and decays.
-        everything = 2 * (sizes.key_heads * sizes.key_dim + sizes.value_heads * sizes.value_dim)
-        self.in_proj_qkvz = ColumnParallelLinear(hidden_size, everything, context=context.under("in_proj_qkvz"))
+        keys, values, heads = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim, sizes.value_heads
+        self.in_proj_qkvz = MergedColumnParallelLinear(
+            hidden_size, (keys, keys, values, values), context=context.under("in_proj_qkvz")
+        )
         plain = unquantized(context.under("in_proj_ba"))
-        self.in_proj_ba = ColumnParallelLinear(hidden_size, 2 * sizes.value_heads, context=plain)
+        self.in_proj_ba = MergedColumnParallelLinear(hidden_size, (heads, heads), context=plain)
+        # A checkpoint has, for each key head: its query, its key, the values and the gates of its value heads; and
+        # their strengths and decays. Here they stand in the order of the kernels, so that a step copies nothing.
+        of_values = sizes.shared * sizes.value_dim
+        self.in_proj_qkvz.stored_in_runs((sizes.key_dim, sizes.key_dim, of_values, of_values))
+        self.in_proj_ba.stored_in_runs((sizes.shared, sizes.shared))
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        sizes = self.sizes
-        values = sizes.shared * sizes.value_dim
-        groups = self.in_proj_qkvz(x).unflatten(1, (sizes.key_heads, -1))
-        q, k, v, z = groups.split([sizes.key_dim, sizes.key_dim, values, values], dim=-1)
-        b, a = self.in_proj_ba(x).unflatten(1, (sizes.key_heads, -1)).chunk(2, dim=-1)
-        channels = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=-1)
-        return channels, z.flatten(1), b.flatten(1), a.flatten(1)
+        values = self.sizes.value_heads * self.sizes.value_dim
+        channels, z = self.in_proj_qkvz(x).tensor_split([-values], dim=-1)
+        b, a = self.in_proj_ba(x).chunk(2, dim=-1)
+        return channels, z, b, a
 
 
 class SplitDeltaNet(GatedDeltaNet):

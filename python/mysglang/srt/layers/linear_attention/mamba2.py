@@ -20,11 +20,12 @@ from mysglang.srt.distributed.groups import Group
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
 from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.kernels.linear_attention import (
-    conv_run,
+    Runs,
+    conv_runs,
     conv_step,
     gated_group_norm,
     gated_rms_norm,
-    scan_run,
+    scan_runs,
     scan_step,
 )
 from mysglang.srt.layers.context import LayerContext
@@ -96,20 +97,20 @@ class Mamba2Mixer(StateLayer):
         z, channels, time = torch.split(projected, [self.widths[0], sum(self.widths), len(self.D)], dim=-1)
         if self.sizes.factors is not None:
             z, channels, time = self._scaled(z, channels, time, self.sizes.factors)
-        found = self.through((channels, F.softplus(time.float() + self.dt_bias)), batch)
+        found = self.through((channels, time), batch)
         out: Tensor = self.out_proj(self.norm(batch.wanted(found).flatten(1), batch.wanted(z)))
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """inputs: channels, and the time steps, float32. Returns [R, heads, head_dim]."""
+        """inputs: channels, and the time steps as they were projected. Returns [R, heads, head_dim]."""
         (channels, time), (recent, matrix) = inputs, state
         convolved = conv_step(channels, self.conv1d.taps, recent, at, self.conv1d.bias)
-        return scan_step(*self._heads(convolved), time, -self.A_log.exp(), self.D, matrix, at)
+        return scan_step(*self._heads(convolved), time, self.dt_bias, self.A_log, self.D, matrix, at)
 
-    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: int) -> Tensor:
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
         (channels, time), (recent, matrix) = inputs, state
-        convolved = conv_run(channels, self.conv1d.taps, recent, at, self.conv1d.bias)
-        return scan_run(*self._heads(convolved), time, -self.A_log.exp(), self.D, matrix, at)
+        convolved = conv_runs(channels, self.conv1d.taps, recent, runs, self.conv1d.bias)
+        return scan_runs(*self._heads(convolved), time, self.dt_bias, self.A_log, self.D, matrix, runs)
 
     def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, heads, head_dim] inputs, and [N, groups, state_size] what is written with and what is read with."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StateSpec
+from mysglang.srt.kernels.linear_attention import Runs
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import Section, WeightParameter
 
@@ -29,32 +30,22 @@ class StateLayer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: int) -> Tensor:
-        """T consecutive tokens of the row at one entry. inputs: [T, …] each. Returns [T, …]."""
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
+        """Consecutive tokens of some rows. inputs: [T, …] each, of all tokens of the step. States are copied out where
+        the runs say. Returns [T, …]; tokens in no run are unspecified.
+        """
 
     def through(self, inputs: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
         """[T, …] each, for all tokens of a step -> [T, …]. Checkpoints are copied out where the step says."""
         step = batch.states
         assert step is not None, "the step says nothing of states, and the model has some"
         state = step.store.of(self.spec.layer_id)
-        if step.single_tokens is None and not step.runs:
+        if step.runs is None:
             return self.step(inputs, state, step.single)
-        parts: list[tuple[Tensor | slice, Tensor]] = []
-        if step.single_tokens is not None and len(step.single):
+        out = self.run(inputs, state, step.runs)
+        if step.single_tokens is not None:
             at = step.single_tokens
-            parts.append((at, self.step([each.index_select(0, at) for each in inputs], state, step.single)))
-        for start, end, entry, checkpoint in step.runs:
-            tokens = slice(start, end)
-            parts.append((tokens, self.run([each[tokens] for each in inputs], state, entry)))
-            if checkpoint is not None:
-                for part in state:
-                    part[checkpoint] = part[entry]
-        first = parts[0][1]
-        if len(parts) == 1 and len(first) == len(inputs[0]):
-            return first
-        out = first.new_empty(len(inputs[0]), *first.shape[1:])
-        for where, found in parts:
-            out[where] = found
+            out[at] = self.step([each.index_select(0, at) for each in inputs], state, step.single)
         return out
 
 

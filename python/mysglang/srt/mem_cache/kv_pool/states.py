@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateSpec
+from mysglang.srt.kernels.linear_attention import copy_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,7 @@ class StatePool:
 
         Both [N] int64 on the device; the targets are distinct.
         """
-        empty = sources < 0
-        sources = sources.clamp(min=0)
-        for buffer in self._buffers():
-            states = buffer.index_select(0, sources)
-            # Filled instead of multiplied by 0, because a free state may contain NaN. Indexing by `empty` would wait
-            # for the device.
-            states.masked_fill_(empty.view(-1, *[1] * (buffer.dim() - 1)), 0)
-            buffer.index_copy_(0, targets, states)
+        copy_states(sources, targets, [*self._buffers()])
 
     def release(self) -> None:
         """Gives the memory back to the device. See `KvPool.release`."""

@@ -1,0 +1,371 @@
+"""The gated delta rule in Triton. The formulas stand in `kernels/linear_attention.py`.
+
+step   (row, value head, values)   the state [key_dim, values] is read once and written once
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels import linear_attention
+from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.cuda.state_space import MANY, NARROW, WIDE, launch_width, proved, softplus, tile
+from mysglang.srt.kernels.linear_attention import CHUNK, NORM_EPS, Runs
+
+STEP_VALUES = 32
+"""Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
+STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 2, 4, 4, 2
+SOLVERS = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
+"""How the float32 of a triangular system is multiplied, by the dtype of the inputs, to which its inverse is rounded.
+tf32 adds at most as much as that rounding to bfloat16 does, also where all keys of a chunk are nearly the same.
+"""
+
+
+@triton.jit(do_not_specialize=["absent"])
+def _delta_step_kernel(
+    q,
+    k,
+    v,
+    a,
+    b,
+    log_rate,
+    time_bias,
+    matrix,
+    at,
+    out,
+    q_stride,
+    k_stride,
+    v_stride,
+    a_stride,
+    b_stride,
+    absent,
+    eps,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One new token of a row, VALUES columns of one head's state. absent: the entry of rows without a state."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    rate = tl.exp(tl.load(log_rate + head))
+    shift = tl.load(time_bias + head)
+    dk = tl.arange(0, KEYS)
+    dv = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    inside = (dk < KEY_DIM)[:, None] & (dv < VALUE_DIM)[None, :]
+    if OVERLAP:
+        gdc_wait()
+    target = out + (row * HEADS + head) * VALUE_DIM + dv
+    entry = tl.load(at + row)
+    if entry == absent:
+        tl.store(target, tl.zeros((VALUES,), tl.float32), mask=dv < VALUE_DIM)
+        return
+    place = matrix + ((entry * HEADS + head) * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
+    state = tl.load(place, mask=inside, other=0.0)
+    within = (head // SHARED) * KEY_DIM + dk
+    query = tl.load(q + row * q_stride + within, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
+    key = tl.load(k + row * k_stride + within, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
+    value = tl.load(v + row * v_stride + head * VALUE_DIM + dv, mask=dv < VALUE_DIM, other=0.0).to(tl.float32)
+    query = query * (tl.rsqrt(tl.sum(query * query) + eps) * KEY_DIM**-0.5)
+    key = key * tl.rsqrt(tl.sum(key * key) + eps)
+    kept = tl.exp(-rate * softplus(tl.load(a + row * a_stride + head).to(tl.float32) + shift))
+    strength = tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
+    state = state * kept
+    # Both read the state before the token writes to it; what the query finds of the new value is added as (k q) u.
+    said = tl.sum(state * key[:, None], axis=0)
+    read = tl.sum(state * query[:, None], axis=0)
+    new = (value - said) * strength
+    tl.store(place, state + key[:, None] * new[None, :], mask=inside)
+    tl.store(target, read + tl.sum(key * query) * new, mask=dv < VALUE_DIM)
+
+
+def delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    at: Tensor,
+) -> Tensor:
+    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. Rows
+    without a state get zeros.
+    """
+    count, heads, value_dim = v.shape
+    key_dim = q.shape[2]
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    values = min(STEP_VALUES, triton.next_power_of_2(value_dim))
+    _delta_step_kernel[(triton.cdiv(value_dim, values), heads, count)](
+        q,
+        k,
+        v,
+        a,
+        b,
+        log_rate,
+        time_bias,
+        matrix,
+        at,
+        out,
+        *(each.stride(0) for each in (q, k, v, a, b)),
+        len(matrix) - 1,
+        NORM_EPS,
+        HEADS=heads,
+        SHARED=heads // q.shape[1],
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        KEYS=triton.next_power_of_2(key_dim),
+        VALUES=values,
+        num_warps=STEP_WARPS,
+        **overlapping(v),
+    )
+    return out
+
+
+@triton.jit
+def _inverse(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """The inverse of 1 + system, which is strictly lower triangular, [SIZE, SIZE] float32.
+
+    Of blocks of two, of four, and so on, along the diagonal: with inverses X and Y of the two halves of a block and the
+    square C below the first, that of the block has -Y C X there. As stable as substitution is, unlike a power series.
+    """
+    i = tl.arange(0, SIZE)[:, None]
+    j = tl.arange(0, SIZE)[None, :]
+    inverse = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, system, 0.0)
+    half = 2
+    while half < SIZE:
+        below = tl.where((i // (2 * half) == j // (2 * half)) & (i // half != j // half), system, 0.0)
+        product = tl.dot(inverse, below, input_precision=PRECISION)
+        inverse -= tl.dot(product, inverse, input_precision=PRECISION)
+        half *= 2
+    return inverse
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _delta_chunk_kernel(
+    q,
+    k,
+    v,
+    a,
+    b,
+    log_rate,
+    time_bias,
+    cuts,
+    chunks,
+    written,
+    taken,
+    inside,
+    factors,
+    q_stride,
+    k_stride,
+    v_stride,
+    a_stride,
+    b_stride,
+    tokens,
+    eps,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """written: [T, HEADS, VALUE_DIM]. taken: [T, HEADS, KEY_DIM]. inside: [T, HEADS, CHUNK], how much a token sees of
+    what each token of its chunk writes. factors: [3, T, HEADS], the logarithm of the decay from the chunk's beginning
+    on, and what makes keys and queries as long as they should be.
+    """
+    head = tl.program_id(0)
+    begin = tl.load(chunks + tl.program_id(1) * 2)
+    end = tl.load(cuts + tl.load(chunks + tl.program_id(1) * 2 + 1) * 5 + 1)
+    i = tl.arange(0, CHUNK)
+    token = (begin + i).to(tl.int64)
+    exists = token < end
+    dk = tl.arange(0, KEYS)
+    dv = tl.arange(0, VALUES)
+    some_keys = exists[:, None] & (dk < KEY_DIM)[None, :]
+    some_values = exists[:, None] & (dv < VALUE_DIM)[None, :]
+    within = (head // SHARED) * KEY_DIM + dk[None, :]
+    keys = tl.load(k + token[:, None] * k_stride + within, mask=some_keys, other=0.0)
+    queries = tl.load(q + token[:, None] * q_stride + within, mask=some_keys, other=0.0)
+    squares = keys.to(tl.float32) * keys.to(tl.float32)
+    of_key = tl.rsqrt(tl.sum(squares, axis=1) + eps)
+    squares = queries.to(tl.float32) * queries.to(tl.float32)
+    of_query = tl.rsqrt(tl.sum(squares, axis=1) + eps) * KEY_DIM**-0.5
+    time = tl.load(a + token * a_stride + head, mask=exists, other=0.0).to(tl.float32)
+    decay = -tl.exp(tl.load(log_rate + head)) * softplus(time + tl.load(time_bias + head))
+    since = tl.cumsum(tl.where(exists, decay, 0.0), 0)
+    strength = tl.sigmoid(tl.load(b + token * b_stride + head, mask=exists, other=0.0).to(tl.float32))
+    strength = tl.where(exists, strength, 0.0)
+    # Above the diagonal a quotient could overflow.
+    lower = i[:, None] >= i[None, :]
+    pairs = tl.exp(tl.where(lower, since[:, None] - since[None, :], 0.0)) * of_key[None, :]
+    pairs = tl.where(lower, pairs, 0.0)
+    overlap = tl.dot(keys, tl.trans(keys), input_precision="ieee") * pairs
+    system = tl.where(i[:, None] > i[None, :], overlap * (of_key * strength)[:, None], 0.0)
+    seen = tl.dot(queries, tl.trans(keys), input_precision="ieee") * pairs * of_query[:, None]
+    tl.store(inside + (token * HEADS + head)[:, None] * CHUNK + i[None, :], seen, mask=exists[:, None])
+    inverse = _inverse(system, CHUNK, PRECISION)
+    values = tl.load(v + token[:, None] * v_stride + head * VALUE_DIM + dv[None, :], mask=some_values, other=0.0)
+    of_values = (inverse * strength[None, :]).to(values.dtype)
+    found = tl.dot(of_values, values, input_precision="ieee")
+    tl.store(written + (token * HEADS + head)[:, None] * VALUE_DIM + dv[None, :], found, mask=some_values)
+    of_keys = (inverse * (strength * of_key * tl.exp(since))[None, :]).to(keys.dtype)
+    found = tl.dot(of_keys, keys, input_precision="ieee")
+    tl.store(taken + (token * HEADS + head)[:, None] * KEY_DIM + dk[None, :], found, mask=some_keys)
+    place = factors + token * HEADS + head
+    columns = tokens.to(tl.int64) * HEADS
+    tl.store(place, since, mask=exists)
+    tl.store(place + columns, of_key, mask=exists)
+    tl.store(place + 2 * columns, of_query, mask=exists)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _delta_runs_kernel(
+    q,
+    k,
+    written,
+    taken,
+    inside,
+    factors,
+    matrix,
+    cuts,
+    rows,
+    out,
+    q_stride,
+    k_stride,
+    tokens,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A row's chunks in their order, VALUES columns of one head's state."""
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    i = tl.arange(0, CHUNK)
+    dk = tl.arange(0, KEYS)
+    dv = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    columns = tokens.to(tl.int64) * HEADS
+    some = (dk < KEY_DIM)[:, None] & (dv < VALUE_DIM)[None, :]
+    first = tl.load(rows + row)
+    size = HEADS * KEY_DIM * VALUE_DIM
+    tile = matrix + (head * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
+    own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
+    state = tl.load(tile + own, mask=some, other=0.0)
+    within = (head // SHARED) * KEY_DIM + dk[None, :]
+    for number in range(first, tl.load(rows + row + 1)):
+        start = tl.load(cuts + number * 5)
+        end = tl.load(cuts + number * 5 + 1)
+        for begin in range(start, end, CHUNK):
+            token = (begin + i).to(tl.int64)
+            exists = token < end
+            some_keys = exists[:, None] & (dk < KEY_DIM)[None, :]
+            some_values = exists[:, None] & (dv < VALUE_DIM)[None, :]
+            place = token * HEADS + head
+            takes = tl.load(taken + place[:, None] * KEY_DIM + dk[None, :], mask=some_keys, other=0.0)
+            new = tl.load(written + place[:, None] * VALUE_DIM + dv[None, :], mask=some_values, other=0.0)
+            queries = tl.load(q + token[:, None] * q_stride + within, mask=some_keys, other=0.0)
+            seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
+            keys = tl.load(k + token[:, None] * k_stride + within, mask=some_keys, other=0.0)
+            since = tl.load(factors + place, mask=exists, other=0.0)
+            of_key = tl.load(factors + columns + place, mask=exists, other=0.0)
+            of_query = tl.load(factors + 2 * columns + place, mask=exists, other=0.0)
+            # The decay of the whole chunk is the least.
+            whole = tl.min(since, axis=0)
+            before = state.to(takes.dtype)
+            added = new.to(tl.float32) - tl.dot(takes, before, input_precision="ieee")
+            read = tl.dot(queries, before, input_precision="ieee") * (of_query * tl.exp(since))[:, None]
+            read += tl.dot(seen, added.to(seen.dtype), input_precision="ieee")
+            tl.store(out + place[:, None] * VALUE_DIM + dv[None, :], read, mask=some_values)
+            kept = (added * (of_key * tl.exp(whole - since))[:, None]).to(keys.dtype)
+            state = state * tl.exp(whole) + tl.dot(tl.trans(keys), kept, input_precision="ieee")
+        checkpoint = tl.load(cuts + number * 5 + 4).to(tl.int64)
+        tl.store(tile + checkpoint * size, state, mask=some & (checkpoint >= 0))
+    tl.store(tile + own, state, mask=some)
+
+
+def delta_runs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    runs: Runs,
+) -> Tensor:
+    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
+    if not proved(q, k, v):
+        return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs)
+    tokens, heads, value_dim = v.shape
+    key_dim, dtype, device = q.shape[2], v.dtype, v.device
+    out = torch.empty(v.shape, dtype=dtype, device=device)
+    written = torch.empty_like(out)
+    taken = torch.empty(tokens, heads, key_dim, dtype=dtype, device=device)
+    inside = torch.empty(tokens, heads, CHUNK, dtype=dtype, device=device)
+    factors = torch.empty(3, tokens, heads, dtype=torch.float32, device=device)
+    sizes = {
+        "HEADS": heads,
+        "SHARED": heads // q.shape[1],
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "KEYS": tile(key_dim),
+        "CHUNK": CHUNK,
+    }
+    _delta_chunk_kernel[(heads, len(runs.chunks))](
+        q,
+        k,
+        v,
+        a,
+        b,
+        log_rate,
+        time_bias,
+        runs.cuts,
+        runs.chunks,
+        written,
+        taken,
+        inside,
+        factors,
+        *(each.stride(0) for each in (q, k, v, a, b)),
+        tokens,
+        NORM_EPS,
+        **sizes,
+        VALUES=tile(value_dim),
+        PRECISION=SOLVERS[dtype],
+        num_warps=CHUNK_WARPS,
+    )
+    constants = {
+        **sizes,
+        "num_warps": RUN_WARPS,
+        "num_stages": 1 if dtype == torch.float32 or tile(key_dim) > 128 else RUN_STAGES,
+    }
+    at = 0
+    for rows in runs.turn_sizes:
+        values = WIDE if rows * heads * triton.cdiv(value_dim, WIDE) >= MANY else NARROW
+        numbers = runs.numbers[at : at + rows + 1]
+        strides = (q.stride(0), k.stride(0))
+        launch_width(
+            _delta_runs_kernel,
+            (triton.cdiv(value_dim, values), heads, rows),
+            (q, k, written, taken, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens),
+            constants,
+            ("VALUES", values),
+        )
+        at += rows
+    return out

@@ -1,0 +1,366 @@
+"""Mamba-2's recurrence in Triton. The formulas stand in `kernels/linear_attention.py`.
+
+step   (row, head, columns)   the state [state_size, columns] is read once and written once
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels import linear_attention
+from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.linear_attention import CHUNK, Runs
+
+STEP_COLUMNS = 64
+"""Columns of a state that a program of a step updates: 256 bytes of each of its rows."""
+NARROW, WIDE = 32, 64
+"""Columns of a state that a program takes through a row's chunks: wide ones read what heads share less often."""
+MANY = 256
+"""Programs with wide columns that are enough for a device."""
+CHUNK_HEADS = 8
+"""Heads of a group whose decays a program of a chunk applies to the products that they share."""
+STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 4, 4, 4, 2
+
+
+def tile(size: int) -> int:
+    """A side of a tile for tensor cores. On an H200, Triton 3.6 ended in illegal memory accesses with sides of 16, as
+    others report of small tiles there (triton-lang/triton issues 5125 and 11366); with 64 and 128 it did not.
+    """
+    return max(int(triton.next_power_of_2(size)), 64)
+
+
+_compiled: set[tuple[object, ...]] = set()
+"""Kernels and constants of which all widths are."""
+
+
+def launch_width(
+    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], width: tuple[str, int]
+) -> None:
+    """Launch the kernel with one of the widths NARROW and WIDE. At the first use of such constants both are compiled:
+    otherwise a later step of more rows would wait for its own.
+
+    arguments: the first is a tensor. width: the name of the constant, and its value.
+    """
+    name, chosen = width
+    key = kernel, arguments[0].device, arguments[0].dtype, *constants.values()
+    if key not in _compiled:
+        _compiled.add(key)
+        for value in (NARROW, WIDE):
+            kernel.warmup(*arguments, grid=grid, **constants, **{name: value})
+    kernel[grid](*arguments, **constants, **{name: chosen})
+
+
+PROVED = (64, 128, 128), (128, 128, 128)
+"""Sizes of heads: of inputs and both sides of a Mamba-2 state, and of queries, keys and values of a delta net."""
+
+
+def proved(*inputs: Tensor) -> bool:
+    """True if an H200 has shown that the kernels for prompts compute such inputs right, [T, heads, dim] each: those of
+    most large models. In 16 bits, Triton 3.6 gave wrong results or illegal memory accesses for smaller and for
+    unaligned ones, and float32 did not. The reference computes those.
+    """
+    if inputs[0].dtype == torch.float32:
+        return True
+    aligned = all(each.data_ptr() % 16 == 0 and each.stride(0) % 8 == 0 for each in inputs)
+    return aligned and tuple(each.shape[2] for each in inputs) in PROVED
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), also where exp(x) is lost beside 1: there it is exp(x) itself."""
+    small = tl.exp(-tl.abs(x))
+    whole = 1.0 + small
+    rounded = whole - 1.0
+    # log(1 + s) is nearly proportional to s: what rounding 1 + s has changed is put right.
+    log = tl.where(rounded == 0.0, small, tl.log(whole) * (small / tl.where(rounded == 0.0, 1.0, rounded)))
+    return tl.maximum(x, 0.0) + log
+
+
+@triton.jit(do_not_specialize=["absent"])
+def _scan_step_kernel(
+    x,
+    b,
+    c,
+    time,
+    time_bias,
+    log_rate,
+    skip,
+    matrix,
+    at,
+    out,
+    x_stride,
+    b_stride,
+    c_stride,
+    time_stride,
+    absent,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    STATE: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One new token of a row, COLUMNS columns of one head's state. absent: the entry of rows without a state."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    rate = tl.exp(tl.load(log_rate + head))
+    shift = tl.load(time_bias + head)
+    passed = tl.load(skip + head)
+    n = tl.arange(0, ROWS)
+    d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (n < STATE)[:, None] & (d < DIM)[None, :]
+    if OVERLAP:
+        gdc_wait()
+    target = out + (row * HEADS + head) * DIM + d
+    entry = tl.load(at + row)
+    if entry == absent:
+        tl.store(target, tl.zeros((COLUMNS,), tl.float32), mask=d < DIM)
+        return
+    place = matrix + ((entry * HEADS + head) * STATE + n)[:, None] * DIM + d[None, :]
+    state = tl.load(place, mask=inside, other=0.0)
+    within = (head // SHARED) * STATE + n
+    write = tl.load(b + row * b_stride + within, mask=n < STATE, other=0.0).to(tl.float32)
+    read = tl.load(c + row * c_stride + within, mask=n < STATE, other=0.0).to(tl.float32)
+    value = tl.load(x + row * x_stride + head * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    step = softplus(tl.load(time + row * time_stride + head).to(tl.float32) + shift)
+    state = state * tl.exp(-rate * step) + write[:, None] * (value * step)[None, :]
+    tl.store(place, state, mask=inside)
+    tl.store(target, tl.sum(state * read[:, None], axis=0) + passed * value, mask=d < DIM)
+
+
+def scan_step(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    time: Tensor,
+    time_bias: Tensor,
+    log_rate: Tensor,
+    skip: Tensor,
+    matrix: Tensor,
+    at: Tensor,
+) -> Tensor:
+    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
+    side. Rows without a state get zeros.
+    """
+    count, heads, dim = x.shape
+    groups, state = b.shape[1:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    columns = min(STEP_COLUMNS if state <= 128 else STEP_COLUMNS // 2, triton.next_power_of_2(dim))
+    _scan_step_kernel[(triton.cdiv(dim, columns), heads, count)](
+        x,
+        b,
+        c,
+        time,
+        time_bias,
+        log_rate,
+        skip,
+        matrix,
+        at,
+        out,
+        *(each.stride(0) for each in (x, b, c, time)),
+        len(matrix) - 1,
+        HEADS=heads,
+        SHARED=heads // groups,
+        STATE=state,
+        DIM=dim,
+        ROWS=triton.next_power_of_2(state),
+        COLUMNS=columns,
+        num_warps=STEP_WARPS,
+        **overlapping(x),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _scan_chunk_kernel(
+    b,
+    c,
+    time,
+    time_bias,
+    log_rate,
+    cuts,
+    chunks,
+    inside,
+    factors,
+    b_stride,
+    c_stride,
+    time_stride,
+    tokens,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    STATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """PART heads of a group. inside: [T, HEADS, CHUNK], how much a token reads of the input of each token of its chunk.
+    factors: [2, T, HEADS], the logarithm of the decay from the chunk's beginning on, and the time steps.
+    """
+    head = tl.program_id(0) * PART
+    begin = tl.load(chunks + tl.program_id(1) * 2)
+    end = tl.load(cuts + tl.load(chunks + tl.program_id(1) * 2 + 1) * 5 + 1)
+    i = tl.arange(0, CHUNK)
+    token = (begin + i).to(tl.int64)
+    exists = token < end
+    n = tl.arange(0, ROWS)
+    some = exists[:, None] & (n < STATE)[None, :]
+    within = (head // SHARED) * STATE + n[None, :]
+    write = tl.load(b + token[:, None] * b_stride + within, mask=some, other=0.0)
+    read = tl.load(c + token[:, None] * c_stride + within, mask=some, other=0.0)
+    products = tl.dot(read, tl.trans(write), input_precision="ieee")
+    lower = i[:, None] >= i[None, :]
+    columns = tokens.to(tl.int64) * HEADS
+    for _ in range(PART):
+        passed = tl.load(time + token * time_stride + head, mask=exists, other=0.0).to(tl.float32)
+        step = tl.where(exists, softplus(passed + tl.load(time_bias + head)), 0.0)
+        since = tl.cumsum(-tl.exp(tl.load(log_rate + head)) * step, 0)
+        # Above the diagonal a quotient could overflow.
+        pairs = tl.exp(tl.where(lower, since[:, None] - since[None, :], 0.0)) * step[None, :]
+        seen = tl.where(lower, products * pairs, 0.0)
+        place = token * HEADS + head
+        tl.store(inside + place[:, None] * CHUNK + i[None, :], seen, mask=exists[:, None])
+        tl.store(factors + place, since, mask=exists)
+        tl.store(factors + columns + place, step, mask=exists)
+        head += 1
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _scan_runs_kernel(
+    x,
+    b,
+    c,
+    skip,
+    inside,
+    factors,
+    matrix,
+    cuts,
+    rows,
+    out,
+    x_stride,
+    b_stride,
+    c_stride,
+    tokens,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    STATE: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A row's chunks in their order, COLUMNS columns of one head's state."""
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    passed = tl.load(skip + head)
+    i = tl.arange(0, CHUNK)
+    n = tl.arange(0, ROWS)
+    d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    columns = tokens.to(tl.int64) * HEADS
+    some = (n < STATE)[:, None] & (d < DIM)[None, :]
+    first = tl.load(rows + row)
+    size = HEADS * STATE * DIM
+    kept_at = matrix + (head * STATE + n)[:, None] * DIM + d[None, :]
+    own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
+    state = tl.load(kept_at + own, mask=some, other=0.0)
+    within = (head // SHARED) * STATE + n[None, :]
+    for number in range(first, tl.load(rows + row + 1)):
+        start = tl.load(cuts + number * 5)
+        end = tl.load(cuts + number * 5 + 1)
+        for begin in range(start, end, CHUNK):
+            token = (begin + i).to(tl.int64)
+            exists = token < end
+            some_rows = exists[:, None] & (n < STATE)[None, :]
+            some_columns = exists[:, None] & (d < DIM)[None, :]
+            read = tl.load(c + token[:, None] * c_stride + within, mask=some_rows, other=0.0)
+            write = tl.load(b + token[:, None] * b_stride + within, mask=some_rows, other=0.0)
+            value = tl.load(x + token[:, None] * x_stride + head * DIM + d[None, :], mask=some_columns, other=0.0)
+            place = token * HEADS + head
+            seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
+            since = tl.load(factors + place, mask=exists, other=0.0)
+            step = tl.load(factors + columns + place, mask=exists, other=0.0)
+            # The decay of the whole chunk is the least.
+            whole = tl.min(since, axis=0)
+            found = tl.dot(read, state.to(read.dtype), input_precision="ieee") * tl.exp(since)[:, None]
+            found += tl.dot(seen, value, input_precision="ieee")
+            numbers = value.to(tl.float32)
+            found += passed * numbers
+            tl.store(out + place[:, None] * DIM + d[None, :], found, mask=some_columns)
+            kept = (numbers * (step * tl.exp(whole - since))[:, None]).to(value.dtype)
+            state = state * tl.exp(whole) + tl.dot(tl.trans(write), kept, input_precision="ieee")
+        checkpoint = tl.load(cuts + number * 5 + 4).to(tl.int64)
+        tl.store(kept_at + checkpoint * size, state, mask=some & (checkpoint >= 0))
+    tl.store(kept_at + own, state, mask=some)
+
+
+def scan_runs(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    time: Tensor,
+    time_bias: Tensor,
+    log_rate: Tensor,
+    skip: Tensor,
+    matrix: Tensor,
+    runs: Runs,
+) -> Tensor:
+    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
+    side.
+    """
+    if not proved(x, b, c):
+        return linear_attention.scan_runs.reference(x, b, c, time, time_bias, log_rate, skip, matrix, runs)
+    tokens, heads, dim = x.shape
+    groups, state = b.shape[1:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    inside = torch.empty(tokens, heads, CHUNK, dtype=x.dtype, device=x.device)
+    factors = torch.empty(2, tokens, heads, dtype=torch.float32, device=x.device)
+    sizes = {"HEADS": heads, "SHARED": heads // groups, "STATE": state, "ROWS": tile(state), "CHUNK": CHUNK}
+    part = gcd(heads // groups, CHUNK_HEADS)
+    _scan_chunk_kernel[(heads // part, len(runs.chunks))](
+        b,
+        c,
+        time,
+        time_bias,
+        log_rate,
+        runs.cuts,
+        runs.chunks,
+        inside,
+        factors,
+        b.stride(0),
+        c.stride(0),
+        time.stride(0),
+        tokens,
+        **sizes,
+        PART=part,
+        num_warps=CHUNK_WARPS,
+    )
+    large = tile(state) > 128
+    constants = {
+        **sizes,
+        "DIM": dim,
+        "num_warps": 8 if large else RUN_WARPS,
+        "num_stages": 1 if x.dtype == torch.float32 or large else RUN_STAGES,
+    }
+    at = 0
+    for rows in runs.turn_sizes:
+        columns = WIDE if rows * heads * triton.cdiv(dim, WIDE) >= MANY else NARROW
+        numbers = runs.numbers[at : at + rows + 1]
+        strides = (x.stride(0), b.stride(0), c.stride(0))
+        launch_width(
+            _scan_runs_kernel,
+            (triton.cdiv(dim, columns), heads, rows),
+            (x, b, c, skip, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens),
+            constants,
+            ("COLUMNS", columns),
+        )
+        at += rows
+    return out
