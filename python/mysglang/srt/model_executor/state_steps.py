@@ -22,7 +22,7 @@ from mysglang.srt.model_executor.padding import no_states
 from mysglang.srt.platforms.upload import Uploader
 
 COLUMN = "state_entries"
-"""Of a captured decode step: [R] int64 entry of the pool for each row."""
+"""Name of a column of captured decode steps: [R] int64 entry of the pool for each row."""
 
 
 class StateStager(GraphColumns, Protocol):

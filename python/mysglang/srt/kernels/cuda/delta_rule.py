@@ -20,8 +20,8 @@ STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
 STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 2, 4, 4, 2
 SOLVERS = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
-"""How the float32 of a triangular system is multiplied, by the dtype of the inputs, to which its inverse is rounded.
-tf32 adds at most as much as that rounding to bfloat16 does, also where all keys of a chunk are nearly the same.
+"""How the float32 of a triangular system is multiplied, by the dtype of the inputs. Its inverse is rounded to that dtype.
+For bfloat16, tf32 adds at most as much error as this rounding, even where all keys of a chunk are nearly the same.
 """
 
 
@@ -136,8 +136,9 @@ def delta_step(
 def _inverse(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     """The inverse of 1 + system, which is strictly lower triangular, [SIZE, SIZE] float32.
 
-    Of blocks of two, of four, and so on, along the diagonal: with inverses X and Y of the two halves of a block and the
-    square C below the first, that of the block has -Y C X there. As stable as substitution is, unlike a power series.
+    Blocks of two, of four, and so on, are inverted along the diagonal. With inverses X and Y of the two halves of a
+    block, and the square C below the first, the inverse of the block has -Y C X in that square. This is as stable as
+    substitution, unlike a power series.
     """
     i = tl.arange(0, SIZE)[:, None]
     j = tl.arange(0, SIZE)[None, :]

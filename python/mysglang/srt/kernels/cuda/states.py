@@ -17,7 +17,7 @@ WORD_BYTES = 8
 MOST_COPIES = 256
 """Copies of one launch: a program holds its words of all of them. More copies are left to the reference."""
 WORDS = 4096
-"""Of a program."""
+"""Words that a program copies."""
 
 
 @triton.jit(do_not_specialize=["count"])
