@@ -68,7 +68,7 @@ class DeltaShape:
 
     @property
     def chunk_operations(self) -> int:
-        """Of one chunk of all value heads: k k, q k, what is written and taken, inside; S read twice and written."""
+        """Operations of one chunk of all value heads: k k, q k, written, taken, inside; S read twice, written."""
         small, large = ops.CHUNK**2 * self.dim, ops.CHUNK * self.dim**2
         return 2 * self.value_heads * (5 * small + 3 * large)
 
@@ -110,7 +110,7 @@ class MambaShape:
 
     @property
     def chunk_operations(self) -> int:
-        """Of one chunk of all heads: c b of each group, inside, S read and written."""
+        """Operations of one chunk of all heads: c b of each group, inside, S read and written."""
         of_head = ops.CHUNK**2 * self.dim + 2 * ops.CHUNK * self.state_size * self.dim
         return 2 * (self.heads * of_head + self.groups * ops.CHUNK**2 * self.state_size)
 

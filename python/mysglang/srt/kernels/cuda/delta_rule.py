@@ -20,7 +20,7 @@ STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
 STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 2, 4, 4, 2
 SOLVERS = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
-"""How the float32 of a triangular system is multiplied, by the dtype of the inputs. Its inverse is rounded to that dtype.
+"""How the float32 of a triangular system is multiplied, by the dtype of the inputs, to which its inverse is rounded.
 For bfloat16, tf32 adds at most as much error as this rounding, even where all keys of a chunk are nearly the same.
 """
 
