@@ -16,7 +16,7 @@ from fixtures.sampling_cases import random_draws
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
 from mysglang.srt.kernels.cuda import attention, experts, gemm, invariant_attention, invariant_gemm, kvcache
-from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, sampling
+from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling
 from mysglang.srt.platforms.cuda import CudaPlatform
 
 needed = set()
@@ -45,7 +45,7 @@ def layers(tokens):
     norm.fused_add_rms_norm(x, x.clone(), x[0], 1e-5)
     activation.silu_and_mul(gemm.linear(x, weight, None))
     invariant_gemm._with_tile(invariant_gemm.fixed_tile(len(weight)))(x, weight, None)
-    ids, gates = experts.topk_softmax(torch.zeros(tokens, 8), 2, True)
+    ids, gates = select_experts.topk_softmax(torch.zeros(tokens, 8), 2, True)
     mixture = torch.zeros(8, 64, x.shape[1], dtype=DTYPE), torch.zeros(8, x.shape[1], 32, dtype=DTYPE)
     experts.fused_experts(x, *mixture, ids, gates, "silu")
     sampling.resolve_tokens(places, places, newest)

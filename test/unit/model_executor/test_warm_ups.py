@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_every_shape_runs_eagerly(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuPlatform, "warm_up_prompts", CudaPlatform.warm_up_prompts)
     monkeypatch.setattr(CpuPlatform, "warm_up_rows", CudaPlatform.warm_up_rows)
+    monkeypatch.setattr(CpuPlatform, "warm_up_copies", CudaPlatform.warm_up_copies)
     make_checkpoint(family, tmp_path)
     ran: list[ModelWorkerBatch] = []
     run = EagerProgram.run
@@ -76,10 +77,10 @@ def beside_the_kernel(op, _):
     # Says which kernel a GPU would need, and computes in torch.
     kernel = choose(op, "cuda")
 
-    def run(*arguments):
+    def run(*arguments, **options):
         if kernel is not op.reference:
-            kernel(*copied(arguments))
-        return op.reference(*arguments)
+            kernel(*copied(arguments), **dict(zip(options, copied([*options.values()]))))
+        return op.reference(*arguments, **options)
     return run
 
 class BothBackends(Native):
@@ -92,7 +93,8 @@ class BothBackends(Native):
         return super().forward(q, k, v, spec, batch)
 
 Op.choose, torch_native_backend.TorchNativeBackend = beside_the_kernel, BothBackends
-CpuPlatform.warm_up_prompts, CpuPlatform.warm_up_rows = CudaPlatform.warm_up_prompts, CudaPlatform.warm_up_rows
+for what in ("prompts", "rows", "copies"):
+    setattr(CpuPlatform, f"warm_up_{what}", getattr(CudaPlatform, f"warm_up_{what}"))
 config = RunnerConfig(device="cpu", max_total_tokens=9000, max_running_requests=140, page_size=4,
     attention_backend="torch_native", disable_cuda_graph=True, disable_hybrid_swa_memory=True)
 kinds = [GREEDY, Choice(0.9, top_p=0.95, top_k=50), Choice(0.7, top_k=1 << 30)]

@@ -39,7 +39,13 @@ from mysglang.srt.model_executor.memory_budget import draft_sizes
 from mysglang.srt.model_executor.mixed_graph_runner import MixedGraphRunner
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup, step_workspace
 from mysglang.srt.model_executor.model_memory import ModelMemory, weight_bytes
-from mysglang.srt.model_executor.padding import padding_decode, padding_drafts, padding_prompt
+from mysglang.srt.model_executor.padding import (
+    beside_one_token,
+    no_states,
+    padding_decode,
+    padding_drafts,
+    padding_prompt,
+)
 from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
     CAPTURED_MIXED,
@@ -203,6 +209,12 @@ class GenerationModel:
             # The device knows the newest tokens, as in the steps of requests.
             *(replace(decode(count), input_ids=np.full(count, ON_DEVICE, dtype=np.int32)) for count in rows),
         ]
+        if memory.states is not None:
+            # Rows of one token are computed apart from the others of a step.
+            steps.append(beside_one_token(prompt(lengths[0])))
+            # To the entry for padding, which no request has.
+            copied = partial(no_states, 1, target=memory.states.num_states)
+            steps += [replace(prompt(lengths[0]), states=copied(copies=count)) for count in platform.warm_up_copies]
         if tries := self._setup.config.draft_tokens:
             drafts = partial(padding_drafts, 1 + tries, tables.padding_slot, spaces=tables.num_spaces)
             steps += [drafts(), drafts(draws=True), *(drafts(prompt=length) for length in lengths)]

@@ -114,10 +114,11 @@ def mixed_padding(
     )
 
 
-def no_states(rows: int) -> StateColumns:
-    """State columns of that many rows without a state."""
-    longs, ints = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    return StateColumns(np.full(rows, NO_STATE, dtype=np.int32), longs, longs, ints, ints, ints)
+def no_states(rows: int, *, copies: int = 0, target: int = 0) -> StateColumns:
+    """State columns of that many rows without a state. `copies`: so many copies of zeros, all to this entry."""
+    sources, targets = np.full(copies, NO_STATE, dtype=np.int64), np.full(copies, target, dtype=np.int64)
+    ints = np.zeros(0, dtype=np.int32)
+    return StateColumns(np.full(rows, NO_STATE, dtype=np.int32), sources, targets, ints, ints, ints)
 
 
 def padding_prompt(
@@ -137,4 +138,19 @@ def padding_prompt(
         yields=np.ones(1, dtype=np.bool_),
         states=no_states(1) if states else None,
         sampling=PLAIN_SAMPLING if top_k == 1 else SamplingColumns((one_drawing_row(top_k),)),
+    )
+
+
+def beside_one_token(prompt: ModelWorkerBatch) -> ModelWorkerBatch:
+    """A step of padding of one row, and before that row another one of a single token."""
+    one = padding_prompt(1, int(prompt.slots[0]), spaces=len(prompt.out_cache_locs))
+    return replace(
+        prompt,
+        input_ids=np.concatenate((one.input_ids, prompt.input_ids)),
+        slots=np.concatenate((one.slots, prompt.slots)),
+        seq_lens=np.concatenate((one.seq_lens, prompt.seq_lens)),
+        extend_lens=np.concatenate((one.extend_lens, prompt.extend_lens)),
+        yields=np.concatenate((one.yields, prompt.yields)),
+        out_cache_locs=tuple(map(np.concatenate, zip(one.out_cache_locs, prompt.out_cache_locs, strict=True))),
+        states=None if prompt.states is None else no_states(2),
     )

@@ -44,7 +44,7 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     graph_steps = ((1, 1), (8, 2))  # a row of padding is computed in its turn here
-    warm_up_prompts, warm_up_rows = (16,), ()  # nothing is compiled for a shape
+    warm_up_prompts, warm_up_rows, warm_up_copies = (16,), (), ()  # nothing is compiled for a shape
     steps_are_done = True
     has_graphs = importlib.util.find_spec("mysgl_kernel") is not None
     attention_backends = ("cpu", "torch_native")

@@ -98,6 +98,8 @@ class Platform(ABC):
     """Lengths of prompts that together need every kernel which is compiled at first use, or chosen by length."""
     warm_up_rows: tuple[int, ...]
     """Rows of decode steps that do so."""
+    warm_up_copies: tuple[int, ...]
+    """Copies between states in one step that do so."""
     steps_are_done: bool
     """True if a step is complete when its launch returns, so that the host may read its results without waiting."""
     graph_steps: tuple[tuple[int, int], ...]

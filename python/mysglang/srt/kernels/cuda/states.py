@@ -14,8 +14,10 @@ from torch import Tensor
 from mysglang.srt.kernels import linear_attention
 
 WORD_BYTES = 8
-MOST_COPIES = 256
-"""Copies of one launch: a program holds its words of all of them. More copies are left to the reference."""
+COPIES = (4, 32, 256)
+"""Copies of one launch, rounded up to one of these: a program holds its words of all of them, and each is a variant of
+the kernel, which the warm-up compiles. More copies are left to the reference.
+"""
 WORDS = 4096
 """Words that a program copies."""
 
@@ -47,7 +49,7 @@ def _copy_states_kernel(
 def copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> None:
     """See `kernels.linear_attention.copy_states`."""
     count = len(sources)
-    if count > MOST_COPIES:
+    if count > COPIES[-1]:
         linear_attention.copy_states.reference(sources, targets, buffers)
         return
     alike: dict[int, list[int]] = defaultdict(list)
@@ -55,7 +57,7 @@ def copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> 
         alike[buffer[0].nbytes].append(buffer.data_ptr())
     for nbytes, where in alike.items():
         word = WORD_BYTES if nbytes % WORD_BYTES == 0 else 1
-        copies = triton.next_power_of_2(count)
+        copies = next(most for most in COPIES if count <= most)
         block = min(triton.next_power_of_2(nbytes // word), WORDS // copies)
         _copy_states_kernel[(triton.cdiv(nbytes // word, block), len(where))](
             _addresses(tuple(where), sources.device),
