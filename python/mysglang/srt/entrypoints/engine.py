@@ -27,7 +27,7 @@ from mysglang.srt.entrypoints.engine_weights import EngineWeights
 from mysglang.srt.entrypoints.launcher import Subprocesses, find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, ScoringRequest
-from mysglang.srt.entrypoints.profile_body import ProfileReqInput
+from mysglang.srt.entrypoints.profile_body import PROFILE_S, ProfileReqInput
 from mysglang.srt.entrypoints.ready_front import ReadyFront
 from mysglang.srt.entrypoints.runtime import Runtime
 from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP
@@ -238,12 +238,13 @@ class Engine:
         message.
         """
         body = validate(ProfileReqInput, profile)
-        reply = self._await(self._front.tokenizer_manager.command(body.command))
+        reply = self._await(self._front.tokenizer_manager.command(body.command, patience_s=PROFILE_S))
         return reply.success, reply.message
 
     def stop_profile(self) -> tuple[bool, str]:
         """End the recording, and write its files."""
-        reply = self._await(self._front.tokenizer_manager.command(lambda number: StopProfileReq(id=number)))
+        manager = self._front.tokenizer_manager
+        reply = self._await(manager.command(lambda number: StopProfileReq(id=number), patience_s=PROFILE_S))
         return reply.success, reply.message
 
     def get_server_info(self) -> dict[str, Any]:

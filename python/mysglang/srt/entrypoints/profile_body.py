@@ -12,6 +12,11 @@ from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import ProfileActivity, ProfileStage, StartProfileReq
 
+PROFILE_S = 600.0
+"""Seconds for torch's profiler to begin, of which the first time on a busy machine takes ten, and for a trace to be
+written. If the engine dies, the wait ends.
+"""
+
 _FILE_NAME = re.compile(r"[\w.-]{1,100}")
 
 

@@ -17,7 +17,7 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Done, LoggingSettings
 from mysglang.srt.entrypoints.openapi import gives, takes
-from mysglang.srt.entrypoints.profile_body import ProfileReqInput
+from mysglang.srt.entrypoints.profile_body import PROFILE_S, ProfileReqInput
 from mysglang.srt.entrypoints.request_dump import check_folder, written
 from mysglang.srt.entrypoints.routes.debug import debug_router
 from mysglang.srt.entrypoints.routes.memory import BODIES as MEMORY_BODIES
@@ -84,8 +84,10 @@ def operation_router(front: Front) -> APIRouter:
     router.routes.extend(memory_router(front).routes)
     router.routes.extend(settings_router(front).routes)
 
-    async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
-        reply = await while_connected(request, front.tokenizer_manager.command(make))
+    async def carry_out(
+        request: Request, make: Callable[[int], Command], *, patience_s: float | None = None
+    ) -> Response:
+        reply = await while_connected(request, front.tokenizer_manager.command(make, patience_s=patience_s))
         return json_response({"status": "ok", "success": True, "message": reply.carried_out().message})
 
     @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput) | gives(Done))
@@ -116,12 +118,12 @@ def operation_router(front: Front) -> APIRouter:
         """
         body = await read_optional(request, ProfileReqInput)
         body.command(0)  # a wrong field is refused before the scheduler is asked
-        return await carry_out(request, body.command)
+        return await carry_out(request, body.command, patience_s=PROFILE_S)
 
     @router.post("/stop_profile", openapi_extra=gives(Done))
     async def stop_profile(request: Request) -> Response:
         """Stop recording, and write the trace."""
-        return await carry_out(request, lambda number: StopProfileReq(id=number))
+        return await carry_out(request, lambda number: StopProfileReq(id=number), patience_s=PROFILE_S)
 
     @router.post("/configure_logging", openapi_extra=takes(ConfigureLoggingReq) | gives(LoggingSettings))
     async def configure_logging(request: Request) -> Response:
