@@ -57,7 +57,7 @@ class Case:
             for name in ("bias", "forbidden"):
                 row[f"{name}_begin"] = len(self.bias)
                 if r.random() < 0.3:
-                    ids = r.sample(range(vocab), min(vocab, r.choice([1, 3, 90])))
+                    ids = r.sample(range(vocab), min(vocab // 2, r.choice([1, 3, 90])))
                     self.bias += [(token, r.choice([-100.0, -1.0, 2.0, 7.0])) for token in ids]
                 row[f"{name}_end"] = len(self.bias)
         self.lengths = torch.randint(1, 100, (rows,), generator=g, dtype=torch.int32)

@@ -224,7 +224,9 @@ for name, (op, make) in OPS.items():
     op.implementations["cpu"] = op.implementations["cuda"]
     # Each shape of a mixture has the kernels of all plans.
     if op.name not in ("fused_experts", "experts_and_shared") or name in EXPERTS:
-        op.choose("cpu")(*make("cpu", torch.bfloat16))
+        # The kernels for prompts of layers with a state are for float32 alone.
+        dtype = torch.float32 if op.name in ("delta_runs", "scan_runs") else torch.bfloat16
+        op.choose("cpu")(*make("cpu", dtype))
 sampling.draw_tokens(*random_draws(3, rows=4, vocab=150, ties=False, k=True, p=True, m=True).arguments())
 sampling.greedy_tokens(torch.randn(6, 1000))
 numbers = torch.ones(2, dtype=torch.int32)

@@ -57,19 +57,13 @@ def launch_width(
     kernel[grid](*arguments, **constants, **{name: chosen})
 
 
-PROVED = (64, 128, 128), (128, 128, 128)
-"""Sizes of heads: of inputs and both sides of a Mamba-2 state, and of queries, keys and values of a delta net."""
-
-
 def proved(*inputs: Tensor) -> bool:
-    """True if an H200 has shown that the kernels for prompts compute such inputs right, [T, heads, dim] each: those of
-    most large models. In 16 bits, Triton 3.6 gave wrong results or illegal memory accesses for smaller and for
-    unaligned ones, and float32 did not. The reference computes those.
+    """True if a GPU has shown that the kernels for prompts compute such inputs right: float32.
+
+    In 16 bits they gave right results at the sizes of Qwen3-Next and Granite 4 on an H200, and wrong ones in tests of
+    other sizes and of rows with several spans; Triton's interpreter shows no mistake. The reference computes those.
     """
-    if inputs[0].dtype == torch.float32:
-        return True
-    aligned = all(each.data_ptr() % 16 == 0 and each.stride(0) % 8 == 0 for each in inputs)
-    return aligned and tuple(each.shape[2] for each in inputs) in PROVED
+    return inputs[0].dtype == torch.float32
 
 
 @triton.jit
