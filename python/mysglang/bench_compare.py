@@ -73,7 +73,7 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
 
 
 def make_parser(prog: str = PROG) -> ToolParser:
-    """The options of this tool alone; the others are those of bench_serving."""
+    """Returns the options of this tool alone; the others are those of bench_serving."""
     parser = ToolParser(
         prog,
         "Put the same load on two or more running servers in turn, and print their figures side by side. Other options "
@@ -109,7 +109,7 @@ def _servers(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, argp
 
 
 def medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The median of each figure over the rounds; failures are added up."""
+    """Returns the median of each figure over the rounds; failures are added up."""
     medians = {figure.key: statistics.median(each[figure.key] for each in results) for figure in FIGURES}
     return {**medians, "failed": sum(each["failed"] for each in results)}
 

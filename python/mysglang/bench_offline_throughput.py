@@ -101,7 +101,7 @@ def _generate(engine: Engine, prompts: Sequence[Prompt], options: argparse.Names
 
 
 def make_parser(prog: str = PROG) -> ToolParser:
-    """The options of this tool."""
+    """Returns the options of this tool."""
     parser = ToolParser(prog, "All prompts at once through an Engine. Other options are its own.")
     parser.add_argument("--backend", choices=["engine"], default="engine", help="The Engine, in process.")
     add_dataset_flags(parser, seed=1)

@@ -96,7 +96,7 @@ def _table(result: OneBatchResult, every: int) -> str:
 
 
 def make_parser(prog: str = PROG) -> ToolParser:
-    """The options of this tool."""
+    """Returns the options of this tool."""
     parser = ToolParser(prog, "Time one batch without a server. Other options are the server's.")
     parser.add_argument("--batch-size", type=positive, nargs="+", default=[1], help="Requests of a batch.")
     parser.add_argument("--input-len", type=positive, nargs="+", default=[1024], help="Tokens of each prompt.")

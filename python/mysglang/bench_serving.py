@@ -66,7 +66,7 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
 
 
 def result(options: argparse.Namespace, done: Run) -> dict[str, Any]:
-    """The JSON object of a run."""
+    """Returns the JSON object of a run."""
     rate = options.request_rate
     named = {
         "tag": options.tag,
@@ -112,7 +112,7 @@ def _remark(done: Run) -> None:
 
 
 def read_options(argv: Sequence[str], prog: str = PROG) -> argparse.Namespace:
-    """The options of a run. Raises Refused."""
+    """Returns the options of a run. Raises Refused."""
     options = make_parser(prog).parse_all(argv, SGLANG_ONLY)
     if not options.base_url and options.backend not in PORTS and (options.host, options.port) == (LOCAL, None):
         options.base_url = BASE_URL.get()
@@ -128,7 +128,7 @@ def read_options(argv: Sequence[str], prog: str = PROG) -> argparse.Namespace:
 
 
 def make_parser(prog: str = PROG) -> ToolParser:
-    """The options of this tool."""
+    """Returns the options of this tool."""
     parser = ToolParser(prog, "Load a running server and measure it. Options bear SGLang's names.")
     part = parser.add_argument_group("server")
     part.add_argument("--backend", choices=list(BACKENDS), default="sglang", help="Which API is asked.")

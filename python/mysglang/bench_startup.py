@@ -71,7 +71,7 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
 
 
 def make_parser(prog: str = PROG) -> ToolParser:
-    """The options of this tool."""
+    """Returns the options of this tool."""
     parser = ToolParser(
         prog,
         "Start a server several times, and measure from its command to its first token. The command stands after --; "
@@ -140,7 +140,7 @@ async def _ask(process: subprocess.Popen[bytes], url: str, begun: float, timeout
 
 
 async def _ready(process: subprocess.Popen[bytes], client: HttpClient, end: float) -> str:
-    """The server's model, once it lists one. Raises Failed if the command ends, or time is up."""
+    """Returns the server's model, once it lists one. Raises Failed if the command ends, or time is up."""
     while True:
         with contextlib.suppress(ConnectionFailed, orjson.JSONDecodeError):
             status, body = await client.fetch("GET", "/v1/models")
@@ -154,7 +154,9 @@ async def _ready(process: subprocess.Popen[bytes], client: HttpClient, end: floa
 
 
 def _free_port() -> int:
-    """A port that was free a moment ago. The server must bind it itself, so another process could take it first."""
+    """Returns a port that was free a moment ago. The server must bind it itself, so another process could take it
+    first.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

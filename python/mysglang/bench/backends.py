@@ -185,7 +185,7 @@ BACKENDS: dict[str, type[NativeBackend | CompletionsBackend | ChatBackend]] = {
 
 
 def make_backend(name: str, *, incremental: bool = False) -> Backend:
-    """The one of that name; `incremental` speaks of a native server's stream."""
+    """Returns the one of that name; `incremental` speaks of a native server's stream."""
     kind = BACKENDS[name]
     return NativeBackend(incremental=incremental) if kind is NativeBackend else kind()
 

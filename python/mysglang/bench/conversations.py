@@ -22,7 +22,7 @@ class Exchange:
 
 
 def read_sharegpt(path: str) -> list[Exchange]:
-    """The first two turns of each conversation; shorter ones are left out. Raises Refused."""
+    """Returns the first two turns of each conversation; shorter ones are left out. Raises Refused."""
     entries = _json(_read(path), path)
     if not isinstance(entries, list):
         raise Refused(f"{path} is not a list of conversations.")

@@ -76,7 +76,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, seed: int) -> None:
 
 
 def make_dataset(options: DatasetOptions, vocabulary: Vocabulary, writer: Writer) -> list[Prompt]:
-    """The prompts in the order in which they are to be sent. Raises Refused."""
+    """Returns the prompts in the order in which they are to be sent. Raises Refused."""
     rng = np.random.default_rng(options.seed)
     prompts = _DATASETS[options.dataset_name](options, vocabulary, writer, rng)
     if not prompts:
@@ -129,7 +129,7 @@ def _custom(options: DatasetOptions, vocabulary: Vocabulary, writer: Writer, rng
 def _usable(
     options: DatasetOptions, vocabulary: Vocabulary, writer: Writer, exchanges: Sequence[Exchange]
 ) -> list[Prompt]:
-    """The first `num_prompts` that are neither too short nor too long."""
+    """Returns the first `num_prompts` that are neither too short nor too long."""
     prompts: list[Prompt] = []
     for exchange in exchanges:
         prompt = writer.prompt(writer.of_text(exchange.prompt), _output_len(options, vocabulary, exchange))

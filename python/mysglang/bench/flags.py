@@ -52,7 +52,7 @@ class ToolParser(argparse.ArgumentParser):
         return found
 
     def parse_before_server(self, argv: Sequence[str], sglang_only: str = "") -> tuple[argparse.Namespace, list[str]]:
-        """The tool's own options, and the words that are left for the server's."""
+        """Returns the tool's own options, and the words that are left for the server's."""
         found, rest = self.parse_known_args(argv)
         names = frozenset(sglang_only.split())
         if problems := [_unsupported(name) for name in _names(rest) if name in names]:
@@ -72,7 +72,7 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The type of an option that takes a JSON object."""
+    """Returns the type of an option that takes a JSON object."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -83,7 +83,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def positive(text: str) -> int:
-    """The type of an option that counts something of which there must be one."""
+    """Returns the type of an option that counts something of which there must be one."""
     return _at_least(text, 1)
 
 
@@ -93,7 +93,7 @@ def natural(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """The type of an option between 0 and 1."""
+    """Returns the type of an option between 0 and 1."""
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")

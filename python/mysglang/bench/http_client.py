@@ -60,7 +60,7 @@ class HttpClient:
         self._ssl = ssl.create_default_context() if self.address.tls else None
 
     async def request(self, method: str, path: str, body: bytes | None, on_body: OnBody) -> int:
-        """The status, once the whole answer is there. Raises ConnectionFailed."""
+        """Returns the status, once the whole answer is there. Raises ConnectionFailed."""
         address = self.address
         content = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         head = f"{method} {address.prefix}{path} HTTP/1.1\r\n{self._head}{content}\r\n".encode()

@@ -150,7 +150,9 @@ def measure(
 
 
 def tokens_by_second(records: Sequence[RequestRecord], start: float) -> list[float]:
-    """Tokens that came in each second of the run. Pieces that count as one token are scaled to the answer's tokens."""
+    """Returns tokens that came in each second of the run. Pieces that count as one token are scaled to the answer's
+    tokens.
+    """
     arrivals = [(at - start, count * _scale(record)) for record in records for at, count in record.arrivals]
     if not arrivals:
         return []

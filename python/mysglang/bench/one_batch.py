@@ -127,7 +127,7 @@ class OneBatch:
         result.complete()
 
     def decode(self, rows: Rows, steps: int, *, overlap: bool) -> list[float]:
-        """Seconds of each of so many decode steps."""
+        """Returns seconds of each of so many decode steps."""
         latencies = []
         in_flight: deque[BatchResult] = deque()
         last = time.perf_counter()

@@ -35,7 +35,7 @@ class Writer(Protocol):
     def of_text(self, text: str) -> Content: ...
 
     def join(self, first: Content, second: Content) -> Content:
-        """The second below the first."""
+        """Returns the second below the first."""
         ...
 
     def prompt(self, content: Content, output_len: int) -> Prompt:

@@ -32,7 +32,7 @@ def serving_table(
     max_concurrency: int | None,
     cache_report: bool,
 ) -> str:
-    """The table that bench_serving prints. `cache_report` adds what the prefix cache gave."""
+    """Returns the table that bench_serving prints. `cache_report` adds what the prefix cache gave."""
     lines = [
         "\n" + title(" Serving Benchmark Result "),
         line("Backend:", backend),
@@ -71,7 +71,7 @@ def serving_table(
 
 
 def offline_table(figures: Mapping[str, Any]) -> str:
-    """The table that bench_offline_throughput prints, out of its JSON object."""
+    """Returns the table that bench_offline_throughput prints, out of its JSON object."""
     return "\n".join(
         [
             "\n" + title(" Offline Throughput Benchmark Result "),

@@ -48,7 +48,9 @@ class Run:
     """Pieces of answers that the client read."""
 
     def client(self) -> dict[str, float]:
-        """The load generator's own CPU use, to be read beside the figures: it often shares the host with the server."""
+        """Returns the load generator's own CPU use, to be read beside the figures: it often shares the host with the
+        server.
+        """
         return {
             "client_cpu_share": self.load.cpu / self.load.duration,
             "client_cpu_us_per_chunk": self.load.cpu / max(1, self.chunks) * 1e6,
@@ -82,7 +84,7 @@ class Server:
             await asyncio.sleep(POLL_S)
 
     async def model(self) -> str:
-        """The first model that it lists. Raises Failed if there is none."""
+        """Returns the first model that it lists. Raises Failed if there is none."""
         found = await self.told("/v1/models")
         match found:
             case {"data": [{"id": str(name)}, *_]}:
@@ -90,7 +92,7 @@ class Server:
         raise Failed("the server lists no model; name one with --model.")
 
     async def told(self, path: str) -> dict[str, Any] | None:
-        """The object at `path`, or None if it has none."""
+        """Returns the object at `path`, or None if it has none."""
         status, body = await self._client.fetch("GET", path)
         if status != OK:
             return None
@@ -161,7 +163,7 @@ async def _warm_up(asker: Asker, prompts: Sequence[Prompt], count: int) -> None:
 async def _vocabulary(
     options: argparse.Namespace, server: Server, info: dict[str, Any] | None, model: str
 ) -> Vocabulary:
-    """The tokenizer that the flags name, or the server's; for prompts of ids its size is enough."""
+    """Returns the tokenizer that the flags name, or the server's; for prompts of ids its size is enough."""
     if options.tokenizer:
         return Vocabulary.load(options.tokenizer)
     match info:

@@ -26,7 +26,7 @@ class Vocabulary:
 
     @classmethod
     def of_size(cls, size: int) -> Vocabulary:
-        """Ids below `size` and no texts: for a server without a tokenizer."""
+        """Returns ids below `size` and no texts: for a server without a tokenizer."""
         return cls(np.arange(size, dtype=np.int64), None)
 
     @classmethod
@@ -54,7 +54,7 @@ class Vocabulary:
         return drawn
 
     def draw_text(self, rng: np.random.Generator, count: int) -> str:
-        """A text of about `count` tokens, exactly in nearly all cases."""
+        """Returns a text of about `count` tokens, exactly in nearly all cases."""
         ids = self.draw(rng, count)
         for _ in range(FITTING_ROUNDS):
             text = self.decode(ids)
@@ -74,7 +74,7 @@ class Vocabulary:
         return text
 
     def count_tokens(self, texts: list[str]) -> int | None:
-        """Tokens of all texts, without special ones; None if there is no tokenizer."""
+        """Returns tokens of all texts, without special ones; None if there is no tokenizer."""
         if self._tokenizer is None:
             return None
         return sum(len(one.ids) for one in self._tokenizer.encode_batch(texts, add_special_tokens=False))

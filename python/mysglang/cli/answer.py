@@ -51,7 +51,7 @@ class Answer:
         return pieces
 
     def message(self, *, with_calls: bool) -> dict[str, Any] | None:
-        """The message for the history; None if there is nothing in it."""
+        """Returns the message for the history; None if there is nothing in it."""
         calls = self.calls if with_calls else []
         if not self.text and not calls:
             return None

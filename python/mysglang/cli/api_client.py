@@ -53,11 +53,11 @@ class ApiClient:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`."""
+        """Returns the JSON object at `path`."""
         return self._whole("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that answers `body`."""
+        """Returns the JSON object that answers `body`."""
         return self._whole("POST", path, body)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:

@@ -42,7 +42,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, object]:
-    """The fields of a request that the flags of `add_sampling_flags` give."""
+    """Returns the fields of a request that the flags of `add_sampling_flags` give."""
     names = ("temperature", "top_p", "max_tokens", "seed")
     fields: dict[str, object] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.thinking is not None:

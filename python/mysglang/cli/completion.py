@@ -57,7 +57,7 @@ def complete(commands: Mapping[str, Command | Group]) -> None:
 
 
 def _typed_words() -> list[str]:
-    """The words before the cursor that are complete, without the command itself."""
+    """Returns the words before the cursor that are complete, without the command itself."""
     line = os.environ.get("COMP_LINE", "")
     before = line.encode()[: int(os.environ.get("COMP_POINT", len(line)))].decode(errors="ignore")
     try:
@@ -71,7 +71,7 @@ def _typed_words() -> list[str]:
 def _parser_of(
     words: Sequence[str], commands: Mapping[str, Command | Group], prog: str = "mysglang"
 ) -> tuple[argparse.ArgumentParser, int]:
-    """The parser of the command that `words` begin with, and how many of the words name it."""
+    """Returns the parser of the command that `words` begin with, and how many of the words name it."""
     if not words or words[0] not in commands:
         names = ToolParser(prog, "")
         names.add_argument("command", choices=list(commands))

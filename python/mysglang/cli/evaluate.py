@@ -14,7 +14,7 @@ NAMES = (*run_eval.TASKS, TINY)
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
-    """The parser that shell completion uses: the task names, and the options of tasks that ask a server."""
+    """Returns the parser that shell completion uses: the task names, and the options of tasks that ask a server."""
     parser = run_eval.make_parser(prog)
     parser.add_argument("name", nargs="?", choices=NAMES)
     return parser

@@ -71,7 +71,7 @@ def _prompt(given: str | None) -> str:
 
 
 def _request(options: argparse.Namespace, prompt: str) -> tuple[str, dict[str, Any]]:
-    """The route, and the body for it."""
+    """Returns the route, and the body for it."""
     common = {"model": "default", **sampling_fields(options)}
     if options.raw:
         return COMPLETIONS, {**common, "prompt": prompt}

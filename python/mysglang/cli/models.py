@@ -120,7 +120,7 @@ def architectures() -> dict[str, Any]:
 
 
 def of_model(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one model. Raises ConfigError for what cannot be served."""
+    """Returns the figures of one model. Raises ConfigError for what cannot be served."""
     path = str(EMBEDDED_MODEL) if is_embedded(options.model) else options.model
     path = path.removesuffix("/config.json") if Path(path).is_file() else path
     folder = resolve_model_path("." if path == "config.json" else path, load_format="dummy")
@@ -150,7 +150,7 @@ def of_model(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _stored(folder: Path, config: ModelConfig) -> dict[str, int]:
-    """The checkpoint's facts from the headers of its files; empty for a directory with a config.json only."""
+    """Returns the checkpoint's facts from the headers of its files; empty for a directory with a config.json only."""
     paths = find_weights(folder).paths if has_weights(folder) else ()
     if not paths:
         return {}
@@ -203,7 +203,7 @@ def _decoder(config: ModelConfig, options: argparse.Namespace, room: float) -> d
 
 
 def _ceilings(bandwidth: float | None, tflops: float | None) -> Ceilings:
-    """A device of this bandwidth; nothing is assumed of how fast it multiplies."""
+    """Returns a device of this bandwidth; nothing is assumed of how fast it multiplies."""
     multiplies = math.inf if bandwidth is not None else H200.gemm
     read = H200.read if bandwidth is None else bandwidth * TERA
     return Ceilings(read, multiplies if tflops is None else tflops * TERA, attention=math.inf)
@@ -216,7 +216,7 @@ def _list(found: dict[str, Any]) -> str:
 
 
 def _card(found: dict[str, Any]) -> str:
-    """The figures in lines of at most 100 characters."""
+    """Returns the figures in lines of at most 100 characters."""
     stored = found["checkpoint"]
     files = (
         "config.json alone" if stored is None else f"{_counted(stored['files'])}, {stored['file_bytes'] / GIB:.2f} GiB"

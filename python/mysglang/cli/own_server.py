@@ -29,7 +29,7 @@ _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def parse_for_server(parser: ToolParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command's options, and the words for a server of its own, which only --model-path allows.
+    """Returns the command's options, and the words for a server of its own, which only --model-path allows.
 
     Raises Refused, or ConfigError for what is no option of a server.
     """

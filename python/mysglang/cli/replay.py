@@ -97,7 +97,9 @@ def _speed(text: str) -> float:
 
 
 def _records(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The requests of the file that are wanted, in the order in which they came. Raises Failed if there are none."""
+    """Returns the requests of the file that are wanted, in the order in which they came. Raises Failed if there are
+    none.
+    """
     try:
         lines = Path(options.file).read_bytes().splitlines()
     except OSError as error:
@@ -126,7 +128,7 @@ def _requests(records: Sequence[dict[str, Any]], rng: np.random.Generator, vocab
 
 
 def _body(record: dict[str, Any], rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
-    """The body of a request to POST /generate."""
+    """Returns the body of a request to POST /generate."""
     if "request" in record:
         return {**record["request"], "stream": False}
     counts = record["counts"]
@@ -144,7 +146,9 @@ def _body(record: dict[str, Any], rng: np.random.Generator, vocab_size: int) -> 
 
 
 def _expected(record: dict[str, Any]) -> list[list[int]] | None:
-    """The answers' tokens, if another server must give the same: the request was greedy, and ended by itself."""
+    """Returns the answers' tokens, if another server must give the same: the request was greedy, and ended by
+    itself.
+    """
     request, answers = record.get("request"), record.get("answers")
     if not request or not answers or isinstance(request["sampling_params"], list):
         return None

@@ -15,7 +15,9 @@ from mysglang.srt.utils.log_output import open_standard_files
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
-    """The parser of the server, with the values that a shell may complete: argparse itself judges no value here."""
+    """Returns the parser of the server, with the values that a shell may complete: argparse itself judges no value
+    here.
+    """
     parser = server_parser(Usage(prog, positional_model=True))
     actions = parser._option_string_actions
     for members in group_options().values():

@@ -34,7 +34,7 @@ class Style:
 
 
 def style_of(stream: TextIO) -> Style:
-    """The style for what is written to `stream`."""
+    """Returns the style for what is written to `stream`."""
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     return Style(stream.isatty() and not plain)
 

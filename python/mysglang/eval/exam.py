@@ -56,7 +56,7 @@ class Turn:
     thought: str = ""
 
     def message(self) -> dict[str, Any]:
-        """The turn as an OpenAI chat message."""
+        """Returns the turn as an OpenAI chat message."""
         if not self.calls:
             return {"role": self.role, "content": self.content}
         calls = [{"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}} for c in self.calls]
@@ -116,12 +116,12 @@ def _all_items(file: Path) -> tuple[Item, ...]:
 
 
 def chat_template(folder: Path = TINY) -> ChatTemplate:
-    """The template of a model folder, in the server's own sandbox. Raises FileNotFoundError without one."""
+    """Returns the template of a model folder, in the server's own sandbox. Raises FileNotFoundError without one."""
     return ChatTemplate((folder / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
 def prompt_text(template: ChatTemplate, item: Item) -> str:
-    """The prompt of an item: its conversation up to the scored answer, or, for a raw item, its plain text."""
+    """Returns the prompt of an item: its conversation up to the scored answer, or, for a raw item, its plain text."""
     if item.raw:
         return item.turns[0].content
     variables = {
@@ -134,7 +134,7 @@ def prompt_text(template: ChatTemplate, item: Item) -> str:
 
 
 def answer_text(turn: Turn, thinking: bool) -> str:
-    """The model's text for an assistant turn, without the end token."""
+    """Returns the model's text for an assistant turn, without the end token."""
     calls = "\n".join(
         f'<tool_call>\n{{"name": {compact_json(c.name)}, "arguments": {compact_json(c.arguments)}}}\n</tool_call>'
         for c in turn.calls
@@ -149,7 +149,8 @@ def compact_json(value: Any) -> str:
 
 
 def with_long_system(rng: Random, item: Item, characters: int) -> Item:
-    """The item with about `characters` of foreign text before or after its own system prompt. Raw items stay as is.
+    """Returns the item with about `characters` of foreign text before or after its own system prompt. Raw items stay as
+    is.
 
     The right answer is the same: agents send system prompts of many thousand tokens that say nothing about the
     question. The text is the reference that comes with Python (`pydoc_data`), so its words differ between versions.

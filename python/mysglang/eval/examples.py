@@ -64,7 +64,7 @@ class Task(Protocol):
     """Solved questions before each one, if the user says nothing."""
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """The questions, in an order that the seed decides. Raises Failed for a file that cannot be used."""
+        """Returns the questions, in an order that the seed decides. Raises Failed for a file that cannot be used."""
         ...
 
 
@@ -83,12 +83,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_table(path: Path, *, delimiter: str) -> list[list[str]]:
-    """The rows of a table. Raises Failed."""
+    """Returns the rows of a table. Raises Failed."""
     return [row for row in csv.reader(_text(path).splitlines(), delimiter=delimiter) if row]
 
 
 def fields(record: dict[str, Any], names: Sequence[str], path: Path) -> list[str]:
-    """The texts under these names. Raises Failed for one that is missing."""
+    """Returns the texts under these names. Raises Failed for one that is missing."""
     for name in names:
         if not isinstance(record.get(name), str):
             raise Failed(f"{path}: a line has no text under {name!r}.")
@@ -107,7 +107,7 @@ def chosen(items: list[Any], options: TaskOptions, path: Path) -> list[Any]:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text, commas between digits left out; None if there is none."""
+    """Returns the last number in a text, commas between digits left out; None if there is none."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 

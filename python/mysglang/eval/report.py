@@ -23,7 +23,7 @@ class Scored:
 
 
 def scores(results: Iterable[Scored]) -> dict[str, float]:
-    """The share of right answers by task."""
+    """Returns the share of right answers by task."""
     by_task: dict[str, list[bool]] = defaultdict(list)
     for result in results:
         by_task[result.task].append(result.right)
@@ -31,13 +31,13 @@ def scores(results: Iterable[Scored]) -> dict[str, float]:
 
 
 def table(results: Sequence[Scored]) -> str:
-    """The scores in lines, the total last."""
+    """Returns the scores in lines, the total last."""
     lines = [f"{task:<14} {100 * score:6.1f} %" for task, score in scores(results).items()]
     return "\n".join([*lines, f"{'total':<14} {100 * total(results):6.1f} %   ({len(results)} items)"])
 
 
 def total(results: Sequence[Scored]) -> float:
-    """The share of right answers over all items; 0 when there are none."""
+    """Returns the share of right answers over all items; 0 when there are none."""
     return sum(result.right for result in results) / max(1, len(results))
 
 
@@ -52,7 +52,9 @@ def load(path: Path) -> list[Scored]:
 
 
 def agreement(one: Sequence[Scored], other: Sequence[Scored], shown: int = 5) -> tuple[float, str]:
-    """The share of equal answers, and the first differences in words. Raises ValueError when the prompts differ."""
+    """Returns the share of equal answers, and the first differences in words. Raises ValueError when the prompts
+    differ.
+    """
     if [r.prompt for r in one] != [r.prompt for r in other]:
         raise ValueError(
             "The two files hold answers to different prompts; make both with the same --per-task and --seed."

@@ -84,7 +84,7 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
 
 
 def make_parser(prog: str = PROG) -> ToolParser:
-    """The options of this tool."""
+    """Returns the options of this tool."""
     parser = ToolParser(
         prog,
         "Ask a running server the questions of a local file, and count the right answers.",
@@ -199,7 +199,7 @@ async def _ask(client: HttpClient, body: dict[str, Any], *, chat: bool) -> tuple
 
 
 def result(name: str, answered: Sequence[Answered], seconds: float) -> dict[str, Any]:
-    """The JSON object of a run. A question whose request failed counts as wrong."""
+    """Returns the JSON object of a run. A question whose request failed counts as wrong."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for each in answered:
         groups[each.example.group].append(each.verdict.right)
@@ -219,7 +219,7 @@ def result(name: str, answered: Sequence[Answered], seconds: float) -> dict[str,
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """The figures in lines; a line for each group if there are several."""
+    """Returns the figures in lines; a line for each group if there are several."""
     scores = figures["scores"]
     lines = [f"{group:<32} {score:>7.1%}" for group, score in scores.items()] if len(scores) > 1 else []
     return "\n".join(

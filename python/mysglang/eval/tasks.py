@@ -134,8 +134,8 @@ class Mmlu:
 
 
 def chosen_letter(answer: str) -> str | None:
-    """The letter that an answer ends up with: the last that it marks as its answer, else one that stands alone on the
-    last line.
+    """Returns the letter that an answer ends up with: the last that it marks as its answer, else one that stands alone
+    on the last line.
     """
     if marked := _MARKED.findall(answer):
         return str(marked[-1]).upper()
@@ -178,6 +178,6 @@ class HumanEval:
 
 
 def code_in(answer: str) -> str:
-    """The last code block of an answer, or all of it if there is none."""
+    """Returns the last code block of an answer, or all of it if there is none."""
     blocks = _BLOCK.findall(answer)
     return str(blocks[-1]) if blocks else answer

@@ -75,7 +75,7 @@ def _compare(one: Path, other: Path, at_least: float) -> int:
 
 
 def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
-    """The options of this tool."""
+    """Returns the options of this tool."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Held-out evaluation of the embedded model. Server flags (after -- if in doubt) go to the engine.",

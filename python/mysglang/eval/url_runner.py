@@ -37,7 +37,7 @@ def _ask(base: str, item: Item) -> str:
 
 
 def _messages(item: Item) -> list[dict[str, Any]]:
-    """The messages as the API has them: a call has an id, and its arguments are JSON in a string."""
+    """Returns the messages as the API has them: a call has an id, and its arguments are JSON in a string."""
     messages = item.messages()
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -49,7 +49,7 @@ def _messages(item: Item) -> list[dict[str, Any]]:
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """The text that the model wrote, put together again from a chat message."""
+    """Returns the text that the model wrote, put together again from a chat message."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = tuple(ToolCall(function["name"], json.loads(function["arguments"])) for function in functions)
     thought = (message.get("reasoning_content") or "").strip("\n")

@@ -46,7 +46,7 @@ def gen(
     regex: str | None = None,
     json_schema: str | None = None,
 ) -> Expression:
-    """The model's continuation of the text so far; the variable `name` holds it.
+    """Returns the model's continuation of the text so far; the variable `name` holds it.
 
     Parameters that are None have the values of `run`. `choices` makes it a `select`. `dtype` (int, float, bool or str),
     `regex` or `json_schema` (as JSON text) say what the answer must look like. Raises ValueError for a `dtype` that
@@ -84,12 +84,12 @@ def gen(
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expression:
-    """A whole number, as text. `options` are those of `gen`."""
+    """Returns a whole number, as text. `options` are those of `gen`."""
     return gen(name, max_tokens, dtype=int, **options)
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expression:
-    """A text in double quotes, with the quotes. `options` are those of `gen`."""
+    """Returns a text in double quotes, with the quotes. `options` are those of `gen`."""
     return gen(name, max_tokens, dtype=str, **options)
 
 
@@ -99,62 +99,66 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod = token_length_normalized,
 ) -> Expression:
-    """The choice that the model finds likeliest; the variable `name` holds it. Raises ValueError without choices."""
+    """Returns the choice that the model finds likeliest; the variable `name` holds it. Raises ValueError without
+    choices.
+    """
     return Select(name, tuple(choices or ()), temperature, choices_method)
 
 
 def system(expr: Expression | str | None = None) -> Expression:
-    """A system message."""
+    """Returns a system message."""
     return in_role("system", expr)
 
 
 def user(expr: Expression | str | None = None) -> Expression:
-    """A user's message."""
+    """Returns a user's message."""
     return in_role("user", expr)
 
 
 def assistant(expr: Expression | str | None = None) -> Expression:
-    """An assistant's message."""
+    """Returns an assistant's message."""
     return in_role("assistant", expr)
 
 
 def system_begin() -> Expression:
-    """The beginning of a system message; `system_end` ends it."""
+    """Returns the beginning of a system message; `system_end` ends it."""
     return RoleBegin("system")
 
 
 def system_end() -> Expression:
-    """The end of a system message."""
+    """Returns the end of a system message."""
     return RoleEnd("system")
 
 
 def user_begin() -> Expression:
-    """The beginning of a user's message; `user_end` ends it."""
+    """Returns the beginning of a user's message; `user_end` ends it."""
     return RoleBegin("user")
 
 
 def user_end() -> Expression:
-    """The end of a user's message."""
+    """Returns the end of a user's message."""
     return RoleEnd("user")
 
 
 def assistant_begin() -> Expression:
-    """The beginning of an assistant's message; `assistant_end` ends it."""
+    """Returns the beginning of an assistant's message; `assistant_end` ends it."""
     return RoleBegin("assistant")
 
 
 def assistant_end() -> Expression:
-    """The end of an assistant's message."""
+    """Returns the end of an assistant's message."""
     return RoleEnd("assistant")
 
 
 def image(expr: Any) -> Expression:
-    """An image: a path, a URL, a data URL or bytes. A backend whose model takes no images refuses it."""
+    """Returns an image: a path, a URL, a data URL or bytes. A backend whose model takes no images refuses it."""
     return Media(expr, "image_url")
 
 
 def video(path: Any, num_frames: int) -> Expression:
-    """A video of which the model sees `num_frames` pictures. A backend whose model takes no videos refuses it."""
+    """Returns a video of which the model sees `num_frames` pictures. A backend whose model takes no videos refuses
+    it.
+    """
     return Media(path, "video_url", num_frames)
 
 

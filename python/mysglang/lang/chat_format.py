@@ -38,8 +38,8 @@ class ChatFormat:
     """The first user message continues the system message, and so has no prefix of its own (Llama 2)."""
 
     def around(self, role: str, history: Sequence[Message]) -> tuple[str, str]:
-        """The prefix and the suffix of a message of `role` after `history`. Raises ValueError for a role that the
-        format does not have.
+        """Returns the prefix and the suffix of a message of `role` after `history`. Raises ValueError for a role that
+        the format does not have.
         """
         if role not in self.pieces:
             raise ValueError(f"the chat format {self.name!r} has no messages of the role {role!r}.")
@@ -60,7 +60,7 @@ _MARKS = ("AAAA1", "BBBB2", "CCCC3", "DDDD4")
 
 
 def derive(render: Render, bos: str = "") -> ChatFormat:
-    """The format of the template that `render` renders. Raises Underivable.
+    """Returns the format of the template that `render` renders. Raises Underivable.
 
     `bos` is the text that the tokenizer puts before every prompt; a template writes it, too, and it must not be there
     twice. The pieces are found by rendering short conversations of known contents and cutting at those contents.
@@ -104,7 +104,7 @@ def _with_system(derived: ChatFormat, render: Render, bos: str, system: str, use
 
 
 def _cut(rendered: str, marks: Sequence[str]) -> list[str]:
-    """The texts around the marks, one more than there are marks."""
+    """Returns the texts around the marks, one more than there are marks."""
     pieces = []
     for mark in marks:
         piece, found, rendered = rendered.partition(mark)
@@ -115,7 +115,7 @@ def _cut(rendered: str, marks: Sequence[str]) -> list[str]:
 
 
 def _tagged(name: str, begin: str, end: str, assistant: str = "assistant", **more: Any) -> ChatFormat:
-    """A format whose messages all have the same form and differ only in the role's name."""
+    """Returns a format whose messages all have the same form and differ only in the role's name."""
     names = {"system": "system", "user": "user", "assistant": assistant}
     return ChatFormat(name, {role: (begin.format(names[role]), end) for role in ROLES}, **more)
 
@@ -201,14 +201,14 @@ _BY_MODEL = [
 
 
 def chat_format(name: str) -> ChatFormat:
-    """A known format by its name. Raises ValueError."""
+    """Returns a known format by its name. Raises ValueError."""
     if name not in CHAT_FORMATS:
         raise ValueError(f"there is no chat format {name!r}; known are {', '.join(sorted(CHAT_FORMATS))}.")
     return CHAT_FORMATS[name]
 
 
 def chat_format_of_model(model: str) -> ChatFormat:
-    """The format of a model by its name or path; the plain "default" for a name that says nothing."""
+    """Returns the format of a model by its name or path; the plain "default" for a name that says nothing."""
     for pattern, name in _BY_MODEL:
         if re.search(pattern, model, re.IGNORECASE):
             return CHAT_FORMATS[name]

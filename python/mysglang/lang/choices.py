@@ -47,7 +47,7 @@ class ChoicesSamplingMethod(ABC):
 
     @abstractmethod
     def decide(self, scored: Scored) -> ChoicesDecision:
-        """The choice that this method prefers."""
+        """Returns the choice that this method prefers."""
 
 
 class TokenLengthNormalized(ChoicesSamplingMethod):
@@ -105,7 +105,7 @@ unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
 
 def mean_logprob(tokens: Logprobs) -> float:
-    """The mean over those tokens that have a log-probability; minus infinity if none has one."""
+    """Returns the mean over those tokens that have a log-probability; minus infinity if none has one."""
     found = [float(token[0]) for token in tokens if token[0] is not None]
     return _mean(found) if found else -math.inf
 

@@ -17,11 +17,11 @@ class Source(Protocol):
     """Another state, whose results an expression uses."""
 
     def get_var(self, name: str) -> Any:
-        """The value of a variable, when it is final."""
+        """Returns the value of a variable, when it is final."""
         ...
 
     def added_text(self) -> str:
-        """The text that was added since the state was forked, when it is final."""
+        """Returns the text that was added since the state was forked, when it is final."""
         ...
 
 
@@ -250,7 +250,7 @@ def expression(value: object) -> Expression:
 
 
 def in_role(role: str, inner: Expression | str | None) -> Expression:
-    """A whole message."""
+    """Returns a whole message."""
     between = () if inner is None else (expression(inner),)
     return Sequential((RoleBegin(role), *between, RoleEnd(role)))
 

@@ -164,7 +164,7 @@ class Interpreter:
         self.set_result(name + REASONING_SUFFIX, thoughts, None)
 
     def prompt(self) -> Prompt:
-        """The prompt that the next generation continues."""
+        """Returns the prompt that the next generation continues."""
         partial = self.text_[self._role_start :] if self.role is not None else ""
         return Prompt(self.text_, tuple(self.messages_), self.role, partial, tuple(self._media))
 
@@ -228,7 +228,7 @@ class Interpreter:
             self._notify()
 
     def error(self) -> Exception | None:
-        """The exception that ended the program early, or None."""
+        """Returns the exception that ended the program early, or None."""
         self.sync()
         return self._error
 
@@ -239,8 +239,8 @@ class Interpreter:
                 raise TimeoutError(f"the variable {name!r} had no value after {timeout:g} s.")
 
     def get_var(self, name: str) -> Any:
-        """The value of a variable, when it is final. Raises KeyError for a name that nothing sets, ProgramError if the
-        program failed before.
+        """Returns the value of a variable, when it is final. Raises KeyError for a name that nothing sets, ProgramError
+        if the program failed before.
         """
         self.wait_for_var(name)
         if name in self.variables:
@@ -250,14 +250,14 @@ class Interpreter:
         raise KeyError(name)
 
     def added_text(self) -> str:
-        """The text that was added since this state was forked. Raises ProgramError if the program failed."""
+        """Returns the text that was added since this state was forked. Raises ProgramError if the program failed."""
         self.sync()
         if self._error is not None:
             raise ProgramError(f"a fork failed: {self._error}") from self._error
         return self.text_[self.fork_start :]
 
     def progress(self, name: str | None) -> tuple[str, bool]:
-        """The text so far, or that of a variable, and whether it is whole. Never waits."""
+        """Returns the text so far, or that of a variable, and whether it is whole. Never waits."""
         with self._changed:
             over = self._closed and not self._running
             if name is None:
@@ -305,7 +305,7 @@ class Interpreter:
             self._notify()
 
     def _content(self) -> str | list[dict[str, Any]]:
-        """The content of the message that ends, in OpenAI's form."""
+        """Returns the content of the message that ends, in OpenAI's form."""
         text = self.text_[self._role_start :].lstrip()
         media = self._media[self._role_media :]
         return [{"type": "text", "text": text}, *map(content_part, media)] if media else text

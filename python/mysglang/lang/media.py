@@ -14,7 +14,7 @@ _UNKNOWN_TYPE = {"image_url": "image/jpeg", "video_url": "video/mp4"}
 
 
 def content_part(media: Media) -> dict[str, Any]:
-    """The part of a message's content that shows `media`: {"type": "image_url", "image_url": {"url": …}}."""
+    """Returns the part of a message's content that shows `media`: {"type": "image_url", "image_url": {"url": …}}."""
     url: dict[str, Any] = {"url": data_url(media)}
     if media.num_frames is not None:
         url["num_frames"] = media.num_frames
@@ -22,7 +22,7 @@ def content_part(media: Media) -> dict[str, Any]:
 
 
 def data_url(media: Media) -> str:
-    """A URL as it is; a file, or bytes, as a data URL. Raises FileNotFoundError, TypeError."""
+    """Returns a URL as it is; a file, or bytes, as a data URL. Raises FileNotFoundError, TypeError."""
     source = media.source
     if isinstance(source, str) and source.startswith(_REMOTE):
         return source

@@ -116,8 +116,8 @@ class SglFunction:
         return states if generator_style else list(states)
 
     def trace(self, *, backend: Backend | None = None, **arguments: object) -> TracedState:
-        """The additions of the program to its state, found without running a model. Arguments without a value are
-        placeholders.
+        """Returns the additions of the program to its state, found without running a model. Arguments without a value
+        are placeholders.
         """
         self._refuse_unknown(arguments)
         given = {**{name: Argument(name) for name in self.arg_names}, **self.bind_arguments, **arguments}
@@ -213,7 +213,7 @@ class SglFunction:
     def _split(
         self, positional: dict[str, Any], named: Mapping[str, Any], *, extra: int
     ) -> tuple[dict[str, Any], SamplingParams]:
-        """The program's arguments, and the sampling parameters. Raises TypeError."""
+        """Returns the program's arguments, and the sampling parameters. Raises TypeError."""
         if extra > len(self.arg_names):
             raise TypeError(f"{self.__name__} takes {len(self.arg_names)} arguments; got {extra}.")
         arguments, sampling = dict(self.bind_arguments), {}

@@ -23,8 +23,8 @@ class Prompt:
     """Images and videos of the whole text, in order."""
 
     def conversation(self) -> list[Message]:
-        """The messages to send to a backend that answers conversations. Raises ValueError where the next token would
-        not begin an answer.
+        """Returns the messages to send to a backend that answers conversations. Raises ValueError where the next token
+        would not begin an answer.
         """
         if self.role is None and not self.messages:
             return [{"role": "user", "content": self.text}]

@@ -55,7 +55,7 @@ class SamplingParams:
         return replace(self, stop=[*self.stops(), *more]) if more else self
 
     def stops(self) -> list[str]:
-        """The stop strings as a list."""
+        """Returns the stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def typed(self) -> SamplingParams:
@@ -73,11 +73,11 @@ class SamplingParams:
         return replace(stopped, dtype=None, regex=_REGEX_BY_TYPE[name])
 
     def named(self, names: dict[str, str]) -> dict[str, Any]:
-        """The parameters that were said, under a backend's own names: {field here: field there}."""
+        """Returns the parameters that were said, under a backend's own names: {field here: field there}."""
         return {there: value for here, there in names.items() if (value := getattr(self, here)) is not None}
 
     def unknown_to(self, names: Sequence[str]) -> list[str]:
-        """Which parameters were said that are not among `names`."""
+        """Returns which parameters were said that are not among `names`."""
         return [one.name for one in fields(self) if getattr(self, one.name) is not None and one.name not in names]
 
 

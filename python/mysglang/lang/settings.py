@@ -39,6 +39,6 @@ def flush_cache(backend: Backend | None = None, empty_cache: bool = True) -> obj
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
-    """The options and the state of a backend's server. None if there is no backend."""
+    """Returns the options and the state of a backend's server. None if there is no backend."""
     found = backend if backend is not None else settings.default_backend
     return None if found is None else found.get_server_info()

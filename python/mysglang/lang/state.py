@@ -99,12 +99,12 @@ class ProgramState:
             group.join()
 
     def text(self) -> str:
-        """The whole text."""
+        """Returns the whole text."""
         self.sync()
         return self.interpreter.text_
 
     def messages(self) -> list[Message]:
-        """The complete messages, as OpenAI's API has them."""
+        """Returns the complete messages, as OpenAI's API has them."""
         self.sync()
         return self.interpreter.messages_
 
@@ -113,11 +113,13 @@ class ProgramState:
         self.interpreter.sync()
 
     def error(self) -> Exception | None:
-        """The exception that ended the program early, or None."""
+        """Returns the exception that ended the program early, or None."""
         return self.interpreter.error()
 
     def get_var(self, name: str) -> Any:
-        """A variable's final value. Raises KeyError, or ProgramError if the program failed before it was set."""
+        """Returns a variable's final value. Raises KeyError, or ProgramError if the program failed before it was
+        set.
+        """
         return self.interpreter.get_var(name)
 
     def set_var(self, name: str, value: object) -> None:
@@ -125,8 +127,8 @@ class ProgramState:
         self.interpreter.variables[name] = value
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
-        """The backend's report on the generation `name`: token counts, log-probabilities. None if it says nothing.
-        Raises TimeoutError after `timeout` seconds.
+        """Returns the backend's report on the generation `name`: token counts, log-probabilities. None if it says
+        nothing. Raises TimeoutError after `timeout` seconds.
         """
         self.interpreter.wait_for_var(name, timeout)
         return self.interpreter.meta_info.get(name)

@@ -114,12 +114,12 @@ class TracedState:
 
 
 def tracing() -> TracedState | None:
-    """The state of the program that is being traced around the caller."""
+    """Returns the state of the program that is being traced around the caller."""
     return _current.get()
 
 
 def trace(function: Callable[..., object], arguments: dict[str, Any], chat_template: ChatFormat) -> TracedState:
-    """The additions of `function` to its state. Each of `arguments` is a value or an `Argument`."""
+    """Returns the additions of `function` to its state. Each of `arguments` is a value or an `Argument`."""
     state = TracedState(chat_template)
     if (around := _current.get()) is not None:
         around.children.append(state)

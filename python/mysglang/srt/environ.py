@@ -28,7 +28,9 @@ class EnvVar(Generic[T]):
     """True if the value must not appear in a bug report."""
 
     def get(self) -> T:
-        """The value, or the default if it is unset or empty. Raises ConfigError for text that does not parse."""
+        """Returns the value, or the default if it is unset or empty. Raises ConfigError for text that does not
+        parse.
+        """
         text = os.environ.get(self.name, "")
         if not text:
             return self.default

@@ -48,8 +48,8 @@ class ServerEnded(MysglangError):
     """The server has ended and serves no request any more. The message says why."""
 
     def again(self) -> Self:
-        """A new instance for one more reader: an exception that several tasks raise gathers the tracebacks of all of
-        them.
+        """Returns a new instance for one more reader: an exception that several tasks raise gathers the tracebacks of
+        all of them.
         """
         return type(self)(*self.args)
 
@@ -75,7 +75,7 @@ class RequestError(MysglangError):
         self.param = param
 
     def reworded(self, message: str, param: str | None) -> Self:
-        """The same error in the words of the code that reports it."""
+        """Returns the same error in the words of the code that reports it."""
         return type(self)(message, param=param)
 
 

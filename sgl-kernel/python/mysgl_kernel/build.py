@@ -35,7 +35,7 @@ CORES_LEFT = 2
 
 
 def declared_libraries() -> list[Library]:
-    """The libraries of all modules of this package; imports them all."""
+    """Returns the libraries of all modules of this package; imports them all."""
     for module in pkgutil.walk_packages(mysgl_kernel.__path__, "mysgl_kernel."):
         if module.name != __name__:
             importlib.import_module(module.name)

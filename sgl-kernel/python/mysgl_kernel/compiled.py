@@ -42,11 +42,11 @@ class CompiledLibrary(ABC):
 
     @abstractmethod
     def present_arch(self) -> str:
-        """The present device's architecture. Raises KernelBuildError if there is no device."""
+        """Returns the present device's architecture. Raises KernelBuildError if there is no device."""
 
     @abstractmethod
     def find_compiler(self) -> Compiler | None:
-        """The compiler for such sources, if there is one."""
+        """Returns the compiler for such sources, if there is one."""
 
     @abstractmethod
     def supports(self, arch: str) -> bool:
@@ -58,7 +58,9 @@ class CompiledLibrary(ABC):
 
     @abstractmethod
     def stem(self, arch: str) -> str:
-        """The beginning of the file's name: source, architecture, fingerprint of everything but the compiler."""
+        """Returns the beginning of the file's name: source, architecture, fingerprint of everything but the
+        compiler.
+        """
 
     @abstractmethod
     def no_compiler(self, arch: str) -> str:
@@ -76,7 +78,7 @@ class CompiledLibrary(ABC):
         return self._unavailable is None
 
     def built(self, arch: str, compiler: Compiler | None) -> Path | None:
-        """The library as a file, if it is there already. Without a compiler, whichever compiler made it."""
+        """Returns the library as a file, if it is there already. Without a compiler, whichever compiler made it."""
         stem = self.stem(arch)
         if ahead := sorted(sources.LIB.glob(f"{stem}.*.so")):
             return ahead[0]

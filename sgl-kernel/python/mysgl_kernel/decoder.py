@@ -252,7 +252,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _layer_table(layers: Sequence[LayerTensors]) -> Tensor:
-    """The layers' pointers as the kernel reads them, in bytes."""
+    """Returns the layers' pointers as the kernel reads them, in bytes."""
     table = (_Layer * len(layers))()
     for entry, layer in zip(table, layers, strict=True):
         for field in fields(layer):

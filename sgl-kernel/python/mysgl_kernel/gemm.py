@@ -23,7 +23,7 @@ GATES = {"silu": (1.0, 0.0), "gelu_tanh": (1.5957691216057308, 0.07135481282)}
 
 
 def _library(form: Form, *, wide: bool, late: bool = False) -> Library:
-    """The kernels of one form, for wide tiles or for the others: parts are compiled side by side."""
+    """Returns the kernels of one form, for wide tiles or for the others: parts are compiled side by side."""
     says = {True: "true", False: "false"}
     flags = (
         f"-DGROUPS_OF_LIBRARY={form.groups}",
@@ -44,7 +44,8 @@ def available() -> bool:
 
 
 def plan(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> Plan | None:
-    """How to cut x [rows, inputs] times weight [outputs, inputs]; None where cuBLAS is quicker, or nothing fits.
+    """Returns how to cut x [rows, inputs] times weight [outputs, inputs]; None where cuBLAS is quicker, or nothing
+    fits.
 
     Waits for the part that the plan needs, if that is being compiled; None if it cannot be had.
     """
@@ -56,7 +57,7 @@ def plan(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> Plan |
 
 
 def whole_plan(rows: int, outputs: int, inputs: int) -> Plan | None:
-    """How to cut the same so that no sum depends on how many rows there are; None where nothing fits."""
+    """Returns how to cut the same so that no sum depends on how many rows there are; None where nothing fits."""
     found = gemm_plan.whole_plan(_device(), rows, outputs, inputs)
     return found if found is not None and _library_for(found, late=False).available() else None
 
@@ -113,7 +114,7 @@ def _launch(library: Library) -> Launch:
 
 @cache
 def _device() -> Device:
-    """The present one, as the driver counts what fits at once."""
+    """Returns the present one, as the driver counts what fits at once."""
     counts = (c_int * 8)()
     _LIBRARIES[FORMS[0], False].function("mysgl_linear_clusters", c_void_p)(counts)
     return Device(tuple(counts), rates_for(torch.cuda.get_device_name()))

@@ -113,8 +113,8 @@ def best_plan(device: Device, rows: int, outputs: int, inputs: int, gated: bool)
 
 @cache
 def whole_plan(device: Device, rows: int, outputs: int, inputs: int) -> Plan | None:
-    """The best cut in which each sum goes through all inputs in one block, from first to last: the same sums for any
-    number of rows. None where the copy engine does not take the shape, or there are too many rows.
+    """Returns the best cut in which each sum goes through all inputs in one block, from first to last: the same sums
+    for any number of rows. None where the copy engine does not take the shape, or there are too many rows.
     """
     if rows < 1 or inputs % 8 or outputs % 8:
         return None
@@ -123,7 +123,7 @@ def whole_plan(device: Device, rows: int, outputs: int, inputs: int) -> Plan | N
 
 
 def plan_of_many(device: Device, rows: int, outputs: int, inputs: int) -> Plan | None:
-    """The gated product of more than MAX_ROWS rows."""
+    """Returns the gated product of more than MAX_ROWS rows."""
     if rows < LEAST_MANY or inputs < LATE_INPUTS:
         return None
     plan = Plan(LATE_FORM, MANY_TILE, 1, device.clusters[LATE_FORM.blocks - 1], row_group=ROW_GROUP)

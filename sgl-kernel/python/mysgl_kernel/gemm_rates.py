@@ -94,5 +94,5 @@ MEASURED = (H200,)
 
 
 def rates_for(device_name: str) -> GemmRates:
-    """The rates that were measured on such a device, or an H200's."""
+    """Returns the rates that were measured on such a device, or an H200's."""
     return next((rates for rates in MEASURED if rates.measured_on in device_name), H200)

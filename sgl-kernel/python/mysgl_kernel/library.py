@@ -21,7 +21,7 @@ NO_TRAITS: Mapping[str, object] = {}
 
 @cache
 def present_arch() -> str | None:
-    """The present device as nvcc names it: "90a", "80", …; None without a CUDA device."""
+    """Returns the present device as nvcc names it: "90a", "80", …; None without a CUDA device."""
     if not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()
@@ -30,7 +30,7 @@ def present_arch() -> str | None:
 
 
 def current_stream(x: torch.Tensor) -> int:
-    """The handle of the stream that work on x's device goes to now."""
+    """Returns the handle of the stream that work on x's device goes to now."""
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
@@ -57,7 +57,7 @@ class Library(CompiledLibrary):
         Library.declared.append(self)
 
     def function(self, name: str, *argtypes: Any) -> Launch:
-        """The launch function `name`, an `extern "C"` one that returns a cudaError_t.
+        """Returns the launch function `name`, an `extern "C"` one that returns a cudaError_t.
 
         Calling it raises torch.cuda.CudaError for anything but cudaSuccess. Raises KernelBuildError if the library
         cannot be had, AttributeError if it has no such function.

@@ -71,7 +71,7 @@ class RowLogprobs(NamedTuple):
 
     @classmethod
     def over(cls, packed: Tensor, rows: int) -> RowLogprobs:
-        """The parts of such a piece."""
+        """Returns the parts of such a piece."""
         chosen, best = packed[:rows], packed[rows:].view(2, rows, (len(packed) - rows) // (2 * rows))
         return cls(packed, chosen, best[0], best[1].view(torch.int32))
 
@@ -92,7 +92,8 @@ def sample_rows(
     newest: Tensor,
     top: int | None,
 ) -> tuple[Tensor, RowLogprobs | None]:
-    """The tokens [R] int64 of rows of logits [R, vocab], -1 where greedy is; written to newest[slots] too, 0 for -1.
+    """Returns the tokens [R] int64 of rows of logits [R, vocab], -1 where greedy is; written to newest[slots] too, 0
+    for -1.
 
     rows: R or more items of ROW; bias: items of BIAS; both dense, of any dtype.
     counts: [lines, vocab] int32, twice the times that a token was generated, plus one if the prompt has it. The chosen

@@ -83,7 +83,9 @@ def _version_of(path: str, _modified_ns: int, _size: int) -> str:
 
 
 def find_nvcc() -> Nvcc | None:
-    """The compiler of CUDA_HOME, else the first in PATH, else the toolkit's usual place; None if there is none."""
+    """Returns the compiler of CUDA_HOME, else the first in PATH, else the toolkit's usual place; None if there is
+    none.
+    """
     home = os.environ.get("CUDA_HOME")
     places = (Path(home, "bin", "nvcc") if home else None, shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc")
     for place in places:

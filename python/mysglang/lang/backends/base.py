@@ -24,11 +24,11 @@ class Backend(ABC):
 
     @abstractmethod
     def get_chat_template(self) -> ChatFormat:
-        """How messages become text."""
+        """Returns how messages become text."""
 
     @abstractmethod
     def generate(self, prompt: Prompt, params: SamplingParams) -> Generated:
-        """The text that follows `prompt`. Raises ValueError for parameters that the backend does not have."""
+        """Returns the text that follows `prompt`. Raises ValueError for parameters that the backend does not have."""
 
     @abstractmethod
     def generate_stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[tuple[str, MetaInfo]]:
@@ -37,7 +37,7 @@ class Backend(ABC):
     def select(
         self, prompt: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        """The choice that follows `prompt` best."""
+        """Returns the choice that follows `prompt` best."""
         raise NotImplementedError(f"{type(self).__name__} cannot tell how likely a text is, which select() needs.")
 
     def cache_prefix(self, prefix: str) -> None:
@@ -53,5 +53,5 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no cache that can be flushed.")
 
     def get_server_info(self) -> dict[str, Any]:
-        """The server's options and state."""
+        """Returns the server's options and state."""
         raise NotImplementedError(f"{type(self).__name__} has no server info.")

@@ -10,7 +10,7 @@ from mysglang.lang.sampling import SamplingParams
 
 
 def import_client(package: str, user: str) -> Any:
-    """A client library that is not installed with us. Raises ImportError that says what to install."""
+    """Returns a client library that is not installed with us. Raises ImportError that says what to install."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -54,7 +54,7 @@ class NativeBackend(Backend):
 
     @abstractmethod
     def ask(self, body: Body) -> Any:
-        """The answer to a body of POST /generate: a response, or a list of them."""
+        """Returns the answer to a body of POST /generate: a response, or a list of them."""
 
     @abstractmethod
     def ask_stream(self, body: Body) -> Iterator[Mapping[str, Any]]:
@@ -62,10 +62,12 @@ class NativeBackend(Backend):
 
     @abstractmethod
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """A conversation by the model's chat template, without the tokens that the tokenizer adds to every prompt."""
+        """Returns a conversation by the model's chat template, without the tokens that the tokenizer adds to every
+        prompt.
+        """
 
     def find_chat_template(self, name: str | None, model_path: str) -> ChatFormat:
-        """The format by that name; else the model's own; else one that is known for models of this name."""
+        """Returns the format by that name; else the model's own; else one that is known for models of this name."""
         if name is not None:
             return chat_format(name)
         try:
@@ -171,7 +173,9 @@ def _reading(text: str | list[str]) -> Body:
 
 
 def _without_prompt(tokens: Logprobs, prompt: str) -> Logprobs:
-    """The rows of a choice, of rows that begin `HEALED` tokens before it: those of the prompt's own end are dropped."""
+    """Returns the rows of a choice, of rows that begin `HEALED` tokens before it: those of the prompt's own end are
+    dropped.
+    """
     # If the end of the prompt and the beginning of the choice merged into one token, fewer rows are the prompt's alone.
     for count in range(min(HEALED, len(tokens) - 1), 0, -1):
         if prompt.endswith("".join(str(token[2]) for token in tokens[:count])):

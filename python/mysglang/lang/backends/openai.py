@@ -102,7 +102,7 @@ class OpenAI(Backend):
     def select(
         self, prompt: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        """The choice that the model writes if it may write nothing else, token by token. The API reports no
+        """Returns the choice that the model writes if it may write nothing else, token by token. The API reports no
         log-probabilities of given texts, so no other method than the default can be used.
         """
         if self.is_chat_model:
@@ -159,7 +159,7 @@ class OpenAI(Backend):
         raise ValueError(f"dtype must be int or str for OpenAI's API; got {kind}.")
 
     def _digits(self) -> dict[str, int]:
-        """Tokens of numbers, at least all of up to two digits."""
+        """Returns tokens of numbers, at least all of up to two digits."""
         tokenizer = self._find_tokenizer()
         numbers = [" ", *map(str, range(10)), *(f"{number:02}" for number in range(100)), *map(str, range(100, 1000))]
         tokens = [tokens[0] for number in numbers if len(tokens := tokenizer.encode(number)) == 1]

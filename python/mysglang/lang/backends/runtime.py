@@ -52,7 +52,7 @@ class Runtime(NativeBackend):
         return self.engine.get_server_info()
 
     def generate_text(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> str:
-        """The continuation of `prompt`, without a program."""
+        """Returns the continuation of `prompt`, without a program."""
         answer: dict[str, Any] = self.engine.generate(prompt, sampling_params)
         return str(answer["text"])
 
@@ -64,7 +64,7 @@ class Runtime(NativeBackend):
             said = len(answer["text"])
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer."""
+        """Returns the model's tokenizer."""
         return self.engine.tokenizer
 
     @property

@@ -47,7 +47,7 @@ class RuntimeEndpoint(NativeBackend):
         self._chat_template = self.find_chat_template(chat_template_name, self.get_model_name())
 
     def get_model_name(self) -> str:
-        """The path of the served model."""
+        """Returns the path of the served model."""
         return str(self.model_info["model_path"])
 
     def ask(self, body: Body) -> Any:

@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str], usage: Usage = LAUNCH_SERVER) -> dict[str, Any]:
-    """The options that `argv` gives, and those of its --config file that it does not give.
+    """Returns the options that `argv` gives, and those of its --config file that it does not give.
 
     Raises ConfigError; exits after --help and --version.
     """
@@ -75,7 +75,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def make_parser(usage: Usage) -> argparse.ArgumentParser:
-    """The parser of all server options. Values stay text; an option that is not given is left out."""
+    """Returns the parser of all server options. Values stay text; an option that is not given is left out."""
     model = "[MODEL]" if usage.positional_model else "[--model-path MODEL]"
     parser = _Parser(
         prog=usage.prog,
@@ -115,7 +115,7 @@ def _add(part: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _strangers(rest: Sequence[str]) -> list[str]:
-    """A line for each argument that is not an option of ours. Values after an unknown flag belong to it."""
+    """Returns a line for each argument that is not an option of ours. Values after an unknown flag belong to it."""
     problems: list[str] = []
     for word in rest:
         if word.startswith("--"):

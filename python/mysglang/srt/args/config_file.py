@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 20
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The options in the file at `path`, by their names; lists become tuples.
+    """Returns the options in the file at `path`, by their names; lists become tuples.
 
     Raises ConfigError with every problem: a file that cannot be read, that is not one flat mapping, a name that is
     unknown or stands twice, a flag that is neither true nor false. Each problem names the file and the line.

@@ -69,13 +69,13 @@ def arg(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> T:
-    """A dataclass field that is an option. The range, given in numbers, includes both its ends."""
+    """Returns a dataclass field that is an option. The range, given in numbers, includes both its ends."""
     metadata = {"help": help, "aliases": aliases, "at_least": at_least, "at_most": at_most}
     return field(default=default, metadata=metadata)
 
 
 def options(group: type) -> list[Option]:
-    """The options of a group (a dataclass whose fields are made by `arg`), in the order they are written."""
+    """Returns the options of a group (a dataclass whose fields are made by `arg`), in the order they are written."""
     hints = get_type_hints(group)
     return [_option(item.name, hints[item.name], item.default, dict(item.metadata)) for item in fields(group)]
 

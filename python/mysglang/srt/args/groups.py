@@ -96,7 +96,7 @@ def _homes() -> dict[str, tuple[str, Option]]:
 
 
 def option_named(name: str) -> Option | None:
-    """The option of this name or alias, with dashes or underscores; None if there is none."""
+    """Returns the option of this name or alias, with dashes or underscores; None if there is none."""
     home = _homes().get(name.replace("-", "_"))
     return None if home is None else home[1]
 
@@ -121,7 +121,7 @@ def from_flat(kind: type[Groups], values: Mapping[str, Any]) -> Groups:
 
 
 def unknown(name: str) -> str:
-    """The line that says why the option `name` (with dashes or underscores) cannot be given."""
+    """Returns the line that says why the option `name` (with dashes or underscores) cannot be given."""
     name = name.lstrip("-").replace("-", "_")
     if name in SGLANG_OPTIONS:
         reason = f": {WHY_NOT[name]}." if name in WHY_NOT else "."

@@ -96,7 +96,7 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_storage_config(text: str | None) -> StorageConfig:
-    """The config in a JSON object. Raises ValueError."""
+    """Returns the config in a JSON object. Raises ValueError."""
     config = StorageConfig() if text is None else msgspec.json.decode(text, type=StorageConfig)
     if config.block_tokens < 1 or config.size_gb <= 0 or config.prefetch_threshold < 1:
         raise ValueError("block_tokens, prefetch_threshold and size_gb must be greater than 0")

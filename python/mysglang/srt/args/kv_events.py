@@ -37,7 +37,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def read_kv_events(text: str) -> KvEventsConfig:
-    """The config in a JSON object. Raises ValueError."""
+    """Returns the config in a JSON object. Raises ValueError."""
     config = msgspec.json.decode(text, type=KvEventsConfig)
     if min(config.buffer_steps, config.hwm, config.max_queue_size) < 1:
         raise ValueError("buffer_steps, hwm and max_queue_size must be at least 1")

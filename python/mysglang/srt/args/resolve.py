@@ -119,7 +119,9 @@ def _open(choice: Choice | None) -> Choice | None:
 
 
 def resolve_speculative(args: SpeculativeArgs) -> SpeculativeArgs:
-    """How many drafts a row tries in a step. Flags that contradict each other stay as they are, to be refused."""
+    """Returns how many drafts a row tries in a step. Flags that contradict each other stay as they are, to be
+    refused.
+    """
     if args.speculative_algorithm is None or args.complaint() is not None:
         return args
     if args.speculative_algorithm == "NGRAM":

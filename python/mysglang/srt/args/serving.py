@@ -155,7 +155,7 @@ class ServingArgs:
 
 
 def read_keys(path: str) -> tuple[str, ...]:
-    """The keys in a file, one on each line, lines that begin with # left out; none if there is no such file."""
+    """Returns the keys in a file, one on each line, lines that begin with # left out; none if there is no such file."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -38,7 +38,7 @@ class Rule:
 
 
 def _file_rule(name: str) -> Rule:
-    """The option of that name, of how the server meets its clients, is a file where it is given."""
+    """Returns the option of that name, of how the server meets its clients, is a file where it is given."""
 
     def path(args: ArgGroups) -> str | None:
         given: str | None = getattr(args.serving, name)
@@ -286,7 +286,7 @@ RULES = (
 
 
 def _last_gpu(groups: ArgGroups) -> int:
-    """The number of the last rank's GPU."""
+    """Returns the number of the last rank's GPU."""
     return groups.parallel.gpus[-1]
 
 
@@ -297,7 +297,7 @@ def _several(groups: ArgGroups) -> str:
 
 
 def alone_only(groups: ArgGroups) -> list[str]:
-    """The options that are given and that so many ranks cannot carry out, each with its reason."""
+    """Returns the options that are given and that so many ranks cannot carry out, each with its reason."""
     stages = groups.parallel.pp_size > 1
     given = {
         "--speculative-algorithm STANDALONE, whose draft model no single stage could run: the first stage embeds the "
@@ -353,7 +353,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _about_text(serving: ServingArgs) -> list[str]:
-    """The options that are given of how text becomes tokens, and tokens an answer."""
+    """Returns the options that are given of how text becomes tokens, and tokens an answer."""
     given = {
         "chat_template": serving.chat_template is not None,
         "completion_template": serving.completion_template not in ("auto", "none"),

@@ -140,7 +140,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
 
 
 def decoder(name: str, config: type[DecoderConfig]) -> dict[str, Architecture]:
-    """The architectures of a family: it generates, makes vectors and scores labels."""
+    """Returns the architectures of a family: it generates, makes vectors and scores labels."""
     vectors = f"{name}Model"
     return {
         f"{name}ForCausalLM": Architecture("causal_lm:CausalLM", config, embedding=vectors),
@@ -164,7 +164,7 @@ loaded.
 
 
 def _with_tower(name: str) -> Architecture:
-    """The decoder of the family in such a checkpoint."""
+    """Returns the decoder of the family in such a checkpoint."""
     return replace(decoder(name, DECODERS[name])[f"{name}ForCausalLM"], inside="language_model")
 
 
@@ -191,7 +191,7 @@ FOREIGN = Architecture("transformers_backend.model:TransformersCausalLM", foreig
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """The built-in row of that name, or the row of an installed package; None if there is neither.
+    """Returns the built-in row of that name, or the row of an installed package; None if there is neither.
 
     Raises ConfigError for a package whose families cannot be read, and for two packages that bring the same.
     """

@@ -80,7 +80,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
-        """The keys of config.json, and those that it leaves out but that every decoder has."""
+        """Returns the keys of config.json, and those that it leaves out but that every decoder has."""
         return hf
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
@@ -183,7 +183,8 @@ def check_experts(top_k: int, experts: int, field: str) -> None:
 def sliding_rope(
     rope: RopePlan, parameters: Mapping[str, Any] | None, theta: float, max_position_embeddings: int
 ) -> RopePlan:
-    """The rotary positions of layers with a window, in families where they differ from `rope`, those of other layers.
+    """Returns the rotary positions of layers with a window, in families where they differ from `rope`, those of other
+    layers.
 
     parameters: `rope_parameters` of config.json, by type of layer, or None. Without them, positions are not scaled and
     `theta` is the base. Raises ConfigError.
@@ -193,7 +194,7 @@ def sliding_rope(
 
 
 def norms_after(norm: NormPlan) -> NormsPlan:
-    """The norms of layers that have them only after attention and after the MLP, as OLMo 2 and EXAONE 4."""
+    """Returns the norms of layers that have them only after attention and after the MLP, as OLMo 2 and EXAONE 4."""
     return NormsPlan(
         norm=norm,
         before_attention=None,

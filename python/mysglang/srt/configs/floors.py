@@ -55,7 +55,9 @@ class StepWork:
     """Operations of the products with the weights, over all rows."""
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """The floor: weights are read or multiplied with, whichever takes longer, then keys and values are read."""
+        """Returns the floor: weights are read or multiplied with, whichever takes longer, then keys and values are
+        read.
+        """
         return max(self.weight_bytes / ceilings.read, self.operations / ceilings.gemm) + self.kv_bytes / ceilings.read
 
 

@@ -32,8 +32,8 @@ _NAME = re.compile(r'"(\w+(?:ForCausalLM|LMHeadModel))"', re.ASCII)
 
 @cache
 def names_in_transformers() -> frozenset[str]:
-    """The names of architectures in transformers' table of models, which is read as a text: importing it takes a second
-    and loads torch. Empty if there is no such file; the process that loads a model asks transformers itself.
+    """Returns the names of architectures in transformers' table of models, which is read as a text: importing it takes
+    a second and loads torch. Empty if there is no such file; the process that loads a model asks transformers itself.
     """
     spec = importlib.util.find_spec("transformers")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -47,8 +47,8 @@ COSMETIC = ("torch_dtype", "dtype", "transformers_version", "_name_or_path", "us
 
 
 def plain_names(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json, and those of `ALIASES` under their usual names too. Raises ConfigError if a size that
-    is needed has none of its names.
+    """Returns the keys of a config.json, and those of `ALIASES` under their usual names too. Raises ConfigError if a
+    size that is needed has none of its names.
     """
     found = dict(hf)
     for name, others in ALIASES.items():
@@ -63,5 +63,5 @@ def plain_names(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def computing_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of config.json that decide how the model computes."""
+    """Returns the keys of config.json that decide how the model computes."""
     return {name: value for name, value in hf.items() if name not in COSMETIC}

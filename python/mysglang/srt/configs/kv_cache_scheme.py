@@ -35,7 +35,7 @@ def quantizes_only_kv(hf: dict[str, Any]) -> bool:
 
 
 def kv_cache_dtype_of(hf: dict[str, Any]) -> Literal["fp8_e4m3"] | None:
-    """The value of `--kv-cache-dtype auto` for this config.json; None: the dtype of the model.
+    """Returns the value of `--kv-cache-dtype auto` for this config.json; None: the dtype of the model.
 
     Raises ConfigError for a scheme that is not known here.
     """

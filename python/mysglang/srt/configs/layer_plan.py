@@ -69,7 +69,7 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of the state of one request, in a model whose dtype has that many bytes."""
+        """Returns bytes of the state of one request, in a model whose dtype has that many bytes."""
         return 0
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
@@ -475,7 +475,7 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(attention.window for attention in self.attentions)
 
     def stage(self, number: int, stages: int) -> DecoderPlan:
-        """The plan with those layers alone that stand in one of so many stages of a pipeline."""
+        """Returns the plan with those layers alone that stand in one of so many stages of a pipeline."""
         own = even_run(len(self.layers), number, stages)
         return msgspec.structs.replace(self, layers=self.layers[own.start : own.stop])
 

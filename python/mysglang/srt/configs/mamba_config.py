@@ -37,7 +37,7 @@ class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
     time_step_limit: list[Any] | None = None
 
     def mamba(self) -> Mamba2Plan:
-        """The Mamba-2 mixer of a layer."""
+        """Returns the Mamba-2 mixer of a layer."""
         return Mamba2Plan(
             heads=self.mamba_n_heads,
             head_dim=self.mamba_inner // self.mamba_n_heads,
@@ -67,7 +67,9 @@ class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
 
 
 def named_layers(types: object) -> list[str]:
-    """The type of each layer by today's names, from a list of names or a text of letters. Raises ConfigError."""
+    """Returns the type of each layer by today's names, from a list of names or a text of letters. Raises
+    ConfigError.
+    """
     if not isinstance(types, list | str) or not all(isinstance(name, str) for name in types):
         raise ConfigError(f"config.json: types of layers must be a list of names or a text of letters, not {types!r}")
     return [OTHER_NAMES.get(name, name) for name in types]
@@ -93,5 +95,5 @@ def check_mamba(heads: int, groups: int, inner: int, activation: str, limits: li
 
 
 def _number(value: object) -> object:
-    """The value as transformers writes it where JSON has no such number."""
+    """Returns the value as transformers writes it where JSON has no such number."""
     return float(value["__float__"]) if isinstance(value, dict) and value.keys() == {"__float__"} else value

@@ -161,7 +161,7 @@ class ModelConfig:
 
 
 def of_text(hf: dict[str, Any]) -> dict[str, Any]:
-    """The keys of config.json together with those of `text_config`, where models of several kinds nest them."""
+    """Returns the keys of config.json together with those of `text_config`, where models of several kinds nest them."""
     nested = hf.get("text_config")
     if nested is None:
         return hf
@@ -223,7 +223,7 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
 
 
 def _method(hf: dict[str, Any]) -> str:
-    """The method of the quantization in brackets, if config.json names it."""
+    """Returns the method of the quantization in brackets, if config.json names it."""
     given = hf.get("quantization_config") or hf.get("compression_config")
     method = given.get("quant_method") if isinstance(given, dict) else None
     return f" ({method[:MAX_NAME_CHARS]})" if isinstance(method, str) else ""
@@ -250,7 +250,7 @@ def _read(hf: dict[str, Any], kind: type[Keys]) -> Keys:
 
 
 def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tuple[DecoderPlan, int]:
-    """The plan, and the positions that the model can use."""
+    """Returns the plan, and the positions that the model can use."""
     config = _read(hf, family)
     if dtype == "float16" and not config.float16:
         raise ConfigError("activations of this model overflow in float16; use --dtype bfloat16 or float32")

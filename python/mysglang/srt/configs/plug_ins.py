@@ -30,8 +30,8 @@ def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
 def load_plug_in(
     point: EntryPoint, row: type[Row], family: type, rows_of: Callable[[str, Any], Mapping[str, Row]]
 ) -> Mapping[str, Row]:
-    """The rows of a package. Raises ConfigError, which names the package, if the entry point is not a family or a table
-    of rows.
+    """Returns the rows of a package. Raises ConfigError, which names the package, if the entry point is not a family or
+    a table of rows.
 
     rows_of(name, config): the rows of a family with that config.
     """

@@ -110,7 +110,7 @@ def is_sentence_encoder(folder: Path) -> bool:
 
 
 def _modules(folder: Path) -> list[_Module]:
-    """The modules of sentence-transformers; none where there is no such file."""
+    """Returns the modules of sentence-transformers; none where there is no such file."""
     file = folder / MODULES_FILE
     if not is_there(file):
         return []
@@ -188,8 +188,8 @@ def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(hf: dict[str, Any], num_labels: int) -> Literal["sigmoid", "identity"]:
-    """The activation that sentence-transformers' CrossEncoder chooses: the one in the config, or a sigmoid for a single
-    label.
+    """Returns the activation that sentence-transformers' CrossEncoder chooses: the one in the config, or a sigmoid for
+    a single label.
     """
     newer = hf.get("sentence_transformers")
     named = (newer.get("activation_fn") if isinstance(newer, dict) else None) or hf.get(

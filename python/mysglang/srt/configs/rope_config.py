@@ -102,7 +102,7 @@ def _check_factors(key: str, factors: object) -> None:
 
 
 def rotary_part(hf: dict[str, Any], usual: float | None) -> float:
-    """The part of each head that is turned, from either spelling of config.json.
+    """Returns the part of each head that is turned, from either spelling of config.json.
 
     usual: where the file does not say it; None: models of this family turn whole heads. Raises ConfigError.
     """
@@ -139,8 +139,8 @@ def _scaled_context(rope: dict[str, Any], max_position_embeddings: int) -> int:
 
 
 def _lengths(hf: dict[str, Any], given: dict[str, Any], max_position_embeddings: int) -> dict[str, Any]:
-    """The length before scaling, from any of its possible keys, and for yarn the factor if it must be computed from
-    it.
+    """Returns the length before scaling, from any of its possible keys, and for yarn the factor if it must be computed
+    from it.
     """
     if given.get("rope_type", given.get("type")) == "dynamic":
         return {LENGTH_BEFORE_SCALING: max_position_embeddings}

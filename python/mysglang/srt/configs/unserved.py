@@ -68,7 +68,7 @@ def why_unserved(names: Sequence[object], hf: Mapping[str, Any], served: Collect
 
 
 def _meant(name: str, served: Collection[str]) -> str | None:
-    """A served name that this one may be a misspelling of.
+    """Returns a served name that this one may be a misspelling of.
 
     Names of other families are often as close as a misspelling. So the family must be right, and its figures.
     """
@@ -80,7 +80,7 @@ def _meant(name: str, served: Collection[str]) -> str | None:
 
 
 def _family(name: str) -> str:
-    """The part of a name before its head."""
+    """Returns the part of a name before its head."""
     return re.split("for|model|lmhead", name.casefold())[0]
 
 

@@ -110,7 +110,7 @@ class AnswerGrammar:
         return self._runs[0][1]
 
     def _known_run(self) -> tuple[int, ...]:
-        """The rest of the run that the answer is in; empty if it is in none, or that is not worked out yet."""
+        """Returns the rest of the run that the answer is in; empty if it is in none, or that is not worked out yet."""
         if not self._runs:
             return ()
         begin, run = self._runs[0]

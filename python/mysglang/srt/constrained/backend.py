@@ -19,7 +19,7 @@ FILL_THREADS = 8
 
 
 def fill_threads(cores: int) -> int:
-    """How many threads write the masks of a step, where a library has threads for that."""
+    """Returns how many threads write the masks of a step, where a library has threads for that."""
     return max(1, min(FILL_THREADS, cores // 2))
 
 
@@ -60,7 +60,7 @@ class Matcher(Protocol):
         ...
 
     def forced_text(self) -> str:
-        """The text with which every continuation begins, as far as the library knows; may be empty."""
+        """Returns the text with which every continuation begins, as far as the library knows; may be empty."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -75,7 +75,7 @@ class CompiledGrammar(Protocol):
     """Memory that it takes, about."""
 
     def matcher(self) -> Matcher:
-        """A new matcher for one more answer, at its start."""
+        """Returns a new matcher for one more answer, at its start."""
         ...
 
 

@@ -174,7 +174,7 @@ class CompileServer:
         return Refused(number, f"it is nested too deeply, or too large, for the compiler ({how})", lasting=lasting)
 
     def _until_next_look(self) -> float | None:
-        """Seconds until a child is late. A tick at most, so that a pause of the machine is no child's fault."""
+        """Returns seconds until a child is late. A tick at most, so that a pause of the machine is no child's fault."""
         began = [child.began for child in self._children.values() if not child.killed]
         if not began:
             return TICK_S if self._children else None
@@ -205,7 +205,7 @@ def compile_in_child(setup: CompilerSetup, backend: GrammarBackend, job: Job, ou
 
 
 def answer(backend: GrammarBackend, job: Job, setup: CompilerSetup) -> ToParent:
-    """The compiled grammar, tried out; or what is wrong with it."""
+    """Returns the compiled grammar, tried out; or what is wrong with it."""
     began = time.monotonic()
     spec = GrammarSpec(job.kind, job.text)
     try:
@@ -300,7 +300,7 @@ def _write(output: int, data: bytes) -> None:
 
 
 def _first(source: int, frames: Frames[CompilerSetup]) -> CompilerSetup:
-    """The setup, read byte by byte so that nothing behind it is taken."""
+    """Returns the setup, read byte by byte so that nothing behind it is taken."""
     while True:
         data = os.read(source, 1)
         if not data:

@@ -68,7 +68,9 @@ class CompileTurns:
         return self.end(spec)
 
     def start(self) -> Wanted | None:
-        """The grammar that is compiled next, which counts as being compiled from now on; None if none may begin now."""
+        """Returns the grammar that is compiled next, which counts as being compiled from now on; None if none may begin
+        now.
+        """
         total = sum(self._running.values())
         if total >= MOST_AT_ONCE:
             return None

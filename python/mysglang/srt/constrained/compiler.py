@@ -124,7 +124,7 @@ class Link:
     """The numbers of the jobs."""
 
     def take(self, number: int) -> Wanted | None:
-        """The job of that number, which is over; None if it was dropped."""
+        """Returns the job of that number, which is over; None if it was dropped."""
         wanted = self.jobs.pop(number, None)
         if wanted is not None:
             del self.numbers[wanted.spec]
@@ -245,7 +245,7 @@ class GrammarCompiler:
             self._done.put((spec, failure))
 
     def _start(self) -> Link | None:
-        """A new process; None if the system has no room for one, and then what is wanted now is refused."""
+        """Returns a new process; None if the system has no room for one, and then what is wanted now is refused."""
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "mysglang.srt.constrained.compile_process"],

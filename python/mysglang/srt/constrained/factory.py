@@ -19,7 +19,7 @@ NO_BACKEND = "none"
 
 
 def choose_backend(asked: str | None) -> str:
-    """The backend that was asked for, or the first whose library is installed; "none" if none is.
+    """Returns the backend that was asked for, or the first whose library is installed; "none" if none is.
 
     Raises ConfigError if what was asked for is not installed.
     """

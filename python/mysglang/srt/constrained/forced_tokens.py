@@ -14,7 +14,7 @@ LONGEST = 1024
 
 
 def cutter(tokenizer: Tokenizer) -> Cut:
-    """All but the last token of a text: with what follows the last may grow together."""
+    """Returns all but the last token of a text: with what follows the last may grow together."""
 
     @lru_cache(TEXTS)
     def cut(text: str) -> tuple[int, ...]:

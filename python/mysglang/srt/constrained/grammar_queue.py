@@ -81,7 +81,7 @@ class GrammarCache:
         return compiled
 
     def patience(self, spec: GrammarSpec) -> Patience:
-        """The patience with a grammar that is here; all answers that follow the grammar must share it."""
+        """Returns the patience with a grammar that is here; all answers that follow the grammar must share it."""
         return self._patience[spec]
 
     def put(self, spec: GrammarSpec, outcome: Outcome, tenant: str = "") -> None:
@@ -115,7 +115,9 @@ class GrammarCache:
         return next((room for room in (self._number, self._bytes) if room.overfull), None)
 
     def _victim(self, room: SharedRoom, new: GrammarSpec) -> GrammarSpec | None:
-        """The grammar that gives way to `new`: of the tenant that has most, the one that was used least lately."""
+        """Returns the grammar that gives way to `new`: of the tenant that has most, the one that was used least
+        lately.
+        """
         by_size = sorted(room.held, key=room.held.__getitem__, reverse=True)
         return next((spec for tenant in by_size for spec in self._of_owner[tenant] if spec != new), None)
 
@@ -249,7 +251,9 @@ class GrammarQueue:
         return self._ready.pop(rid, None)
 
     def _withdraw(self, rid: str) -> Req:
-        """The request waits no longer. If it was the last of its tenant that did, its tenant's turn is not needed."""
+        """Returns the request waits no longer. If it was the last of its tenant that did, its tenant's turn is not
+        needed.
+        """
         waiting = self._waiting.pop(rid)
         spec, tenant = waiting.spec, waiting.req.tenant
         tenants = self._wanted[spec]

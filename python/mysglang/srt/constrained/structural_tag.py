@@ -42,7 +42,9 @@ class Tag:
 
 
 def with_format(text: str) -> dict[str, Any]:
-    """The tag as `{"type": "structural_tag", "format": …}`. Raises GrammarError if it has not the form of either."""
+    """Returns the tag as `{"type": "structural_tag", "format": …}`. Raises GrammarError if it has not the form of
+    either.
+    """
     value = msgspec.json.decode(text)
     if "format" in value:
         return {"type": "structural_tag", "format": value["format"]}
@@ -84,7 +86,7 @@ def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> An
 
 
 def json_tags(text: str) -> list[Tag]:
-    """The tags of a format that is free text with triggered JSON. Raises GrammarError for any other format."""
+    """Returns the tags of a format that is free text with triggered JSON. Raises GrammarError for any other format."""
     form = with_format(text)["format"]
     try:
         if form["type"] != "triggered_tags" or form.keys() - {"type", "triggers", "tags"}:

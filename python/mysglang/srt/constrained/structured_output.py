@@ -60,7 +60,9 @@ class StructuredOutput:
 
     @classmethod
     def follow(cls, setup: CompilerSetup, tokenizer: Tokenizer, *, jump_forward: bool = False) -> StructuredOutput:
-        """The instance of another rank, which compiles nothing: the first rank sends it the compiled grammars."""
+        """Returns the instance of another rank, which compiles nothing: the first rank sends it the compiled
+        grammars.
+        """
         backend = _backend_maker(setup, tokenizer)
         cut = cutter(tokenizer) if jump_forward else None
         queue = GrammarQueue(CompiledElsewhere(), cut=cut, freight=SharedBackend(backend))

@@ -40,7 +40,7 @@ class Continuations:
             self._masks.append(np.packbits(fitting, bitorder="little").view(np.int32))
 
     def kind(self, token: int) -> int:
-        """The kind of end that `token` has; 0 if it restricts nothing."""
+        """Returns the kind of end that `token` has; 0 if it restricts nothing."""
         return self._kind[token] if token < len(self._kind) else 0
 
     def allows(self, kind: int, token: int) -> bool:

@@ -146,7 +146,9 @@ class XGrammarBackend:
                 return compiler.compile_structural_tag(json.dumps(tag))
 
     def _part_of_tag(self, part: dict[str, Any]) -> str:
-        """The grammar of a part that keeps to a schema, as JSON or as a model's own markup, with JSON inside."""
+        """Returns the grammar of a part that keeps to a schema, as JSON or as a model's own markup, with JSON
+        inside.
+        """
         if part.keys() <= _JSON_PART and part.get("style", "json") == "json":
             # In any order is a wish that the order of the schema fulfils.
             return ebnf(grammar_of(json.dumps(part["json_schema"])), self._style)

@@ -31,11 +31,11 @@ class Group(Protocol):
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, with the same bits on each of them. Consumes x."""
+        """Returns the sum over all ranks, with the same bits on each of them. Consumes x."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The tensors of all ranks one after another along the last dimension."""
+        """Returns the tensors of all ranks one after another along the last dimension."""
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:

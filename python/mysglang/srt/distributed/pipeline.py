@@ -164,7 +164,9 @@ JoinStages: TypeAlias = Callable[[RankContext], Stage]
 
 
 def pipeline_stage(ranks: RankContext) -> Stage:
-    """The stage of this rank. Waits until its peers in the other stages have joined; call it once in a process."""
+    """Returns the stage of this rank. Waits until its peers in the other stages have joined; call it once in a
+    process.
+    """
     if ranks.pp.size == 1:
         return WHOLE_MODEL
     # Each rank of a stage has a pipeline of its own with the ranks of the same number in the other stages.

@@ -75,7 +75,9 @@ class Sending:
 
 
 def tensor_parallel_group(ranks: RankContext) -> Group:
-    """The ranks that share each layer with this one. Waits until all of them have joined; call it once in a process."""
+    """Returns the ranks that share each layer with this one. Waits until all of them have joined; call it once in a
+    process.
+    """
     return SOLO if ranks.tp.size == 1 else join(ranks, f"tp{ranks.pp.rank}", ranks.tp)
 
 

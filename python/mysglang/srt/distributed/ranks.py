@@ -101,7 +101,7 @@ RANKS_OF_ONE = RankContext()
 def rank_contexts(
     tp_size: int, pp_size: int = 1, *, device: str, gpus: Sequence[int] = (), meeting_file: str = ""
 ) -> list[RankContext]:
-    """The context of each process of a server, by its rank in the world: those of the last stage come first.
+    """Returns the context of each process of a server, by its rank in the world: those of the last stage come first.
 
     gpus: the GPU of each rank, those of the first stage first, as SGLang numbers them. On a CPU none is given.
     """

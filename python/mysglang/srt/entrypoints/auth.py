@@ -125,7 +125,7 @@ def is_loopback(name: str) -> bool:
 
 
 def _foreign_name(scope: Scope, invited: frozenset[str]) -> str:
-    """The name in Host or Origin that is not this machine's, or "" where there is none."""
+    """Returns the name in Host or Origin that is not this machine's, or "" where there is none."""
     host = header(scope, b"host")
     # A page under such a name would be refused by its Origin.
     names = [] if host.partition(":")[0].lower() in CONTAINER_NAMES else [f"//{host}"]
@@ -149,7 +149,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the router matches it: below the path that a proxy shows this server under."""
+    """Returns the path as the router matches it: below the path that a proxy shows this server under."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path

@@ -67,7 +67,9 @@ class BodyTooLarge(InvalidRequest):
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:
-    """The body of `request` as a checked `model`. Raises InvalidRequest that names the fields and what is wrong."""
+    """Returns the body of `request` as a checked `model`. Raises InvalidRequest that names the fields and what is
+    wrong.
+    """
     return await read_as(request, partial(validate, model, fields=fields_of(request.scope)))
 
 
@@ -82,7 +84,9 @@ async def read_as(request: Request, make: Callable[[dict[str, object]], Result])
 async def make_of(
     request: Request, body: bytes, make: Callable[[dict[str, object]], Result], limits: JsonLimits = LIMITS
 ) -> Result:
-    """The result of `make` for a `body` that was read already. A long body is dropped when its client leaves."""
+    """Returns the result of `make` for a `body` that was read already. A long body is dropped when its client
+    leaves.
+    """
     with _hold_of(request):
         if len(body) < LONG_BODY:
             return make(parse_json(body))
@@ -166,7 +170,9 @@ def require_json(request: Request) -> None:
 
 
 def parse_json(body: bytes, limits: JsonLimits = LIMITS) -> dict[str, object]:
-    """The JSON object in `body`. Raises InvalidRequest with line and column, or with the limit that it exceeds."""
+    """Returns the JSON object in `body`. Raises InvalidRequest with line and column, or with the limit that it
+    exceeds.
+    """
     data = _parse_short(body) if len(body) < LONG_BODY else _parse_long(body, limits)
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object, got {json_type(data)}.")
@@ -228,7 +234,7 @@ def validate(model: type[Model], data: dict[str, object], fields: FieldReport = 
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    """The error in words. It keeps no reference to the checked data.
+    """Returns the error in words. It keeps no reference to the checked data.
 
     What a validator of ours raised has a traceback, whose frames lead back to the caller of pydantic and to all that it
     holds: the body. That would be a cycle, and a whole body would stay until the garbage collector runs.

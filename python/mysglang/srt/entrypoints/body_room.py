@@ -47,7 +47,7 @@ class BodyRoom:
         return self._held.total()
 
     def hold(self, caller: str) -> BodyHold:
-        """The room of one body of `caller`, empty at first."""
+        """Returns the room of one body of `caller`, empty at first."""
         return BodyHold(self, caller)
 
     def take(self, caller: str, size: int) -> None:
@@ -96,7 +96,7 @@ class BodyHold:
 
 
 def caller_of(scope: Scope) -> str:
-    """The name by which bodies are counted: that of the key, or the client's address where there is none."""
+    """Returns the name by which bodies are counted: that of the key, or the client's address where there is none."""
     client = scope.get("client")
     return owner_of(scope) or ("" if client is None else _network(client[0]))
 

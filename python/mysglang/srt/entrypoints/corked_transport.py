@@ -93,7 +93,7 @@ class CorkedTransport:
         return self._lingering is not None or self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the system has not taken, of what was handed over."""
+        """Returns bytes that the system has not taken, of what was handed over."""
         return self._transport.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

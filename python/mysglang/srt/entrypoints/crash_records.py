@@ -49,7 +49,9 @@ class CrashRecords(Protocol):
         ...
 
     def lines(self, cause: str) -> list[bytes]:
-        """The lines of the file, of a server that dies of `cause`, while the open requests do not know it yet."""
+        """Returns the lines of the file, of a server that dies of `cause`, while the open requests do not know it
+        yet.
+        """
         ...
 
     async def write(self, lines: list[bytes]) -> None:
@@ -128,7 +130,7 @@ class RecentRequests:
             await asyncio.sleep(0.01)
 
     def lines(self, cause: str) -> list[bytes]:
-        """The cause, then the finished requests, then the open ones."""
+        """Returns the cause, then the finished requests, then the open ones."""
         now = self._clock()
         self._forget(now)
         head = {"crash": cause, "time": now, "version": __version__, "contents": self._contents, "window_s": WINDOW_S}
@@ -215,7 +217,9 @@ def _lengths(obj: GenerateReqInput) -> list[dict[str, int]]:
 
 
 def _numbers(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that were set and are numbers or switches; of others, which may hold a client's words, nothing."""
+    """Returns the parameters that were set and are numbers or switches; of others, which may hold a client's words,
+    nothing.
+    """
     default = SamplingParams()
     values = {name: getattr(params, name) for name in params.__struct_fields__}
     return {

@@ -20,7 +20,7 @@ class ClientDisconnected(MysglangError):
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled the moment the client leaves; then raises ClientDisconnected.
+    """Returns the result of `work`, which is cancelled the moment the client leaves; then raises ClientDisconnected.
 
     The body must have been read: what still arrives is the end of the connection.
     """

@@ -115,7 +115,7 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """The native response {text, output_ids, meta_info}; a list of them for a batch or n > 1.
+        """Returns the native response {text, output_ids, meta_info}; a list of them for a batch or n > 1.
 
         `fields` are the other fields of POST /generate, by name. With `stream`, an iterator over responses as they
         grow, which say by `index` whose they are if there are several; leaving it ends the request. Raises
@@ -140,7 +140,7 @@ class Engine:
     def encode(
         self, prompt: Prompt | None = None, input_ids: InputIds | None = None, *, dimensions: int | None = None
     ) -> Any:
-        """The native response {embedding, meta_info}; a list of them for a batch.
+        """Returns the native response {embedding, meta_info}; a list of them for a batch.
 
         For a model that classifies, the embedding is its scores. Raises InvalidRequest that names the field, Aborted,
         WorkerDied.
@@ -175,7 +175,7 @@ class Engine:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True, **template_kwargs: object
     ) -> str:
-        """A conversation as the prompt that the model's chat template makes of it, the beginning-of-text token
+        """Returns a conversation as the prompt that the model's chat template makes of it, the beginning-of-text token
         included. Raises InvalidRequest for a model without a template, and for what the template refuses.
         """
         templates = self._front.template_manager
@@ -230,7 +230,7 @@ class Engine:
         return self.weights.resume_memory(tags)
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
-        """The first rows of a tensor; see `EngineWeights.by_name`."""
+        """Returns the first rows of a tensor; see `EngineWeights.by_name`."""
         return self.weights.by_name(name, truncate_size)
 
     def start_profile(self, **profile: Any) -> tuple[bool, str]:
@@ -248,7 +248,7 @@ class Engine:
         return reply.success, reply.message
 
     def get_server_info(self) -> dict[str, Any]:
-        """The options, what the scheduler found out about itself, and what it holds now."""
+        """Returns the options, what the scheduler found out about itself, and what it holds now."""
         state = self._await(self._front.tokenizer_manager.get_internal_state())
         return {
             **public_options(self.server_args),

@@ -125,7 +125,7 @@ class EngineWeights:
         return _told(self._command(lambda number: ResumeMemoryOccupationReq(id=number, tags=list(tags))))
 
     def by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
-        """The first rows of a tensor, as numbers. Raises InvalidRequest if there is none of that name."""
+        """Returns the first rows of a tensor, as numbers. Raises InvalidRequest if there is none of that name."""
         reply = self._command(lambda number: GetWeightsByNameReq(id=number, name=name, truncate_size=truncate_size))
         rows: list[Any] = reply.carried_out().details["parameter"]
         return rows

@@ -163,7 +163,7 @@ class ErrorShape(Protocol):
         ...
 
     def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
-        """The last frame of a stream that failed: no finish and no `[DONE]` follow it."""
+        """Returns the last frame of a stream that failed: no finish and no `[DONE]` follow it."""
         ...
 
 
@@ -239,7 +239,7 @@ def _words(error: Exception) -> str:
 
 
 def error_response(facts: ErrorFacts, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
-    """The whole answer to a request of which nothing was answered yet."""
+    """Returns the whole answer to a request of which nothing was answered yet."""
     request_id = request_id_of(scope)
     all_headers = {HEADER: request_id, **(headers or {})}
     if facts.status in _RETRYABLE:
@@ -251,7 +251,7 @@ def error_response(facts: ErrorFacts, scope: Scope, headers: Mapping[str, str] |
 
 
 def error_frame(facts: ErrorFacts, scope: Scope) -> bytes:
-    """The last frame of a stream that failed, in the dialect of its path."""
+    """Returns the last frame of a stream that failed, in the dialect of its path."""
     return _shape_of(scope).frame(facts, request_id_of(scope))
 
 
@@ -265,7 +265,7 @@ def install(app: FastAPI) -> None:
 
 
 async def respond(request: Request, error: Exception) -> Response:
-    """The answer to `request`, whose route raised `error`."""
+    """Returns the answer to `request`, whose route raised `error`."""
     facts = describe(error)
     if not isinstance(error, HTTPException):
         return error_response(facts, request.scope)
@@ -277,7 +277,7 @@ async def respond(request: Request, error: Exception) -> Response:
 
 
 def _allowed(scope: Scope) -> str:
-    """The methods of all routes that have the path. The router knows only those of the first one."""
+    """Returns the methods of all routes that have the path. The router knows only those of the first one."""
     found = set[str]()
     for route in scope["app"].routes:
         if route.matches(scope)[0] is not Match.NONE:
@@ -286,7 +286,7 @@ def _allowed(scope: Scope) -> str:
 
 
 async def respond_to_shortage(request: Request, error: Exception) -> Response:
-    """The answer to `request`, which the system had no room for. Raises `error` if that says something else."""
+    """Returns the answer to `request`, which the system had no room for. Raises `error` if that says something else."""
     shortage = shortage_in(error)
     if shortage is None:
         raise error

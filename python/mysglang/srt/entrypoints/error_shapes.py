@@ -26,6 +26,6 @@ class ErrorShapes:
 
 
 def shape_of(path: str, shapes: Mapping[str, ErrorShape]) -> ErrorShape:
-    """The shape of errors under `path`: the native one where no prefix fits."""
+    """Returns the shape of errors under `path`: the native one where no prefix fits."""
     found = (shape for prefix, shape in shapes.items() if path == prefix or path.startswith(prefix + "/"))
     return next(found, NATIVE_SHAPE)

@@ -44,7 +44,7 @@ def all_subclasses(base: type) -> Iterator[type]:
 
 
 def _reachable(kinds: Iterable[type]) -> set[type]:
-    """The classes, and those that their fields name."""
+    """Returns the classes, and those that their fields name."""
     found: set[type] = set()
     waiting: list[Any] = list(kinds)
     while waiting:

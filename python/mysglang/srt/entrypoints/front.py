@@ -51,7 +51,9 @@ class Signs(Protocol):
         ...
 
     def quietest(self) -> tuple[str, float]:
-        """Which process was not heard of for longest, and when it last was: seconds of the AWAKE clock, 0 for never."""
+        """Returns which process was not heard of for longest, and when it last was: seconds of the AWAKE clock, 0 for
+        never.
+        """
         ...
 
 

@@ -31,7 +31,7 @@ SINGLE = frozenset(
 
 
 def fault_in_head(version: str, url: bytes, headers: Headers) -> ErrorFacts | None:
-    """The fault of a parsed head, or None. `headers`: names in lower case."""
+    """Returns the fault of a parsed head, or None. `headers`: names in lower case."""
     if version not in VERSIONS:
         return ErrorFacts(505, f"HTTP/{version} is not served; send HTTP/1.1.")
     names = [name for name, _ in headers]
@@ -53,7 +53,7 @@ def _twice(names: Sequence[bytes]) -> bytes | None:
 
 
 def _fault_in_target(url: bytes, headers: Headers) -> ErrorFacts | None:
-    """A URL that begins with a host must name that of the Host header, by which access is decided."""
+    """Returns a URL that begins with a host must name that of the Host header, by which access is decided."""
     scheme, _, rest = url.partition(b"://")
     authority, slash, _ = rest.partition(b"/")
     if scheme.lower() not in (b"http", b"https") or not slash:

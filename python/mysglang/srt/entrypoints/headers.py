@@ -10,7 +10,9 @@ from starlette.types import Scope
 
 
 def header(scope: Scope, name: bytes) -> str:
-    """The first header called `name` (in lower case, as ASGI has them), decoded as latin-1; empty if there is none."""
+    """Returns the first header called `name` (in lower case, as ASGI has them), decoded as latin-1; empty if there is
+    none.
+    """
     for known, value in scope["headers"]:
         if known == name:
             found: str = value.decode("latin-1")

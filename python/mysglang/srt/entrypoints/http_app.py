@@ -78,8 +78,8 @@ _BODIES = (
 
 
 def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> FastAPI:
-    """The application that answers for `front`. `owner`: the front that keeps what lives between requests, if that is
-    another one.
+    """Returns the application that answers for `front`. `owner`: the front that keeps what lives between requests, if
+    that is another one.
     """
     # What answers: the routes that speak for the model, those that watch and run the server, and what is kept on disk.
     speaking = _Speaking.choose(front, options)
@@ -139,8 +139,8 @@ def _desk(front: Front, options: AppOptions, speaking: _Speaking, field_log: Fie
 
 
 def _batch_endpoints(front: Front, options: AppOptions, speaking: _Speaking, fields: FieldReport) -> BatchEndpoints:
-    """The paths that batches may ask: those whose routes answer in one piece. `fields` hears of the lines' fields that
-    change nothing.
+    """Returns the paths that batches may ask: those whose routes answer in one piece. `fields` hears of the lines'
+    fields that change nothing.
     """
     if options.pooling is not None:
         embedding = OpenAIServingEmbedding(front, speaking.models, options.pooling)
@@ -248,7 +248,7 @@ class _Speaking:
 
 
 def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
-    """The metrics route. Without --enable-metrics it has no content, and the metrics library is not loaded."""
+    """Returns the metrics route. Without --enable-metrics it has no content, and the metrics library is not loaded."""
     if not options.enable_metrics:
         return APIRouter()
     from mysglang.srt.entrypoints.routes.metrics import metrics_router

@@ -85,7 +85,7 @@ class Connections:
 
 
 def connections_of(scope: Scope) -> Connections:
-    """The connections object of a request."""
+    """Returns the connections object of a request."""
     found: Connections | None = scope.get(STATE, {}).get(_CONNECTIONS)
     return found or Connections(0.0)
 

@@ -37,7 +37,7 @@ class FieldLog:
         self._said = SaidOnce(logger, "fields of requests without effect")
 
     def report(self, where: str) -> IgnoredFields:
-        """A report for one request. `where`: what the request went to, for the log line."""
+        """Returns a report for one request. `where`: what the request went to, for the log line."""
         return IgnoredFields(self, where)
 
     def tell(self, name: str, where: str, *, known: bool) -> None:
@@ -67,7 +67,7 @@ class IgnoredFields:
         self._note(name, known=True)
 
     def header(self) -> str:
-        """The names as a header's value; empty if there are none."""
+        """Returns the names as a header's value; empty if there are none."""
         return ", ".join([*self.names, *([f"and {self.more} more"] if self.more else [])])
 
     def _note(self, name: str, *, known: bool) -> None:
@@ -88,7 +88,7 @@ def safe(name: str) -> str:
 
 
 def fields_of(scope: Scope) -> FieldReport:
-    """The report of the request that `scope` belongs to; without the middleware, unknown names are refused."""
+    """Returns the report of the request that `scope` belongs to; without the middleware, unknown names are refused."""
     known: FieldReport | None = scope.get(_REPORT)
     if known is not None:
         return known

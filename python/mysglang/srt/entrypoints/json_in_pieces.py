@@ -57,11 +57,11 @@ class PieceReader:
         """Each number -> its object. Ids of tokens repeat, and an object takes four times its place in a list."""
 
     def read(self) -> Any:
-        """The value of the whole text. Raises JsonFault."""
+        """Returns the value of the whole text. Raises JsonFault."""
         return self._value(0, len(self._body), 1)
 
     def _value(self, start: int, end: int, depth: int) -> Any:
-        """The value between `start` and `end`. `depth`: its own, if it is a container."""
+        """Returns the value between `start` and `end`. `depth`: its own, if it is a container."""
         if end - start > PIECE:
             start, end = self._stripped(start, end)
         if end - start > PIECE:
@@ -138,7 +138,7 @@ class PieceReader:
         return found.end()
 
     def _stripped(self, start: int, end: int) -> tuple[int, int]:
-        """The place without the space around it."""
+        """Returns the place without the space around it."""
         start = self._after_space(start, end)
         while start < end:
             cut = max(start, end - PIECE)

@@ -56,8 +56,8 @@ class JsonLayout:
 
 
 def lay_out(body: memoryview, limits: JsonLimits, checkpoint: Callable[[], None]) -> JsonLayout:
-    """The layout of the JSON text in `body`. Raises InvalidRequest as soon as there is more of anything than `limits`
-    allow. `checkpoint`: called between chunks; what it raises ends the work.
+    """Returns the layout of the JSON text in `body`. Raises InvalidRequest as soon as there is more of anything than
+    `limits` allow. `checkpoint`: called between chunks; what it raises ends the work.
     """
     scan = _Scan(limits)
     text = np.frombuffer(body, np.uint8)
@@ -133,7 +133,9 @@ class _Scan:
         self.depths.append(depths)
 
     def _outside(self, length: int, quotes: Places) -> npt.NDArray[np.bool_]:
-        """Which bytes of a chunk stand outside of strings. An opening quote counts as inside, a closing one as not."""
+        """Returns which bytes of a chunk stand outside of strings. An opening quote counts as inside, a closing one as
+        not.
+        """
         turns = np.zeros(length, np.uint8)
         turns[quotes] = 1
         turns[0] ^= self._in_string
@@ -193,7 +195,9 @@ class _LongText:
 
 
 def _width(largest: int) -> int:
-    """Bytes in memory of each character of a text, if `largest` is the largest first byte of its UTF-8 characters."""
+    """Returns bytes in memory of each character of a text, if `largest` is the largest first byte of its UTF-8
+    characters.
+    """
     if largest >= 0xF0:
         return 4
     return 2 if largest >= 0xC4 else 1

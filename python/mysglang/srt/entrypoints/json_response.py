@@ -23,7 +23,7 @@ def json_response(data: object) -> Response:
 
 
 def written_response(parts: Sequence[bytes]) -> Response:
-    """A response whose body consists of parts that are already JSON."""
+    """Returns a response whose body consists of parts that are already JSON."""
     if sum(map(len, parts)) <= PIECE_BYTES:
         return Response(b"".join(parts), media_type=JSON)
     return _LongResponse(parts)

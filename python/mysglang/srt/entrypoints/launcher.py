@@ -71,8 +71,8 @@ def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int 
 
 
 def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
-    """The options with local paths, and the model's config, so that errors in them are found before any process is
-    launched. Downloads a repository. Raises ConfigError.
+    """Returns the options with local paths, and the model's config, so that errors in them are found before any process
+    is launched. Downloads a repository. Raises ConfigError.
     """
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
@@ -185,7 +185,7 @@ class Subprocesses:
         return WorkerDied("; ".join(map(_obituary, causes)))
 
     def stopped(self) -> list[str]:
-        """The titles of the children that a signal or a debugger has stopped."""
+        """Returns the titles of the children that a signal or a debugger has stopped."""
         return [child.title for child in self._children if _status(child.pid) in STOPPED]
 
     async def dump_stacks(self) -> None:
@@ -251,7 +251,7 @@ def _obituary(child: Child) -> str:
 
 
 def _causes(child: Child) -> list[str]:
-    """The cause of the child's end, if that was its last message."""
+    """Returns the cause of the child's end, if that was its last message."""
     message = _read(child.last_message) if child.last_message is not None else None
     return message.problems if isinstance(message, Failed) else []
 

@@ -28,7 +28,7 @@ async def responses(manager: Generates, obj: GenerateReqInput, dicts: ResponseDi
 
 
 async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts) -> Answer:
-    """The last response, or those of all answers. Cancelling it closes the request."""
+    """Returns the last response, or those of all answers. Cancelling it closes the request."""
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:
             dicts.add(chunk)
@@ -38,7 +38,7 @@ async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts
 async def written_answer(
     manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts, pool: TextPool
 ) -> list[bytes]:
-    """The answer as JSON, in parts. Other work can run between the parts, however long the answer is."""
+    """Returns the answer as JSON, in parts. Other work can run between the parts, however long the answer is."""
     written: dict[int, bytes] = {}
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:

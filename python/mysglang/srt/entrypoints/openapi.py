@@ -70,8 +70,8 @@ def gives(
 
 @cache
 def _schemas_of(types: tuple[object, ...]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """A schema for each type, and the components that these name. They must not be changed, because all documents share
-    them.
+    """Returns a schema for each type, and the components that these name. They must not be changed, because all
+    documents share them.
     """
     return msgspec.json.schema_components(types, ref_template=NAMED)
 
@@ -170,7 +170,7 @@ def _error(shape: ErrorShape, status: int) -> dict[str, Any]:
 
 
 def _event(schema: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
-    """A server-sent event whose data is JSON."""
+    """Returns a server-sent event whose data is JSON."""
     data: dict[str, Any] = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
     if done:
         data = {"anyOf": [data, {"const": "[DONE]"}]}
@@ -191,8 +191,8 @@ def _schemas(models: Sequence[Described], *, refuses: bool) -> Mapping[str, Any]
 
 
 def _as_sent(schema: Mapping[str, Any], ours: Collection[str], *, refuses: bool) -> Mapping[str, Any]:
-    """An object as clients may send it: null is the default of every field that has one. `ours`: fields that only the
-    server sets, which are no known names to clients.
+    """Returns an object as clients may send it: null is the default of every field that has one. `ours`: fields that
+    only the server sets, which are no known names to clients.
     """
     if "properties" not in schema:
         return schema
@@ -206,7 +206,7 @@ def _as_sent(schema: Mapping[str, Any], ours: Collection[str], *, refuses: bool)
 
 
 def or_one(field: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A field that may be one entry of its list without the list, where it is marked so."""
+    """Returns a field that may be one entry of its list without the list, where it is marked so."""
     if "x-or-one" not in field:
         return field
     about = {name: value for name, value in field.items() if name not in ("type", "items", "x-or-one")}

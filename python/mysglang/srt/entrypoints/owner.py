@@ -13,13 +13,15 @@ OWNER_DIGITS = 32
 
 
 def owner_of(scope: Scope) -> str:
-    """The name of the API key that the request has; empty where no key is needed, so that all clients are one owner."""
+    """Returns the name of the API key that the request has; empty where no key is needed, so that all clients are one
+    owner.
+    """
     owner: str = scope.get(OWNER, "")
     return owner
 
 
 def owner_name(key: str) -> str:
-    """The name of a key, by which what came with it is known."""
+    """Returns the name of a key, by which what came with it is known."""
     return digest(key.encode()).hex()[:OWNER_DIGITS]
 
 
@@ -29,6 +31,6 @@ def is_admin(scope: Scope) -> bool:
 
 
 def digest(key: bytes) -> bytes:
-    """The digest that is compared and stored instead of `key`."""
+    """Returns the digest that is compared and stored instead of `key`."""
     # Compared as digests, so that not even the length of a key shows in the time that it takes.
     return hashlib.sha256(key).digest()

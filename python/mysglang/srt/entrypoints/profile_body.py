@@ -50,7 +50,7 @@ class ProfileReqInput(StrictModel):
     unsupported = not_here("merge_profiles", "detailed_annotations", unless=OFF)
 
     def command(self, number: int) -> StartProfileReq:
-        """The command with that number. Raises InvalidRequest."""
+        """Returns the command with that number. Raises InvalidRequest."""
         stages = list(dict.fromkeys(self.profile_stages or (get_args(ProfileStage) if self.profile_by_stage else ())))
         if stages and self.num_steps is None:
             raise InvalidRequest("num_steps: a profile by stage needs it, the steps of each stage.", param="num_steps")

@@ -98,7 +98,7 @@ class FrontLinks:
 def make_front(
     args: ServerArgs, facts: SchedulerFacts, text: FrontText, links: FrontLinks, pool: TextPool
 ) -> tuple[ReadyFront, TokenizerManager]:
-    """The front and its manager, of which the front's process needs more than routes do."""
+    """Returns the front and its manager, of which the front's process needs more than routes do."""
     limits = FrontLimits.from_facts(facts)
     seed, share_by = args.model.random_seed, args.schedule.shares_by
     manager = TokenizerManager(

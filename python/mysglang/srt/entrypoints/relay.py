@@ -47,7 +47,7 @@ class Owner:
         pipe.setblocking(False)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A new connection to its application. Raises WorkerDied."""
+        """Returns a new connection to its application. Raises WorkerDied."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -134,7 +134,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _head(scope: Scope, body: bytes | None) -> bytes:
-    """The request as it came, but for what concerns its connection; with its body, if that was read already."""
+    """Returns the request as it came, but for what concerns its connection; with its body, if that was read already."""
     # uvicorn puts the root path before every path; the owner's does so again.
     target = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
     target += b"?" + scope["query_string"] if scope["query_string"] else b""

@@ -90,7 +90,7 @@ class DumpedAnswer:
 
 
 def dump_record(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], started: float) -> dict[str, Any]:
-    """A line of the file: a request that began at `started`, seconds of the epoch, and its answers so far."""
+    """Returns a line of the file: a request that began at `started`, seconds of the epoch, and its answers so far."""
     default = GenerateReqInput()
     request = {name: getattr(obj, name) for name in KEPT if getattr(obj, name) != getattr(default, name)}
     params = obj.sampling_params

@@ -22,7 +22,7 @@ _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id of the request that `scope` belongs to, given on first asking."""
+    """Returns the id of the request that `scope` belongs to, given on first asking."""
     known: str | None = scope.get(_KEY)
     if known is None:
         given = header(scope, _NAMES[0])

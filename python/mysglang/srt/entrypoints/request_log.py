@@ -113,7 +113,7 @@ def _coming(obj: GenerateReqInput) -> str:
 
 
 def _lengths(obj: GenerateReqInput) -> list[int]:
-    """Tokens of each prompt that is not text."""
+    """Returns tokens of each prompt that is not text."""
     ids, embeds = obj.input_ids or [], obj.input_embeds
     if embeds is None:
         return [len(entry) for entry in ids if isinstance(entry, list)] or [len(ids)]
@@ -122,13 +122,13 @@ def _lengths(obj: GenerateReqInput) -> list[int]:
 
 
 def _shown(obj: GenerateReqInput) -> str:
-    """The rid on one short line, whatever its characters: it has not been checked yet."""
+    """Returns the rid on one short line, whatever its characters: it has not been checked yet."""
     text = str(obj.rid)[:MAX_RID_SHOWN]
     return text if text.isprintable() else ascii(text)
 
 
 def _not_default(params: SamplingParams) -> str:
-    """The parameters that were set, but for what may hold a client's words."""
+    """Returns the parameters that were set, but for what may hold a client's words."""
     default, shown = SamplingParams(), []
     for name in params.__struct_fields__:
         value = getattr(params, name)

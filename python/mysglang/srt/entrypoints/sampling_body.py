@@ -42,7 +42,7 @@ _ALL = (*FIELDS, *BESIDE_SAMPLING)
 
 
 def _on(dialect: Dialect) -> dict[str, Declared]:
-    """The declared fields that routes of this dialect have, by their name there."""
+    """Returns the declared fields that routes of this dialect have, by their name there."""
     return {name: each for each in _ALL if (name := each.name_on(dialect)) is not None}
 
 
@@ -59,7 +59,9 @@ def _body(name: str, dialect: Dialect) -> type[StrictModel]:
 
 
 def _form(each: Declared) -> tuple[Any, Any]:
-    """A type and a default in pydantic's terms. Where the model may have a default, none is null until it is asked."""
+    """Returns a type and a default in pydantic's terms. Where the model may have a default, none is null until it is
+    asked.
+    """
     kind = Texts if each.or_one else _as_json(each.type)
     if each.told.recommended is not None:
         return kind | None, None
@@ -67,7 +69,7 @@ def _form(each: Declared) -> tuple[Any, Any]:
 
 
 def _as_json(kind: Any) -> Any:
-    """The type as pydantic is to check it: without notes for msgspec, and keys are strings."""
+    """Returns the type as pydantic is to check it: without notes for msgspec, and keys are strings."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _as_json(inner[0])

@@ -148,7 +148,7 @@ async def _emptied(runtime: Runtime, timeout: float) -> bool:
 
 
 def ready_text(args: ServerArgs, url: str) -> str:
-    """The server's address, with an example command. A key is not shown."""
+    """Returns the server's address, with an example command. A key is not shown."""
     path = "/v1/chat/completions"
     body = '{"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     if args.model.skip_tokenizer_init:

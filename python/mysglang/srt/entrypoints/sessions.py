@@ -110,7 +110,9 @@ class Sessions:
         """
 
     def open(self, session_id: str | None = None, idle_s: float | None = None, *, streaming: bool = False) -> str:
-        """A new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too many."""
+        """Returns a new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too
+        many.
+        """
         self._expire()
         name = uuid.uuid4().hex if session_id is None else session_id
         if not 0 < len(name) <= MAX_ID_LENGTH:
@@ -266,7 +268,7 @@ def _check_only_appends(session: _Session, params: SessionParams) -> None:
 
 
 def _before(session: _Session, params: SessionParams) -> _Start:
-    """The tokens that the new prompt continues."""
+    """Returns the tokens that the new prompt continues."""
     if params.rid is None:
         if params.replace:
             session.turns.clear()

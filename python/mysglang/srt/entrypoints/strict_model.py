@@ -53,12 +53,12 @@ class StrictModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The schema of the fields, in which every list and object has a greatest length."""
+        """Returns the schema of the fields, in which every list and object has a greatest length."""
         return bound(handler(source))
 
     @classmethod
     def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """The object in our words, where other servers say the same by other values. Nothing is checked yet."""
+        """Returns the object in our words, where other servers say the same by other values. Nothing is checked yet."""
         return data
 
     @model_validator(mode="before")
@@ -93,7 +93,7 @@ class StrictModel(BaseModel):
 
 @cache
 def _names(model: type[StrictModel]) -> frozenset[str]:
-    """The fields of `model`, as clients call them."""
+    """Returns the fields of `model`, as clients call them."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 

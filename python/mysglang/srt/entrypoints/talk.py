@@ -25,7 +25,7 @@ class Teller(Protocol):
     """Turns chunks of an answer into frames, in the format of one route."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
-        """How many log-probabilities and the like `tell` will tell of."""
+        """Returns how many log-probabilities and the like `tell` will tell of."""
         ...
 
     def tell(self, chunk: GenerationChunk) -> bytes:
@@ -49,7 +49,7 @@ class Talk:
     """Pool in which long frames are made."""
 
     async def tell(self, chunk: GenerationChunk) -> bytes:
-        """The frames of `chunk`, without keeping others waiting for them."""
+        """Returns the frames of `chunk`, without keeping others waiting for them."""
         teller = self.teller
         if not chunk.with_numbers:
             return teller.tell(chunk)
@@ -57,7 +57,7 @@ class Talk:
 
 
 def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
-    """The stream that answers a request. `begin` may take a while, and raise."""
+    """Returns the stream that answers a request. `begin` may take a while, and raise."""
     going = _Going(begin)
     return EventStream(going.frames(), shortcut=going.pour)
 

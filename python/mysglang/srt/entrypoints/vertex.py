@@ -46,7 +46,7 @@ class VertexGenerateReqInput(StrictModel):
     parameters: dict[str, Any] | None = None
 
     def batch(self, report: FieldReport = REFUSED) -> GenerateReqInput:
-        """The one request that answers all instances, of which there is at least one. Raises InvalidRequest."""
+        """Returns the one request that answers all instances, of which there is at least one. Raises InvalidRequest."""
         kind = next((name for name in PROMPTS if name in self.instances[0]), PROMPTS[0])
         for index, instance in enumerate(self.instances):
             if set(instance) != {kind}:

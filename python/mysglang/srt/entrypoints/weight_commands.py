@@ -64,7 +64,7 @@ async def _update(manager: Manager, folder: Path, update: WeightUpdate, *, whole
 
 
 def private_folder() -> AbstractContextManager[Path]:
-    """A folder that only this user can look into, removed in the end."""
+    """Returns a folder that only this user can look into, removed in the end."""
     return private_dir("weights")
 
 

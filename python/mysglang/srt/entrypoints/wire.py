@@ -37,6 +37,6 @@ class Wire(Protocol):
 
 
 def wire_of(scope: Scope) -> Wire | None:
-    """The wire of the connection of a request, if there is one."""
+    """Returns the wire of the connection of a request, if there is one."""
     found: ReferenceType[Wire] | None = scope.get(STATE, {}).get(WIRE)
     return None if found is None else found()

@@ -65,7 +65,7 @@ class Reach(NamedTuple):
     chunked: bool
 
     def firsts(self, positions: Positions) -> Positions:
-        """The position of the first key that each query sees, from the positions of queries."""
+        """Returns the position of the first key that each query sees, from the positions of queries."""
         if self.window is None:
             return np.zeros_like(positions)
         firsts: Positions = np.maximum(0, positions + 1 - self.window)
@@ -92,7 +92,7 @@ class KvStore(Protocol):
     """
 
     def space_of(self, layer_id: int) -> int:
-        """The number of the page space that the layer's pages are of."""
+        """Returns the number of the page space that the layer's pages are of."""
         ...
 
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
@@ -189,7 +189,7 @@ class TokenPlaces:
     """[R] int32, tokens in the KV cache after the step."""
 
     def of(self, tokens: Tensor, seq_lens: Tensor) -> TokenPlaces:
-        """The places of these tokens ([N] int64), in rows of these lengths."""
+        """Returns the places of these tokens ([N] int64), in rows of these lengths."""
         return TokenPlaces(
             self.ids.index_select(0, tokens),
             self.positions.index_select(0, tokens),
@@ -314,7 +314,7 @@ class Embeds:
     """[N, hidden_size] float32."""
 
     def put(self, x: Tensor) -> Tensor:
-        """The embeddings x [T, hidden_size] with the vectors in their places."""
+        """Returns the embeddings x [T, hidden_size] with the vectors in their places."""
         return x.index_copy(0, self.tokens, self.vectors.to(x.dtype))
 
 

@@ -58,7 +58,9 @@ class HostPages(Protocol):
         ...
 
     def done(self) -> int:
-        """How many calls of `copy` have written out all that they were to write, from the first on; asks, no wait."""
+        """Returns how many calls of `copy` have written out all that they were to write, from the first on; asks, no
+        wait.
+        """
         ...
 
     def wait(self) -> None:

@@ -55,8 +55,8 @@ class BatchResult:
 
     @classmethod
     def waiting(cls, choose: Callable[[TokenMask], BatchResult]) -> BatchResult:
-        """A step whose tokens are not chosen yet. `choose` does it, and returns without waiting for the device if it
-        can.
+        """Returns a step whose tokens are not chosen yet. `choose` does it, and returns without waiting for the device
+        if it can.
         """
         result = cls.__new__(cls)
         result._finish, result._choose, result._output = None, choose, None

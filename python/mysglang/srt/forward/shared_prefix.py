@@ -47,7 +47,7 @@ class SharedPrefixes:
         return len(self.starts)
 
     def rows_of(self, group: int) -> Ints:
-        """The rows of one group."""
+        """Returns the rows of one group."""
         return self.rows[self.row_indptr[group] : self.row_indptr[group + 1]]
 
     def private_starts(self, num_rows: int) -> Ints:

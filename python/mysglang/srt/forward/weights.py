@@ -68,7 +68,7 @@ class ModelWeights(Protocol):
         ...
 
     def read(self, name: str, count: int) -> list[Any]:
-        """The first `count` rows of a tensor, as numbers."""
+        """Returns the first `count` rows of a tensor, as numbers."""
         ...
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:

@@ -83,7 +83,7 @@ class ProcessorCall:
     """All tokens generated so far."""
 
     def copy(self) -> ProcessorCall:
-        """A copy whose tokens are in memory of its own."""
+        """Returns a copy whose tokens are in memory of its own."""
         prompts, outputs = ([tokens.copy() for tokens in each] for each in (self.prompts, self.outputs))
         return replace(self, prompts=prompts, outputs=outputs)
 
@@ -102,7 +102,7 @@ class TokenMask:
     """[C] which of the row's tokens with logits the mask is for: 0 its newest token, d its draft d. None: all 0."""
 
     def copy(self) -> TokenMask:
-        """A copy in memory of its own, without a time limit."""
+        """Returns a copy in memory of its own, without a time limit."""
         return replace(self, bits=self.bits.copy(), calls=tuple(call.copy() for call in self.calls))
 
 

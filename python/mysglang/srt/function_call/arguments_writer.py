@@ -60,7 +60,7 @@ def json_text(value: object) -> str:
 
 
 def unquoted(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value written without quotes, for a parameter that may have these `types`."""
+    """Returns the JSON text of a value written without quotes, for a parameter that may have these `types`."""
     bare = text.strip()
     for read in (_as_json, _as_word, _as_literal, _as_escaped_json):
         found = read(bare)
@@ -70,7 +70,7 @@ def unquoted(text: str, types: frozenset[str]) -> str:
 
 
 def literal(source: str) -> str:
-    """The JSON text of a Python literal; of what is none, a string with its source."""
+    """Returns the JSON text of a Python literal; of what is none, a string with its source."""
     bare = source.strip()
     found = _as_word(bare) or _as_literal(bare)
     return json_text(source) if found is None else found[0]
@@ -101,7 +101,7 @@ def _as_literal(text: str) -> tuple[str, str] | None:
 
 
 def _as_escaped_json(text: str) -> tuple[str, str] | None:
-    r"""An array or object whose quotes and line breaks the model has escaped once too often: `[\"a\"]`."""
+    r"""Returns an array or object whose quotes and line breaks the model has escaped once too often: `[\"a\"]`."""
     if text[:1] not in ("[", "{") or "\\" not in text:
         return None
     try:
@@ -112,7 +112,7 @@ def _as_escaped_json(text: str) -> tuple[str, str] | None:
 
 
 def _known_escape(found: re.Match[str]) -> str:
-    """An escape that Python does not know means itself; written like that it is nothing to warn of."""
+    """Returns an escape that Python does not know means itself; written like that it is nothing to warn of."""
     return found[0] if found[0][1] in _ESCAPED else "\\" + found[0]
 
 

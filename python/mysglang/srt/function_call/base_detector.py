@@ -45,8 +45,8 @@ class FunctionCallDetector(ABC):
 
     @classmethod
     def structure(cls, name: str) -> CallStructure | None:
-        """The written form of a call of `name`, for the grammar that forces it. None if its arguments are not JSON, or
-        if other parts also change from call to call.
+        """Returns the written form of a call of `name`, for the grammar that forces it. None if its arguments are not
+        JSON, or if other parts also change from call to call.
         """
         return None
 
@@ -73,7 +73,7 @@ class FunctionCallDetector(ABC):
         return self._told()
 
     def detect_and_parse(self, text: str) -> tuple[str, list[ToolCallItem]]:
-        """The plain text and the calls of a whole text."""
+        """Returns the plain text and the calls of a whole text."""
         return collect([*self.feed(text), *self.finish()])
 
     @abstractmethod
@@ -128,7 +128,7 @@ class FunctionCallDetector(ABC):
 
 
 def merged(events: list[ToolEvent]) -> list[ToolEvent]:
-    """The events with neighbours of one kind joined."""
+    """Returns the events with neighbours of one kind joined."""
     found: list[ToolEvent] = []
     for _, group in groupby(events, _kind):
         same = list(group)
@@ -151,7 +151,7 @@ def _text(event: ToolEvent) -> str:
 
 
 def collect(events: list[ToolEvent]) -> tuple[str, list[ToolCallItem]]:
-    """The plain text and the calls that `events` add up to."""
+    """Returns the plain text and the calls that `events` add up to."""
     texts: list[str] = []
     starts: list[CallStart] = []
     arguments: list[list[str]] = []

@@ -104,7 +104,7 @@ def detector_class(name: str) -> type[FunctionCallDetector]:
 
 
 def format_of(template: str) -> str | None:
-    """The name of the format that a chat template shows calls in; None if it shows none that is known."""
+    """Returns the name of the format that a chat template shows calls in; None if it shows none that is known."""
     if "tool" not in template:
         return None
     # A fence alone may be anybody's.

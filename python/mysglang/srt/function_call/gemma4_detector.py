@@ -40,14 +40,14 @@ class Gemma4Detector(FunctionCallDetector):
             yield from self._reader.accept(END)
 
     def _name(self) -> Steps[str | None]:
-        """The text between `call:` and the first brace."""
+        """Returns the text between `call:` and the first brace."""
         if not (yield from self._reader.accept(CALL)):
             return None
         head = yield from self._reader.before(("{",), MAX_NAME)
         return None if head is None else head[0].strip()
 
     def _object_of(self, name: str) -> Steps[bool]:
-        """The arguments after their brace, reported as JSON. False if the text is not in this format.
+        """Returns the arguments after their brace, reported as JSON. False if the text is not in this format.
 
         An explicit list of brackets takes the place of recursion: a model may open any number of them.
         """
@@ -81,7 +81,7 @@ class Gemma4Detector(FunctionCallDetector):
         return True
 
     def _key(self) -> Steps[str | None]:
-        """A key, with its colon."""
+        """Returns a key, with its colon."""
         reader = self._reader
         if not (yield from reader.accept(QUOTE)):
             head = yield from reader.before((":",), MAX_NAME)
@@ -92,7 +92,9 @@ class Gemma4Detector(FunctionCallDetector):
         return "".join(parts) if (yield from reader.accept(":")) else None
 
     def _value(self, types: frozenset[str]) -> Steps[str | None]:
-        """A value, or the bracket that begins one: then what closes it is returned. None if there is no value."""
+        """Returns a value, or the bracket that begins one: then what closes it is returned. None if there is no
+        value.
+        """
         reader = self._reader
         if (yield from reader.accept(QUOTE)):
             self._arguments('"')

@@ -38,7 +38,7 @@ class JsonObjectDetector(FunctionCallDetector):
     """Keys that say nothing, and may stand before the name."""
 
     def _json_call(self) -> Steps[Outcome]:
-        """The object that comes next, which a marker or a place has announced; what leads to it is held."""
+        """Returns the object that comes next, which a marker or a place has announced; what leads to it is held."""
         reader, early = self._reader, _Early()
         begun = complete = False
         if not (yield from reader.accept("{")):
@@ -79,7 +79,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return Outcome.BROKEN if begun else Outcome.NO_CALL
 
     def _json_arguments(self, into: Into) -> Steps[bool]:
-        """The arguments: an object, JSON text in a string, or null. False if they are no JSON."""
+        """Returns the arguments: an object, JSON text in a string, or null. False if they are no JSON."""
         char = yield from self._reader.peek()
         if char == '"':
             text = yield from json_string(self._reader)
@@ -95,7 +95,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return found
 
     def _json_arguments_of(self, name: str, call_id: str | None = None) -> Steps[Outcome]:
-        """The arguments that come next, of a call whose name was read before them."""
+        """Returns the arguments that come next, of a call whose name was read before them."""
         if not self._begin(name, call_id):
             return Outcome.NO_CALL
         yield from self._reader.skip()
@@ -105,7 +105,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return Outcome.CALL
 
     def _json_calls(self) -> Steps[Outcome]:
-        """A list of such objects; the first decides whether it is one of calls."""
+        """Returns a list of such objects; the first decides whether it is one of calls."""
         if not (yield from self._reader.accept("[")):
             return Outcome.NO_CALL
         return (yield from self._json_items())

@@ -64,7 +64,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return (yield from self._reader.accept(*tags))
 
     def _call(self) -> Steps[bool]:
-        """The rest of a call after `CALL`. False if it is not a call, and nothing was reported."""
+        """Returns the rest of a call after `CALL`. False if it is not a call, and nothing was reported."""
         head = yield from self._reader.before(('">',), MAX_NAME)
         if head is None or not self._begin(head[0].strip()):
             return False
@@ -73,7 +73,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return True
 
     def _arguments_of(self, name: str) -> Steps[None]:
-        """The parameters up to the end of the call, reported as JSON.
+        """Returns the parameters up to the end of the call, reported as JSON.
 
         An explicit list of what is open takes the place of recursion: a model may open any number of tags.
         """
@@ -101,7 +101,7 @@ class MinimaxM3Detector(FunctionCallDetector):
                 marked = True
 
     def _head(self) -> Steps[str | None]:
-        """The content of the tag after the mark; None if no tag follows."""
+        """Returns the content of the tag after the mark; None if no tag follows."""
         yield from self._reader.skip()
         if not (yield from self._reader.accept("<")):
             return None
@@ -116,8 +116,8 @@ class MinimaxM3Detector(FunctionCallDetector):
             self._arguments(("" if level.bracket else level.begin("")) + _CLOSER[level.bracket])
 
     def _value(self, tag: str, declared: Declared) -> Steps[_Open | None]:
-        """A value that was reported to its end, or the open element if it begins with a tag of its own, whose mark has
-        been read.
+        """Returns a value that was reported to its end, or the open element if it begins with a tag of its own, whose
+        mark has been read.
         """
         if declared.types == _STRING:
             self._arguments('"')
@@ -140,7 +140,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return None
 
     def _text_of(self, tag: str, into: Into) -> Steps[None]:
-        """The text up to the end of `tag`, which is read too."""
+        """Returns the text up to the end of `tag`, which is read too."""
         while True:
             yield from self._reader.until((MARK,), into)
             spaces: list[str] = []
@@ -151,7 +151,7 @@ class MinimaxM3Detector(FunctionCallDetector):
 
 
 def _leaf(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value without tags."""
+    """Returns the JSON text of a value without tags."""
     empty = {"array": "[]", "object": "{}"}
     if not text.strip() and len(types) == 1:
         return next((empty[name] for name in types if name in empty), unquoted(text, types))

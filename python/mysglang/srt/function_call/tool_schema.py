@@ -25,7 +25,7 @@ class Declared:
         return frozenset(_types(self._schema))
 
     def inside(self, key: str) -> Declared:
-        """The declaration of the value under this key, or of an element if the value is a list."""
+        """Returns the declaration of the value under this key, or of an element if the value is a list."""
         if "array" in self.types:
             return Declared(_member(self._schema, "items"))
         properties = _properties(self._schema)
@@ -48,7 +48,7 @@ class OfferedTools:
         return list(self._parameters[function])
 
     def declared(self, function: str) -> Declared:
-        """All arguments of a function together."""
+        """Returns all arguments of a function together."""
         return Declared(self._schemas[function])
 
     def types(self, function: str, parameter: str) -> frozenset[str]:

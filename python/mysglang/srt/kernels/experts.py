@@ -153,12 +153,12 @@ def _pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpack_experts(weights: Tensor) -> Tensor:
-    """The weights [E, output, input] that were packed; others as they are."""
+    """Returns the weights [E, output, input] that were packed; others as they are."""
     return weights
 
 
 def workspace_per_token(*, top_k: int, width: int, inner: int, dtype: torch.dtype) -> int:
-    """Bytes that `fused_experts` needs on a device for a token, in addition to its arguments and result: the
+    """Returns bytes that `fused_experts` needs on a device for a token, in addition to its arguments and result: the
     intermediate results of its experts, and their indices.
     """
     return top_k * ((width + inner) * dtype.itemsize + 2 * torch.int32.itemsize)

@@ -20,7 +20,7 @@ FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 
 
 def format_of(dtype: torch.dtype) -> int:
-    """The number by which kernels know how stored numbers of this dtype are written."""
+    """Returns the number by which kernels know how stored numbers of this dtype are written."""
     return FORMATS.get(dtype, 0)
 
 

@@ -30,12 +30,14 @@ def _heads_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _pack_linear_weight(weight: Tensor) -> Tensor:
-    """The weight in the form that `linear` is quickest with: itself, or a copy that nothing else may look into."""
+    """Returns the weight in the form that `linear` is quickest with: itself, or a copy that nothing else may look
+    into.
+    """
     return weight
 
 
 def _unpack_linear_weight(weight: Tensor) -> Tensor:
-    """The opposite: the weight [output, input] that was packed."""
+    """Returns the opposite: the weight [output, input] that was packed."""
     return weight
 
 

@@ -101,8 +101,8 @@ def take_runs(runs: Runs, out: Tensor, state: Tensor, compute: Callable[[slice, 
 def _conv_step(
     x: Tensor, weight: Tensor, recent: Tensor, at: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """A causal depthwise convolution of one new token of each of R rows, and silu of it. Returns [R, channels] in x's
-    dtype.
+    """Returns a causal depthwise convolution of one new token of each of R rows, and silu of it. Returns [R, channels]
+    in x's dtype.
 
     x: [R, channels]. weight: [channels, kernel]. recent: [N, kernel - 1, channels], the inputs before, which lose the
     oldest and get x. at: [R] int64 entries of `recent`, distinct but for padding. bias: [channels].
@@ -115,8 +115,8 @@ def _conv_step(
 def _conv_runs(
     x: Tensor, weight: Tensor, recent: Tensor, runs: Runs, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """The convolution of consecutive tokens of some rows. x: [T, channels]. Returns the same shape; tokens in no run
-    are unspecified.
+    """Returns the convolution of consecutive tokens of some rows. x: [T, channels]. Returns the same shape; tokens in
+    no run are unspecified.
     """
 
     def run(part: slice, entry: int) -> Tensor:
@@ -152,7 +152,8 @@ def _delta_step(
     matrix: Tensor,
     at: Tensor,
 ) -> Tensor:
-    """The gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's dtype.
+    """Returns the gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's
+    dtype.
 
     q, k: [R, key_heads, key_dim], neither of length 1 nor scaled. v: [R, value_heads, value_dim]; value_heads is a
     multiple of key_heads. a, b: [R, value_heads] in any dtype, what decay and strength are made of (`delta_gates`).
@@ -171,7 +172,7 @@ def _delta_step(
 
 
 def delta_gates(a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithm of the decay, at most 0, and the strength: [N, value_heads] float32 both."""
+    """Returns the logarithm of the decay, at most 0, and the strength: [N, value_heads] float32 both."""
     return -log_rate.exp() * F.softplus(a.float() + time_bias), b.float().sigmoid()
 
 
@@ -186,8 +187,8 @@ def _delta_runs(
     matrix: Tensor,
     runs: Runs,
 ) -> Tensor:
-    """The gated delta rule for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run are
-    unspecified in the result.
+    """Returns the gated delta rule for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run
+    are unspecified in the result.
     """
     decay, strength = delta_gates(a, b, log_rate, time_bias)
 
@@ -198,7 +199,8 @@ def _delta_runs(
 
 
 def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: int) -> Tensor:
-    """The gated delta rule for T consecutive tokens of the row at one entry. decay, strength: see `delta_gates`.
+    """Returns the gated delta rule for T consecutive tokens of the row at one entry. decay, strength: see
+    `delta_gates`.
 
     Within a chunk the tokens' updates are a triangular system (section 3.3 of the paper): with the decay c_i from the
     chunk's beginning to token i and D_ij = c_i / c_j for j <= i,
@@ -316,8 +318,8 @@ def _scan_runs(
     matrix: Tensor,
     runs: Runs,
 ) -> Tensor:
-    """The recurrence for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run are unspecified
-    in the result.
+    """Returns the recurrence for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run are
+    unspecified in the result.
     """
     steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
 
@@ -330,7 +332,8 @@ def _scan_runs(
 def scan_run(
     x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: int
 ) -> Tensor:
-    """The recurrence for T consecutive tokens of the row at one entry. time: [T, heads] float32, d. rate: [heads], A.
+    """Returns the recurrence for T consecutive tokens of the row at one entry. time: [T, heads] float32, d. rate:
+    [heads], A.
 
     Within a chunk (section 6 of the paper), with the decay e_i from the chunk's beginning to token i, and
     E_ij = e_i / e_j for j <= i:   Y = (E C B^T) X + e C S,   S = e_last S + (e_last / e B)^T X,   where X holds d x.

@@ -121,7 +121,9 @@ class Op(Generic[P, R]):
 
 
 def _import(module: str) -> Any:
-    """The module, or None if the package that it stands in, or the one of our CUDA kernels, is not installed."""
+    """Returns the module, or None if the package that it stands in, or the one of our CUDA kernels, is not
+    installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -33,7 +33,7 @@ class RowLogprobs(NamedTuple):
 
     @classmethod
     def over(cls, packed: Tensor, rows: int) -> RowLogprobs:
-        """The parts of such a piece."""
+        """Returns the parts of such a piece."""
         chosen, best = packed[:rows], packed[rows:].view(2, rows, (len(packed) - rows) // (2 * rows))
         return cls(packed, chosen, best[0], best[1].view(torch.int32))
 
@@ -49,7 +49,7 @@ def _sample_rows(
     newest: Tensor,
     top: int | None,
 ) -> tuple[Tensor, RowLogprobs | None]:
-    """The tokens [R] int64 of logits [R, vocab], -1 where greedy is, written to newest[slots] too, as 0 for -1.
+    """Returns the tokens [R] int64 of logits [R, vocab], -1 where greedy is, written to newest[slots] too, as 0 for -1.
 
     rows: R or more items of ROW; bias: items of BIAS; both dense, of any dtype.
     counts: [lines, vocab] int32, twice the times that a token was generated, plus one if the prompt has it. The chosen
@@ -85,7 +85,7 @@ def _sample_rows(
 
 
 def _edited(x: Tensor, row: np.void, entries: np.ndarray, line: Tensor | None) -> Tensor:
-    """The row's logits after all that changes them, before the temperature."""
+    """Returns the row's logits after all that changes them, before the temperature."""
     if line is not None:
         generated, strength = line >> 1, float(row["repetition"])
         x = x - float(row["frequency"]) * generated

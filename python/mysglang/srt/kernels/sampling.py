@@ -68,7 +68,7 @@ def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def allowed_ranks(ranked: Tensor, total: Tensor, filters: Filters) -> Tensor:
-    """Which of the weights in falling order [S, n] the filters leave: in each row the first one or more."""
+    """Returns which of the weights in falling order [S, n] the filters leave: in each row the first one or more."""
     top_k, top_p, min_p = filters
     allowed = torch.ones_like(ranked, dtype=torch.bool)
     if top_k is not None:
@@ -82,7 +82,7 @@ def allowed_ranks(ranked: Tensor, total: Tensor, filters: Filters) -> Tensor:
 
 
 def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The token in whose share of the cumulative sum the number falls; tokens of weight 0 have no share."""
+    """Returns the token in whose share of the cumulative sum the number falls; tokens of weight 0 have no share."""
     shares = weights.cumsum(dim=-1)
     total = shares[:, -1]
     # Rounding must not carry the target up to the total, behind the last token with a share.

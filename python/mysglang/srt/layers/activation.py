@@ -38,7 +38,7 @@ def plain_activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def gated_activation(name: str) -> Activation:
-    """The kernels' name of it. Raises ConfigError for a function that no kernel knows."""
+    """Returns the kernels' name of it. Raises ConfigError for a function that no kernel knows."""
     if name not in _BY_NAME:
         raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_BY_NAME))
     return _BY_NAME[name]

@@ -244,7 +244,7 @@ class PagedAttention(nn.Module):
         return head_view(x, self.attn.spec.head_dim).index_select(-1, self.rotary.order).flatten(1)
 
     def rotation(self) -> Rotation | None:
-        """The rotation of heads before attention; None without rotary positions."""
+        """Returns the rotation of heads before attention; None without rotary positions."""
         if self.rotary is None:
             return None
         if self.q_norm is None or self.k_norm is None or self.norms_before or self.norms_turned:

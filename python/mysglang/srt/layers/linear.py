@@ -165,7 +165,7 @@ class RowParallelLinear(LinearBase):
 
 
 def split_kv_heads(num_kv_heads: int, rank: int, size: int) -> Section:
-    """The key-value heads of one rank, at least one."""
+    """Returns the key-value heads of one rank, at least one."""
     if size <= num_kv_heads:
         return Section.split(num_kv_heads, rank, size)
     if size % num_kv_heads:

@@ -77,7 +77,7 @@ def find_logprobs(
 
 
 def join_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
-    """The answers for all positions, those of the first part first."""
+    """Returns the answers for all positions, those of the first part first."""
     return Logprobs(
         torch.cat([part.chosen for part in parts]),
         torch.cat([part.top_vals for part in parts]),

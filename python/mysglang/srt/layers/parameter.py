@@ -29,7 +29,7 @@ class Section:
 
     @classmethod
     def split(cls, full: int, rank: int, size: int) -> Section:
-        """The part of one rank when `size` ranks share the rows evenly."""
+        """Returns the part of one rank when `size` ranks share the rows evenly."""
         if full % size:
             raise ConfigError(f"a weight of {full} rows cannot be split evenly over {size} ranks; lower --tp-size")
         return cls(full, rank * (full // size), full // size)
@@ -76,8 +76,8 @@ class WeightParameter(nn.Parameter):
             pass
 
     def read(self, section: int | None = None) -> Tensor:
-        """The values that `load` of the section wrote: this rank's rows, without padding. The result is a view, or a
-        copy of several parts.
+        """Returns the values that `load` of the section wrote: this rank's rows, without padding. The result is a view,
+        or a copy of several parts.
         """
         wanted = range(len(self.sections)) if section is None else (section,)
         parts = []
@@ -89,7 +89,7 @@ class WeightParameter(nn.Parameter):
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
 
     def without_memory(self) -> WeightParameter:
-        """A copy of this parameter without memory."""
+        """Returns a copy of this parameter without memory."""
         return self.filled(torch.empty_like(self.data, device="meta"))
 
     def filled(self, values: Tensor) -> WeightParameter:
@@ -151,7 +151,7 @@ class FinishesWeights(Protocol):
         ...
 
     def values_of(self, name: str) -> Tensor:
-        """The values that it computes with, of its parameter of that name."""
+        """Returns the values that it computes with, of its parameter of that name."""
         ...
 
 
@@ -174,5 +174,5 @@ def restore_parameter(module: nn.Module, name: str, parameter: WeightParameter) 
 
 
 def weight_parameters(model: nn.Module) -> dict[str, WeightParameter]:
-    """All parameters that load themselves, by name; a tied one once."""
+    """Returns all parameters that load themselves, by name; a tied one once."""
     return {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, WeightParameter)}

@@ -30,13 +30,13 @@ def largest(hidden: Tensor, lens: Tensor) -> Tensor:
 
 
 def mean_sqrt_len(hidden: Tensor, lens: Tensor) -> Tensor:
-    """The sum divided by the square root of the length, as sentence-transformers' `mean_sqrt_len_tokens`."""
+    """Returns the sum divided by the square root of the length, as sentence-transformers' `mean_sqrt_len_tokens`."""
     total = torch.segment_reduce(hidden.float(), "sum", lengths=lens, axis=0, unsafe=True)
     return total / lens.sqrt().unsqueeze(1)
 
 
 def weighted_mean(hidden: Tensor, lens: Tensor) -> Tensor:
-    """The mean with weights 1, 2, 3 and so on by position: Muennighoff, "SGPT" (2022), section 3.1.2."""
+    """Returns the mean with weights 1, 2, 3 and so on by position: Muennighoff, "SGPT" (2022), section 3.1.2."""
     starts = lens.cumsum(0) - lens
     # `output_size`: without it, repeating would wait for the device.
     begins = starts.repeat_interleave(lens, output_size=hidden.shape[0])

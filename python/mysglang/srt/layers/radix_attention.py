@@ -35,5 +35,5 @@ class RadixAttention(nn.Module):
 
 
 def attention_specs(model: nn.Module) -> list[AttentionSpec]:
-    """The spec of each attention layer of a model, in the order of its modules."""
+    """Returns the spec of each attention layer of a model, in the order of its modules."""
     return [module.spec for module in model.modules() if isinstance(module, RadixAttention)]

@@ -50,7 +50,9 @@ def dynamic_alpha_frequencies(rope: Mapping[str, Any], head_dim: int, max_positi
 
 
 def proportional_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """The frequencies of whole heads, of which only the first part is used, as in Gemma 4; the other lanes stay."""
+    """Returns the frequencies of whole heads, of which only the first part is used, as in Gemma 4; the other lanes
+    stay.
+    """
     frequencies = inverse_frequencies(rope["rope_theta"], head_dim) / rope.get("factor", 1.0)
     frequencies[int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2) :] = 0.0
     return frequencies, 1.0
@@ -73,7 +75,7 @@ def yarn_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) 
     theta, factor = rope["rope_theta"], rope["factor"]
 
     def dimension(turns: float) -> float:
-        """The index whose wave makes that many turns within the original length."""
+        """Returns the index whose wave makes that many turns within the original length."""
         original: float = rope["original_max_position_embeddings"]
         return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -101,7 +103,7 @@ def _yarn_stretch(rope: Mapping[str, Any]) -> float:
 
 
 def longrope_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """A factor for each frequency: Ding et al., "LongRoPE" (2024), as Phi-3 uses it.
+    """Returns a factor for each frequency: Ding et al., "LongRoPE" (2024), as Phi-3 uses it.
 
     There are two lists, for texts up to the original length and for longer ones. Keys that stay in a cache are turned
     once, so here the longest text that is served decides for all: `--context-length` of at most the original length

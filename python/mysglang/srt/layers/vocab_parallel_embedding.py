@@ -106,6 +106,6 @@ class TiedLMHead(ParallelLMHead):
 
 
 def vocabulary_rows(vocab_size: int, tp: Group) -> Section:
-    """The tokens of one rank, padding included."""
+    """Returns the tokens of one rank, padding included."""
     rows = -(-vocab_size // tp.size)
     return Section(vocab_size, min(rows * tp.rank, vocab_size), rows)

@@ -98,7 +98,9 @@ class Search:
         self.open = [beam for rank, beam in enumerate(grown) if rank not in over][: self.width]
 
     def best(self, count: int, aborted: Abort | None = None) -> list[Beam]:
-        """The best answers, best first; of a search that was `aborted`, the best beginnings behind the whole ones."""
+        """Returns the best answers, best first; of a search that was `aborted`, the best beginnings behind the whole
+        ones.
+        """
         begun = sorted(self.open, key=lambda beam: -self.score(beam)) if aborted is not None else []
         return [*self.whole, *(Beam(beam.ids, beam.logprob, aborted) for beam in begun)][:count]
 
@@ -193,7 +195,7 @@ def _first(params: SamplingParams | list[SamplingParams]) -> SamplingParams:
 
 
 def _alone(obj: GenerateReqInput) -> GenerateReqInput:
-    """The request with one answer for each prompt."""
+    """Returns the request with one answer for each prompt."""
     for name in _NOT_BESIDE:
         if (asked := getattr(obj, name)) is not None and asked is not False:
             raise InvalidRequest(f"{name}: not together with beam search.", param=name)

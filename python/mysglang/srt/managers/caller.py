@@ -26,7 +26,7 @@ class Caller:
         return None if self.admin or not self.remote else self.api_key
 
     def routing_key_of(self, own: str | None) -> str:
-        """The routing key of a request: its `own`, else that of the client's headers."""
+        """Returns the routing key of a request: its `own`, else that of the client's headers."""
         return self.routing_key if own is None else own
 
 

@@ -63,7 +63,7 @@ class ControlClient:
         return await self._ask(lambda number: FlushCacheReqInput(id=number), FlushCacheReqOutput)
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
-        """The scheduler's internal state. Raises the errors of `ask`."""
+        """Returns the scheduler's internal state. Raises the errors of `ask`."""
         return await self._ask(lambda number: GetInternalStateReq(id=number), GetInternalStateReqOutput)
 
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:

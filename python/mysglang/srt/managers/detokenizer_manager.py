@@ -131,7 +131,7 @@ class DetokenizerManager:
             self._sender.send(self.handle_batch_token_id_out(message))
 
     def handle_batch_token_id_out(self, message: BatchTokenIDOutput) -> BatchStrOutput:
-        """The texts that `message` adds to its requests."""
+        """Returns the texts that `message` adds to its requests."""
         ids = unpack_ids(message.token_ids).tolist()
         counts = unpack_ids(message.token_counts).tolist()
         texts: list[str] = []

@@ -69,7 +69,7 @@ class Board:
 
     @classmethod
     def at(cls, path: Path, num_fronts: int, front: int) -> Board:
-        """The one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        """Returns the one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
         with path.open("a+b") as file:
             file.truncate(board_bytes(num_fronts))
             return cls(mmap.mmap(file.fileno(), board_bytes(num_fronts)), front)
@@ -127,7 +127,9 @@ class SharedNames:
 
     @classmethod
     def at(cls, path: Path, num_fronts: int, front: int) -> SharedNames:
-        """The table in the file `path`, which is made if it does not exist. The file may be removed afterwards."""
+        """Returns the table in the file `path`, which is made if it does not exist. The file may be removed
+        afterwards.
+        """
         size = names_bytes(num_fronts)
         with path.open("a+b") as file:
             file.truncate(size)

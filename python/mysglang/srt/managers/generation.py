@@ -32,7 +32,7 @@ class Call:
     """The API key that asks; its names are its own."""
 
     def take(self, state: ReqState) -> GenerationChunk:
-        """The new part of one of its answers. Raises the errors of `ReqState.take`."""
+        """Returns the new part of one of its answers. Raises the errors of `ReqState.take`."""
         chunk = state.take()
         if chunk.finish_reason is not None:
             self.open_answers -= 1
@@ -136,7 +136,9 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
                 self._loop.call_soon_threadsafe(self._desk.close_call, self._call)
 
     async def _next_state(self, call: Call) -> ReqState:
-        """The next state with news. A caller with many ready answers does not block other tasks for all of them."""
+        """Returns the next state with news. A caller with many ready answers does not block other tasks for all of
+        them.
+        """
         if (state := call.inbox.next()) is not None:
             await self._breather.rest()
             return state
@@ -173,7 +175,9 @@ class _Pouring:
         self._resting = False
 
     async def until_long(self) -> GenerationChunk | None:
-        """The chunk that it is long work to take; None once the last one was taken. Raises what the outlet does."""
+        """Returns the chunk that it is long work to take; None once the last one was taken. Raises what the outlet
+        does.
+        """
         self._outlet.call_when_room(self._hand_over)
         self._call.inbox.call_with_news(self._hand_over)
         try:

@@ -113,18 +113,18 @@ class InputTokenizer:
     async def tokenize(
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
     ) -> list[TokenizedGenerateReqInput]:
-        """A request for each answer, in order, named by `rids`. Raises InvalidRequest."""
+        """Returns a request for each answer, in order, named by `rids`. Raises InvalidRequest."""
         job = self.job(obj, unfolded, rids)
         return [request for piece in job.pieces for request in await self.requests(job, piece)]
 
     def job(self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]) -> Job:
-        """The job for tokenizing piece by piece: the first requests of a large batch can be computed while others are
-        tokenized.
+        """Returns the job for tokenizing piece by piece: the first requests of a large batch can be computed while
+        others are tokenized.
         """
         return Job(obj, unfolded, rids, [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts])
 
     async def requests(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
-        """The requests of the job's next piece. Raises InvalidRequest."""
+        """Returns the requests of the job's next piece. Raises InvalidRequest."""
         if piece.first:
             # Each piece is sent before the next one is made, so that the scheduler can work on it.
             await asyncio.sleep(0)
@@ -134,11 +134,11 @@ class InputTokenizer:
         return await self._pool.run(piece.size + job.beside, lambda: self._build(job, piece))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. Raises InvalidRequest."""
+        """Returns the ids of `text`. Raises InvalidRequest."""
         return await self._pool.run(len(text), lambda: self._encode([text], add_special_tokens)[0])
 
     async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
-        """The ids of two texts each, put together as the tokenizer does it, and where the second one begins.
+        """Returns the ids of two texts each, put together as the tokenizer does it, and where the second one begins.
 
         Raises InvalidRequest.
         """
@@ -146,7 +146,7 @@ class InputTokenizer:
         return await self._pool.run(size, lambda: self._encode_pairs(pairs))
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
+        """Returns the text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
         tokenizer = self._need_tokenizer("decoding", "input_ids")
 
         def work() -> str:
@@ -158,7 +158,7 @@ class InputTokenizer:
         return await self._pool.run(len(ids), work)
 
     async def answer_text(self, ids: Sequence[int], params: SamplingParams) -> str:
-        """The text of an answer's ids, as the detokenizer would write it; empty without a tokenizer."""
+        """Returns the text of an answer's ids, as the detokenizer would write it; empty without a tokenizer."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return ""
@@ -263,7 +263,7 @@ class InputTokenizer:
         return name, dict(settle(name, told or {}, self._limits.vocab_size, self._token_id))
 
     def _token_id(self, text: str) -> int | None:
-        """The id of a text that is one token of the model."""
+        """Returns the id of a text that is one token of the model."""
         if self._tokenizer is None:
             return None
         ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -289,7 +289,9 @@ class InputTokenizer:
         return self._checked(rows, _field(prompts[0]))
 
     def _embeds(self, content: str | list[int] | Embeds) -> bytes:
-        """The vectors of a prompt that is made of them. Raises InvalidRequest for what are none of this model."""
+        """Returns the vectors of a prompt that is made of them. Raises InvalidRequest for what are none of this
+        model.
+        """
         if not isinstance(content, Embeds):
             return b""
         size = self._limits.hidden_size
@@ -353,7 +355,7 @@ class InputTokenizer:
         return f"{caller.api_key}/{unfolded.extra_key}" if self._keeps_keys_apart else unfolded.extra_key
 
     def _max_new(self, prompt: Prompt, length: int, *, spare: int) -> int:
-        """Tokens of the prompt's answer, which are known to fit behind its `length`.
+        """Returns tokens of the prompt's answer, which are known to fit behind its `length`.
 
         `spare`: tokens that must be left for the answer.
         """
@@ -387,7 +389,8 @@ class InputTokenizer:
         return max_new
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
-        """A stop string that is a special token stops by its id: skipped in the text, it would not be found there.
+        """Returns a stop string that is a special token stops by its id: skipped in the text, it would not be found
+        there.
 
         Ids that the model never chooses are left out: the engine looks up every one of them.
         """
@@ -421,8 +424,8 @@ class InputTokenizer:
         return list(dict.fromkeys(pack_ids(ids) for ids in written if ids and max(ids) <= last))
 
     def _thinking(self, params: SamplingParams, obj: GenerateReqInput) -> tuple[bytes, int | None]:
-        """Tokens that end the thinking before the grammar begins, and the token that may begin it. A grammar needs a
-        tokenizer.
+        """Returns tokens that end the thinking before the grammar begins, and the token that may begin it. A grammar
+        needs a tokenizer.
         """
         if (spec := params.grammar) is None:
             return b"", None
@@ -460,7 +463,7 @@ def _field(prompt: Prompt) -> str:
 
 
 def _one_answer(params: SamplingParams, max_new: int) -> SamplingParams:
-    """The parameters of each of `n` answers of that length."""
+    """Returns the parameters of each of `n` answers of that length."""
     top_k = TOP_K_ALL if params.top_k == -1 else params.top_k
     return msgspec.structs.replace(params, n=1, max_new_tokens=max_new, top_k=top_k)
 

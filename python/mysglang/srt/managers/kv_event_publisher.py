@@ -126,7 +126,7 @@ class _Handover:
         self._rope.shutdown(socket.SHUT_WR)
 
     def take(self) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """The batches since the last call, and True if more may come. Never blocks: wait for `bell`."""
+        """Returns the batches since the last call, and True if more may come. Never blocks: wait for `bell`."""
         # Rings first: what is handed over from here on rings again.
         more = self.bell.recv(4096) != b""
         return [self._waiting.popleft() for _ in range(len(self._waiting))], more

@@ -10,7 +10,7 @@ from mysglang.srt.errors import ConfigError
 
 
 def load_model_config(args: ModelArgs) -> ModelConfig:
-    """The config of the model that `args` name, with what they lay over it. Raises ConfigError."""
+    """Returns the config of the model that `args` name, with what they lay over it. Raises ConfigError."""
     assert args.model_path is not None, "resolved"
     return ModelConfig.from_path(
         args.model_path,
@@ -23,8 +23,8 @@ def load_model_config(args: ModelArgs) -> ModelConfig:
 
 
 def load_draft_config(path: str, served: ModelConfig) -> ModelConfig:
-    """The config of the model at `path` that proposes drafts for the `served` one: in its data type, for requests as
-    long. Raises ConfigError for a model that cannot propose drafts for this one.
+    """Returns the config of the model at `path` that proposes drafts for the `served` one: in its data type, for
+    requests as long. Raises ConfigError for a model that cannot propose drafts for this one.
     """
     draft = ModelConfig.from_path(path, dtype=served.dtype)
     flag = f"--speculative-draft-model-path {path}"

@@ -44,7 +44,7 @@ class Pooled:
     """Seconds from the request to the answer."""
 
     def response(self) -> dict[str, Any]:
-        """The answer in the form of /encode, /classify and Engine."""
+        """Returns the answer in the form of /encode, /classify and Engine."""
         chunk = self.chunk
         return {
             "embedding": self.vector.tolist(),
@@ -63,7 +63,7 @@ class Pooled:
 async def pooled(
     generate: Generate, request: GenerateReqInput, config: PoolingConfig | None, dimensions: int | None = None
 ) -> list[Pooled]:
-    """The answers to all prompts of `request`, in order. Cancelling it closes the request.
+    """Returns the answers to all prompts of `request`, in order. Cancelling it closes the request.
 
     Raises InvalidRequest, also for `dimensions` that the model does not have, and what `generate` raises.
     """
@@ -81,13 +81,13 @@ async def pooled(
 
 
 async def embeddings(generate: Generate, obj: EmbeddingReqInput, config: PoolingConfig | None) -> Any:
-    """The native response {embedding, meta_info}; a list of them for a batch."""
+    """Returns the native response {embedding, meta_info}; a list of them for a batch."""
     answers = [answer.response() for answer in await pooled(generate, obj.request(), config, obj.dimensions)]
     return answers if obj.several else answers[0]
 
 
 def require(config: PoolingConfig | None, task: Task) -> PoolingConfig:
-    """The config of a model that does `task`. Raises InvalidRequest for any other."""
+    """Returns the config of a model that does `task`. Raises InvalidRequest for any other."""
     if config is None or config.task != task:
         raise InvalidRequest(INSTEAD["generate" if config is None else config.task])
     return config
@@ -111,7 +111,7 @@ def check_dimensions(config: PoolingConfig | None, dimensions: int | None) -> No
 
 
 def cut(vector: Floats, dimensions: int, normalize: bool) -> Floats:
-    """The first `dimensions` numbers, of length 1 again if they should be.
+    """Returns the first `dimensions` numbers, of length 1 again if they should be.
 
     Kusupati et al., "Matryoshka Representation Learning" (2022).
     """

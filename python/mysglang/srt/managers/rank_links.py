@@ -54,7 +54,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def turn_codec() -> Codec[Turn]:
-    """The link from the first rank to each other one."""
+    """Returns the link from the first rank to each other one."""
     return Codec(Turn)
 
 
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report_codec() -> Codec[Report]:
-    """The link from all other ranks to the first one."""
+    """Returns the link from all other ranks to the first one."""
     return Codec(Report)
 
 

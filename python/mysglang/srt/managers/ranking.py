@@ -61,7 +61,7 @@ class Ranked:
     rid: str
 
     def response(self, documents: Texts, *, with_text: bool) -> dict[str, Any]:
-        """The result in SGLang's form."""
+        """Returns the result in SGLang's form."""
         return {
             "score": self.score,
             "document": documents[self.index] if with_text else None,
@@ -80,7 +80,7 @@ class Scores:
 
 
 async def rerank(manager: Asked, config: PoolingConfig | None, query: str, documents: Texts) -> list[Ranked]:
-    """All documents, the most relevant first; equals keep their order.
+    """Returns all documents, the most relevant first; equals keep their order.
 
     Raises InvalidRequest, also for a model that cannot do it, and what the manager raises.
     """

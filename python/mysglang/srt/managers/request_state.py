@@ -171,14 +171,14 @@ class Inbox:
         self._ring()
 
     async def get(self) -> ReqState:
-        """The next state with news. Raises ServerEnded."""
+        """Returns the next state with news. Raises ServerEnded."""
         while (state := self.next()) is None:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         return state
 
     def next(self) -> ReqState | None:
-        """The next state with news, or None if there is none. Raises ServerEnded."""
+        """Returns the next state with news, or None if there is none. Raises ServerEnded."""
         if self._ready:
             return self._ready.popleft()
         if self._failure is not None:
@@ -306,7 +306,7 @@ class ReqState:
         self._inbox.fail(error)
 
     def take(self) -> GenerationChunk:
-        """The new part since the last call. Raises Aborted for a request that the engine refused or aborted.
+        """Returns the new part since the last call. Raises Aborted for a request that the engine refused or aborted.
 
         What it refused because of a field is an InvalidRequest, as if the front had found out.
         """
@@ -364,7 +364,7 @@ def _states(pieces: list[bytes], hidden_size: int) -> Floats:
 
 
 def join_logprobs(rows: list[RowLogprobs], wish: LogprobRequest) -> LogprobChunk:
-    """The columns of several messages as arrays."""
+    """Returns the columns of several messages as arrays."""
     asked = unpack_ids(wish.token_ids)
     output = _columns(
         b"".join(row.output_vals for row in rows),
@@ -425,7 +425,7 @@ class Unread:
 
 
 def bytes_of(logprobs: RowLogprobs | None) -> int:
-    """Bytes of the output's columns. Those of the prompt come once, so they cannot pile up."""
+    """Returns bytes of the output's columns. Those of the prompt come once, so they cannot pile up."""
     if logprobs is None:
         return 0
     columns = (logprobs.output_vals, logprobs.output_ids, logprobs.output_top_vals, logprobs.output_top_ids)

@@ -57,7 +57,7 @@ class ResponseDicts:
         self._responses: dict[int, Response] = {}
 
     def add(self, chunk: GenerationChunk) -> Response:
-        """The response that `chunk` makes; in a stream of several answers it says which by `index`."""
+        """Returns the response that `chunk` makes; in a stream of several answers it says which by `index`."""
         known = None if self.incremental else self._answers.get(chunk.index)
         if known is None:
             known = self._answers[chunk.index] = _AnswerSoFar(
@@ -80,13 +80,13 @@ class ResponseDicts:
         return response
 
     def whole(self, chunk: GenerationChunk) -> Response:
-        """The response of an answer that comes in one chunk, of which nothing is kept here."""
+        """Returns the response of an answer that comes in one chunk, of which nothing is kept here."""
         response = self.add(chunk)
         del self._answers[chunk.index], self._responses[chunk.index]
         return response
 
     def _prompt_states(self, chunk: GenerationChunk) -> int:
-        """How many of the hidden states that a chunk brings are the prompt's."""
+        """Returns how many of the hidden states that a chunk brings are the prompt's."""
         wishes = self._hidden_wishes
         wish = wishes[chunk.index // self._copies] if isinstance(wishes, list) else wishes
         first = chunk.index not in self._responses
@@ -137,7 +137,7 @@ class _AnswerSoFar:
             self._add("input", found.input, found)
 
     def logprobs(self) -> dict[str, Any]:
-        """The columns of meta_info; none if no log-probabilities were asked for."""
+        """Returns the columns of meta_info; none if no log-probabilities were asked for."""
         if not self._columns:
             return {}
         columns = {name: list(rows) for name, rows in self._columns.items()}
@@ -171,7 +171,7 @@ class _AnswerSoFar:
 
 
 def finish_reason_dict(reason: FinishReason | None) -> dict[str, Any] | None:
-    """A finish reason as SGLang writes it; None while the answer goes on."""
+    """Returns a finish reason as SGLang writes it; None while the answer goes on."""
     match reason:
         case Stop(matched=matched):
             return {"type": "stop", "matched": matched}
@@ -226,7 +226,7 @@ def _weight_versions(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _flat_sides(obj: GenerateReqInput) -> list[str]:
-    """The sides whose most likely tokens are reported as arrays. Raises InvalidRequest."""
+    """Returns the sides whose most likely tokens are reported as arrays. Raises InvalidRequest."""
     wishes = {"input": obj.return_flat_raw_top_logprobs, "output": obj.return_flat_raw_output_top_logprobs}
     sides = [side for side, wanted in wishes.items() if wanted]
     if obj.return_flat_raw_top_logprobs_b64 and not sides:
@@ -252,7 +252,7 @@ def _no_text(_token: int) -> None:
 
 
 def told(logprob: float) -> float | None:
-    """A log-probability as JSON can say it; None for NaN, which stands for what there is not."""
+    """Returns a log-probability as JSON can say it; None for NaN, which stands for what there is not."""
     return None if isnan(logprob) else max(logprob, LOWEST)
 
 

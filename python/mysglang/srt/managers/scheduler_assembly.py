@@ -121,7 +121,7 @@ URGENT_SIGNS: dict[Priorities, UrgentSign] = {"none": 0, "high_first": 1, "low_f
 
 
 def max_request_len(worker: Worker, kv: KvManager, limits: PrefillLimits) -> int:
-    """Tokens, output included, of the longest request that can run alone.
+    """Returns tokens, output included, of the longest request that can run alone.
 
     The last token of a request needs no KV entry, but a step in flight may reserve for it.
     """
@@ -131,7 +131,7 @@ def max_request_len(worker: Worker, kv: KvManager, limits: PrefillLimits) -> int
 def _policy(
     options: SchedulerOptions, table: RequestTable, kv: KvManager, clock: PromptClock
 ) -> tuple[SchedulePolicy, Accounts]:
-    """The order of the queue, from the inside out: a policy, urgency before it, tenants before that."""
+    """Returns the order of the queue, from the inside out: a policy, urgency before it, tenants before that."""
     surroundings = Surroundings(
         prefix_length=lambda req: req.cached_prefix(kv).reach,
         prefix_path=lambda req: kv.cache.path(req.cached_prefix(kv)),
@@ -165,7 +165,7 @@ class Residents:
 
     @classmethod
     def make(cls, worker: Worker, kv: KvManager, options: SchedulerOptions) -> Residents:
-        """The residents, with as many rows as the worker holds."""
+        """Returns the residents, with as many rows as the worker holds."""
         capacity = worker.capacity
         table = RequestTable(
             capacity.num_slots,
@@ -200,7 +200,7 @@ class Residents:
         )
 
     def results(self, options: SchedulerOptions) -> ResultProcessor:
-        """The processor of the tokens of a step."""
+        """Returns the processor of the tokens of a step."""
         distrust = Distrust(self.table, self.kv, self.lanes, self.residency, self.retraction)
         return ResultProcessor(self.table, self.growth, self.residency, distrust, options.eos_token_ids)
 

@@ -103,7 +103,7 @@ class NamedWorker(Worker, Protocol):
 
 
 def _make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> NamedWorker:
-    """The worker of a real model. Only it needs torch, which takes two seconds to load."""
+    """Returns the worker of a real model. Only it needs torch, which takes two seconds to load."""
     from mysglang.srt.managers.worker_factory import make_worker
 
     return make_worker(args, model, ranks)
@@ -124,7 +124,7 @@ THE_MAKERS = Makers()
 def build_scheduler(
     args: ServerArgs, ports: PortArgs, ranks: RankContext, makers: Makers = THE_MAKERS
 ) -> tuple[Loop, SchedulerFacts]:
-    """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
+    """Returns the scheduler of one rank, connected and ready to turn, and what it found out about itself."""
     # 1. The model: its config, its tokenizer, and the grammars of its answers.
     model = load_model_config(args.model)
     tokenizer = load_tokenizer(args.model)
@@ -200,7 +200,7 @@ def _facts(
 
 
 def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
-    """The links to fronts and detokenizers. A rank that follows answers control requests alone."""
+    """Returns the links to fronts and detokenizers. A rank that follows answers control requests alone."""
     to_tokenizer = to_fronts(ports.tokenizer_ipc_names)
     if not ranks.leads:
         return Channels(
@@ -221,7 +221,9 @@ def _parts_with_news(ranks: RankContext) -> tuple[PartNews, PartNews]:
 
 
 def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Share | None:
-    """How this rank has the messages of a turn from the first one. `digest`: of what it plans; None: it is alone."""
+    """Returns how this rank has the messages of a turn from the first one. `digest`: of what it plans; None: it is
+    alone.
+    """
     if digest is None:
         return None
     parts = _parts_with_news(ranks)
@@ -363,7 +365,7 @@ def _proposer(args: ServerArgs) -> MakeProposer:
 
 
 def _kv_events(args: ServerArgs, capacity: WorkerCapacity, ranks: RankContext) -> EventPublisher:
-    """The publisher of KV events, on the first rank if it is enabled."""
+    """Returns the publisher of KV events, on the first rank if it is enabled."""
     given = args.observability.kv_events_config
     config = KvEventsConfig() if given is None else read_kv_events(given)
     if config.publisher == "null" or ranks.world.rank:
@@ -377,7 +379,8 @@ def _timeouts(schedule: ScheduleArgs) -> Timeouts:
 
 
 def order_of(args: ServerArgs, ranks: RankContext, rates: StepRates | None) -> OrderName:
-    """The order that the flags ask for, else steps as short as they are cheap, where it is known what steps cost.
+    """Returns the order that the flags ask for, else steps as short as they are cheap, where it is known what steps
+    cost.
 
     Steps with drafts and steps of several stages cost other times than `rates` says.
     """
@@ -445,7 +448,7 @@ def _no_tokenizer(_params: SamplingParams) -> StopText:
 
 
 def make_storage(args: ServerArgs, pages: HostPages, page_size: int, host: HostTier) -> Storage:
-    """The storage below `host`, as the options ask for it. Raises ConfigError.
+    """Returns the storage below `host`, as the options ask for it. Raises ConfigError.
 
     The worker says what tells its pages from those of other models (`pages.identity`).
     """

@@ -68,7 +68,7 @@ class SchedulerControl:
         self._sleep_s = 0.0
 
     def handlers(self) -> Handlers:
-        """The rows that this part contributes to the dispatch table."""
+        """Returns the rows that this part contributes to the dispatch table."""
         return {
             FlushCacheReqInput: self.flush_cache,
             GetInternalStateReq: self.get_internal_state,
@@ -174,7 +174,7 @@ class SchedulerSettings:
         self._to_tokenizer = to_tokenizer
 
     def handlers(self) -> Handlers:
-        """The row that this part contributes to the dispatch table."""
+        """Returns the row that this part contributes to the dispatch table."""
         return {SetInternalStateReq: self.set_internal_state}
 
     def set_internal_state(self, message: SetInternalStateReq) -> None:
@@ -214,7 +214,7 @@ class SchedulerMemory:
         self._to_tokenizer = to_tokenizer
 
     def handlers(self) -> Handlers:
-        """The rows that this part contributes to the dispatch table."""
+        """Returns the rows that this part contributes to the dispatch table."""
         return {ReleaseMemoryOccupationReq: self.release, ResumeMemoryOccupationReq: self.resume}
 
     def release(self, message: ReleaseMemoryOccupationReq) -> None:
@@ -277,7 +277,7 @@ class CacheWatch:
         """(the cache's count of operations, when it had come so far), oldest first."""
 
     def handlers(self) -> Handlers:
-        """The rows that this part contributes to the dispatch table."""
+        """Returns the rows that this part contributes to the dispatch table."""
         return {GetCacheTreeReq: self.get_cache_tree}
 
     def on_beat(self) -> None:

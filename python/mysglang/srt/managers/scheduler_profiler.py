@@ -58,7 +58,7 @@ class SchedulerProfiler:
         self._profile: _Profile | None = None
 
     def handlers(self) -> Handlers:
-        """The rows that this part contributes to the dispatch table."""
+        """Returns the rows that this part contributes to the dispatch table."""
         return {StartProfileReq: self.start_profile, StopProfileReq: self.stop_profile}
 
     def start_profile(self, message: StartProfileReq) -> None:

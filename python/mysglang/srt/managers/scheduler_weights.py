@@ -57,7 +57,7 @@ class SchedulerWeights:
         self._snapshot: dict[str, str] | None = None
 
     def handlers(self) -> Handlers:
-        """The rows that this part contributes to the dispatch table."""
+        """Returns the rows that this part contributes to the dispatch table."""
         return {
             UpdateWeightsReq: self.update_weights,
             UpdateWeightsFromDistributedReq: self.update_weights_from_distributed,

@@ -24,7 +24,7 @@ class QueueShares(Protocol):
     """Says which tenant a request belongs to, and how many open answers each tenant may have."""
 
     def tenant(self, obj: GenerateReqInput, unfolded: Unfolded) -> str:
-        """The tenant that this request belongs to."""
+        """Returns the tenant that this request belongs to."""
         ...
 
     def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: int) -> bool:
@@ -91,8 +91,8 @@ class LogprobRoom:
         """Answers that ask for log-probabilities and were not shown yet."""
 
     def fit(self, request: TokenizedGenerateReqInput, index: int) -> TokenizedGenerateReqInput:
-        """The request of that answer, if there is room for what it asks for. If its client has not said how long the
-        answer may be, it ends with its share of the room, should it come to that. Raises InvalidRequest.
+        """Returns the request of that answer, if there is room for what it asks for. If its client has not said how
+        long the answer may be, it ends with its share of the room, should it come to that. Raises InvalidRequest.
         """
         if (wish := request.logprobs) is None:
             return request

@@ -192,7 +192,7 @@ class TracedSender:
 
 
 def described(batch: ScheduleBatch) -> dict[str, Any]:
-    """A step in figures."""
+    """Returns a step in figures."""
     return {
         "mode": batch.mode.value,
         "rows": len(batch),

@@ -83,8 +83,8 @@ class _Threads:
         self._turns = FairTurns(THREADS)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """The result or exception of `work`. If it is cancelled before its turn, it never begins; later, it ends at a
-        checkpoint.
+        """Returns the result or exception of `work`. If it is cancelled before its turn, it never begins; later, it
+        ends at a checkpoint.
         """
         loop, key = asyncio.get_running_loop(), CALLER.get().api_key
         await self._turns.enter(key)
@@ -123,7 +123,7 @@ class TextPool:
         self._long = _Threads("long-text", QUIET_HEAP)
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
-        """The result or exception of `work`; `size` is the length of its text.
+        """Returns the result or exception of `work`; `size` is the length of its text.
 
         Cancelled, the work is dropped: at once if it waits, and at its next `checkpoint` if it runs.
         """

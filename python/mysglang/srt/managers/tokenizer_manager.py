@@ -103,11 +103,11 @@ class EngineSigns:
     """When the schedulers of other ranks than the first were heard of."""
 
     def quietest(self) -> tuple[str, float]:
-        """Which process was not heard of for longest, and when it last was."""
+        """Returns which process was not heard of for longest, and when it last was."""
         return min(self._heard().items(), key=itemgetter(1))
 
     def silenced_together(self) -> list[str]:
-        """The processes that were last heard of when the quietest one was, within TOGETHER_S.
+        """Returns the processes that were last heard of when the quietest one was, within TOGETHER_S.
 
         A rank that hangs silences the ranks that wait for it, so which of them is the quietest is an accident.
         """
@@ -255,7 +255,7 @@ class TokenizerManager:
         return await self._control.flush_cache()
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
-        """The scheduler's internal state. Raises the errors of `ControlClient`."""
+        """Returns the scheduler's internal state. Raises the errors of `ControlClient`."""
         self._check_alive()
         return await self._control.get_internal_state()
 
@@ -372,7 +372,7 @@ class TokenizerManager:
                 self._send_one_request(state, room.fit(request, state.index))
 
     async def _tokenize_one_request(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
-        """A request for each answer of a piece of a call, in order."""
+        """Returns a request for each answer of a piece of a call, in order."""
         return await self.input_tokenizer.requests(job, piece)
 
     def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
@@ -477,7 +477,7 @@ class TokenizerManager:
 
 
 def _owned(owner: str, names: Iterable[str]) -> list[str]:
-    """The names as fronts tell each other. The names of keys are equally long, so no two keys share one."""
+    """Returns the names as fronts tell each other. The names of keys are equally long, so no two keys share one."""
     return [f"{owner}/{name}" for name in names]
 
 

@@ -119,7 +119,7 @@ def _held_bytes(params: Sequence[SamplingParams], n: int) -> int:
 
 
 def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int] | Embeds], bool]:
-    """The prompts, and whether they came as a batch."""
+    """Returns the prompts, and whether they came as a batch."""
     given = [kind for kind in (obj.text, obj.input_ids, obj.input_embeds) if kind is not None]
     if len(given) != 1:
         raise InvalidRequest("Exactly one of text, input_ids and input_embeds must be given.", param="text")
@@ -235,7 +235,9 @@ def _logprob_wish(wanted: bool, wish: LogprobWish, vocab_size: int) -> LogprobWi
 
 
 def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple[str, list[str]]:
-    """The call's name and its answers': a lone answer has the name itself, of several each has a number behind it."""
+    """Returns the call's name and its answers': a lone answer has the name itself, of several each has a number behind
+    it.
+    """
     name = rid if isinstance(rid, str) else new_id()
     bases = [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
     if isinstance(rid, list):
@@ -250,7 +252,7 @@ def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple
 
 
 def _cache_namespace(obj: GenerateReqInput) -> str:
-    """The one key that extra_key and cache_salt make; different pairs make different keys."""
+    """Returns the one key that extra_key and cache_salt make; different pairs make different keys."""
     extra, salt = obj.extra_key or "", obj.cache_salt
     for name, value in (("extra_key", extra), ("cache_salt", salt or "")):
         if len(value) > MAX_KEY_LENGTH:

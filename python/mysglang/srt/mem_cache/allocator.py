@@ -63,5 +63,5 @@ class PageAllocator:
         self._num_free = top
 
     def free_pages(self) -> Ints:
-        """The free pages, in no order that means anything; for checks."""
+        """Returns the free pages, in no order that means anything; for checks."""
         return self._stack[: self._num_free].copy()

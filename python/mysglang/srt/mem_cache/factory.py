@@ -25,7 +25,7 @@ def hierarchical_cache(
     listener: PageListener | None = None,
     storage: Storage | None = None,
 ) -> MakePrefixCache:
-    """A `radix` cache with `host` below it, and `storage` below that."""
+    """Returns a `radix` cache with `host` below it, and `storage` below that."""
     policy = EVICT_POLICIES[eviction_policy]
     return partial(
         HiRadixCache, host=host, policy=policy, listener=listener, write_policy=write_policy, storage=storage

@@ -81,8 +81,8 @@ class HostTier:
     # Finding and loading
 
     def match(self, ids: Ints, extra_key: str, num_pages: int) -> HostMatch | None:
-        """The longest prefix of `ids` that can be loaded, if loading is worthwhile beside the `num_pages` of the
-        device.
+        """Returns the longest prefix of `ids` that can be loaded, if loading is worthwhile beside the `num_pages` of
+        the device.
         """
         node, found = self.tree.match_prefix(ids, extra_key)
         if node is None or (found - num_pages) * self.page_size < LOAD_AT_LEAST:
@@ -282,7 +282,7 @@ class HostTier:
 
 
 def joined(pairs: list[PagePairs]) -> PagePairs:
-    """All of them, in order."""
+    """Returns all of them, in order."""
     if len(pairs) < 2:
         return pairs[0] if pairs else NO_PAIRS
     return PagePairs(np.concatenate([each.device for each in pairs]), np.concatenate([each.host for each in pairs]))

@@ -160,12 +160,12 @@ class HostEventLog(KvEventLog):
 
 
 def first_hash(namespace: str) -> int:
-    """The hash that the first block of a namespace follows."""
+    """Returns the hash that the first block of a namespace follows."""
     return _to_int(sha256(namespace.encode()).digest())
 
 
 def block_hashes(parent: int, ids: Ints, block_size: int) -> list[int]:
-    """The names of the whole blocks of `ids`, which follow the block named `parent`.
+    """Returns the names of the whole blocks of `ids`, which follow the block named `parent`.
 
     Each is the first eight bytes, as a signed big-endian number, of the SHA-256 of the name before (so written, too)
     and the block's tokens as little-endian int32.

@@ -103,8 +103,8 @@ class KvManager:
     # A row's life
 
     def match(self, ids: Ints, *, extra_key: str, limit: int, tail_end: int = 0) -> PrefixMatch:
-        """The longest cached prefix of ids[:limit] among requests of the same `extra_key`; `num_tokens` of it. It ends
-        with a whole page, or at `tail_end` if a row was released with these tokens and this `tail_end`.
+        """Returns the longest cached prefix of ids[:limit] among requests of the same `extra_key`; `num_tokens` of it.
+        It ends with a whole page, or at `tail_end` if a row was released with these tokens and this `tail_end`.
 
         ids: [N] int32. Nothing is locked, so a match is good until the next call that may evict (`extend`,
         `extend_rows`) or `flush`. Match again after these: `open` refuses a match that has lost pages.
@@ -123,7 +123,7 @@ class KvManager:
         return self.cache.holds(match) and self._reach(match) == match.num_pages and self._has_tail(match)
 
     def tokens_to_lock(self, match: PrefixMatch) -> int:
-        """The decrease of `available_tokens` when this match is opened: its part that no open row uses."""
+        """Returns the decrease of `available_tokens` when this match is opened: its part that no open row uses."""
         return self.cache.unlocked_pages(match) * self.page_size
 
     def open(self, match: PrefixMatch) -> int:
@@ -296,17 +296,19 @@ class KvManager:
         return self.allocator.num_pages * self.page_size
 
     def longest_row(self, chunk: int | None, context: int) -> int:
-        """Tokens of the longest row, `context` at most, that every space can hold to its end where no other row is.
-        `chunk`: new tokens of a step at most; None: all.
+        """Returns tokens of the longest row, `context` at most, that every space can hold to its end where no other row
+        is. `chunk`: new tokens of a step at most; None: all.
         """
         return min(space.longest_row(chunk, context) for space in self.spaces)
 
     def room(self, slots: Slots, to_come: Floats) -> Room:
-        """The room for one step beside these running rows, which may still generate `to_come` tokens. Both [R]."""
+        """Returns the room for one step beside these running rows, which may still generate `to_come` tokens. Both
+        [R].
+        """
         return Room([RowRoom(self, float(to_come.sum())), *(space.room(slots, to_come) for space in self.followers)])
 
     def available_tokens(self) -> int:
-        """Tokens for which there are pages: free now, or after evicting all pages that no row uses."""
+        """Returns tokens for which there are pages: free now, or after evicting all pages that no row uses."""
         return self.first.num_available * self.page_size
 
     @property
@@ -316,11 +318,11 @@ class KvManager:
         return self.total_tokens - self.first.num_available * self.page_size
 
     def free_tokens(self) -> int:
-        """Tokens for which there are pages without evicting anything."""
+        """Returns tokens for which there are pages without evicting anything."""
         return self.allocator.num_free * self.page_size
 
     def tokens_alone(self, slot: int) -> int:
-        """Tokens, in whole pages, that only this row uses: they become free or evictable when it is closed."""
+        """Returns tokens, in whole pages, that only this row uses: they become free or evictable when it is closed."""
         node = self._nodes[slot]
         return (int(self.rows.held[slot]) - self.cache.shared_pages(node)) * self.page_size
 
@@ -354,7 +356,7 @@ class KvManager:
         return [self._nodes[slot] for slot in slots.tolist()]
 
     def in_spaces(self, locations: Ints) -> tuple[Ints, ...]:
-        """The KV slots by the numbers of each page space."""
+        """Returns the KV slots by the numbers of each page space."""
         if not self.followers:
             return (locations,)
         return (locations, *(space.locations(locations) for space in self.followers))
@@ -368,11 +370,11 @@ class KvManager:
         return replace(writes, pages=(pages, *(space.numbers(pages) for space in self.followers)))
 
     def take_states(self, slots: Slots, starts: Ints) -> StateColumns | None:
-        """The states of a step of these rows, which start at these tokens, and what it copies; both [R]."""
+        """Returns the states of a step of these rows, which start at these tokens, and what it copies; both [R]."""
         return self.states.take(slots, starts)
 
     def space_states(self) -> tuple[SpaceState, ...]:
-        """The account of each page space, that of the rows first."""
+        """Returns the account of each page space, that of the rows first."""
         return tuple(space.state() for space in self.spaces)
 
     @property
@@ -396,7 +398,7 @@ class KvManager:
         return True
 
     def state(self) -> KvState:
-        """The account of all memory. Visits the open rows, not the tree."""
+        """Returns the account of all memory. Visits the open rows, not the tree."""
         size = self.cache.size()
         private = int(self.rows.held.sum()) - sum(node.end for node in self._nodes.values())
         return KvState(
@@ -440,13 +442,13 @@ class KvManager:
     # Inside
 
     def _follower(self, shape: SpaceShape) -> WindowSpace:
-        """A space whose pages follow the given rows' pages."""
+        """Returns a space whose pages follow the given rows' pages."""
         assert shape.window is not None and shape.page_size == self.page_size
         own = self.allocator_type(shape.num_pages, shape.page_size)
         return WindowSpace(shape.window, self.rows, self.allocator.num_pages, own, self.cache)
 
     def _reach(self, match: PrefixMatch) -> int:
-        """How many pages of a match a row can go on from in all spaces."""
+        """Returns how many pages of a match a row can go on from in all spaces."""
         if not self.bounds:
             return match.num_pages
         pages = self.cache.match_pages(match)
@@ -459,8 +461,8 @@ class KvManager:
         return match.tail is None or all(bound.has(match.tail.value) for bound in self.bounds)
 
     def _last_page(self, slot: int, ids: Ints) -> int:
-        """The page of the last of these tokens, which are the row's and end with a page: that of the prefix cache by
-        which others find it, where there is one.
+        """Returns the page of the last of these tokens, which are the row's and end with a page: that of the prefix
+        cache by which others find it, where there is one.
         """
         node, end = self._nodes[slot], len(ids) // self.page_size
         known = self.cache.known_pages(node, self._ids_of(ids, node.end, end)) if node.end < end else ids[:0]

@@ -64,14 +64,14 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def view(self, preview_tokens: int) -> TreeView:
-        """A bounded picture of the cached prefixes. Takes about a millisecond, whatever the size of the cache.
+        """Returns a bounded picture of the cached prefixes. Takes about a millisecond, whatever the size of the cache.
 
         `preview_tokens`: how many token ids to copy of each node whose requests brought no salt.
         """
 
     @abstractmethod
     def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
-        """The longest cached prefix of `ids` in the namespace `extra_key`, in whole pages."""
+        """Returns the longest cached prefix of `ids` in the namespace `extra_key`, in whole pages."""
 
     @abstractmethod
     def holds(self, match: PrefixMatch) -> bool:
@@ -103,19 +103,21 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def path_pages(self, node: TreeNode) -> Ints:
-        """The `node.end` pages above the end of a locked node, first page of the prompt first."""
+        """Returns the `node.end` pages above the end of a locked node, first page of the prompt first."""
 
     @abstractmethod
     def shared_pages(self, node: TreeNode) -> int:
-        """How many of these pages, counted from the first, another row uses too."""
+        """Returns how many of these pages, counted from the first, another row uses too."""
 
     @abstractmethod
     def match_pages(self, match: PrefixMatch) -> Ints:
-        """The pages of a match, still held, first page of the prompt first."""
+        """Returns the pages of a match, still held, first page of the prompt first."""
 
     @abstractmethod
     def known_pages(self, node: TreeNode, ids: Ints) -> Ints:
-        """The pages that the cache has already for the first of these tokens, with which a row goes on from `node`."""
+        """Returns the pages that the cache has already for the first of these tokens, with which a row goes on from
+        `node`.
+        """
 
     @abstractmethod
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
@@ -135,8 +137,8 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def with_tail(self, match: PrefixMatch, ids: Ints) -> PrefixMatch:
-        """A match, still held, that reaches to the end of `ids` if a page that `insert_tail` took ends there; else the
-        same match.
+        """Returns a match, still held, that reaches to the end of `ids` if a page that `insert_tail` took ends there;
+        else the same match.
         """
 
     @abstractmethod

@@ -51,7 +51,7 @@ class PrefixGrouper(Protocol):
     """Finds what the rows of a decode step share."""
 
     def find(self, slots: Slots) -> SharedPrefixes | None:
-        """The groups of these rows, by their place in `slots`; the last answer again while nothing changed."""
+        """Returns the groups of these rows, by their place in `slots`; the last answer again while nothing changed."""
         ...
 
 

@@ -49,7 +49,7 @@ class RadixTree:
     # Looking up
 
     def match_prefix(self, ids: Ints, extra_key: str) -> tuple[TreeNode | None, int]:
-        """The longest cached prefix of `ids`: the node in which it ends and its pages from the root.
+        """Returns the longest cached prefix of `ids`: the node in which it ends and its pages from the root.
 
         Changes nothing but access times. The answer holds as long as `node_at` finds it.
         """
@@ -76,7 +76,8 @@ class RadixTree:
         return node, position // self.page_size
 
     def node_at(self, node: TreeNode | None, end: int) -> TreeNode | None:
-        """The node that holds page `end` - 1 of the path to `node`, or None if that page has been evicted since.
+        """Returns the node that holds page `end` - 1 of the path to `node`, or None if that page has been evicted
+        since.
 
         `node` may have been split since, so the page may be in one of the nodes above.
         """
@@ -94,7 +95,7 @@ class RadixTree:
         return max(0, end - node.end)
 
     def path_pages(self, node: TreeNode) -> Ints:
-        """All pages from the root to the end of `node`, in order."""
+        """Returns all pages from the root to the end of `node`, in order."""
         pages = np.empty(node.end, np.int32)
         step: TreeNode | None = node
         while step is not None and step.parent is not None:
@@ -103,7 +104,9 @@ class RadixTree:
         return pages
 
     def pages_below(self, node: TreeNode, ids: Ints) -> Ints:
-        """The pages that are there already for the first of these tokens, which go on from the end of `node`."""
+        """Returns the pages that are there already for the first of these tokens, which go on from the end of
+        `node`.
+        """
         found: list[Ints] = []
         position, size = 0, len(ids) // self.page_size * self.page_size
         while position < size and not node.condemned:
@@ -119,7 +122,9 @@ class RadixTree:
         return np.concatenate(found) if found else NO_PAGES
 
     def tail_below(self, node: TreeNode, ids: Ints) -> TreeNode | None:
-        """The page below the end of `node` that is filled with these tokens, fewer than a page has, and no others."""
+        """Returns the page below the end of `node` that is filled with these tokens, fewer than a page has, and no
+        others.
+        """
         tail = node.children.get(self._page_key(tail_key(ids, self.page_size), 0))
         if tail is not None:
             tail.last_access = node.last_access
@@ -137,14 +142,14 @@ class RadixTree:
     # Growing
 
     def namespace(self, extra_key: str) -> TreeNode:
-        """The root of a namespace, made if needed. Lock it at once: an unlocked empty one is not kept."""
+        """Returns the root of a namespace, made if needed. Lock it at once: an unlocked empty one is not kept."""
         root = self.roots.get(extra_key)
         if root is None:
             root = self.roots[extra_key] = NamespaceRoot(extra_key, self._next_serial())
         return root
 
     def split_at(self, node: TreeNode, end: int) -> TreeNode:
-        """The node that ends with page `end` - 1, which `node` holds: itself, or its upper part, split off."""
+        """Returns the node that ends with page `end` - 1, which `node` holds: itself, or its upper part, split off."""
         start = node.end - len(node.value)
         return node if end == node.end else self._split(node, end - start)
 
@@ -270,7 +275,7 @@ class RadixTree:
             step = step.parent
 
     def doubtful(self, node: TreeNode) -> TreeNode | None:
-        """The topmost node of the path to `node` that is unconfirmed; None if all of it is confirmed."""
+        """Returns the topmost node of the path to `node` that is unconfirmed; None if all of it is confirmed."""
         top: TreeNode | None = None
         while node.parent is not None and not node.confirmed:
             top, node = node, node.parent
@@ -362,7 +367,7 @@ class RadixTree:
         return ids[position : position + self.page_size].tobytes()
 
     def _common(self, key: Ints, ids: Ints) -> int:
-        """Tokens of the pages in which both begin alike; the first page is known to be equal."""
+        """Returns tokens of the pages in which both begin alike; the first page is known to be equal."""
         size = min(len(key), len(ids))
         differs = key[:size] != ids[:size]
         first = int(differs.argmax())

@@ -50,7 +50,7 @@ class ReqToTokenPool:
         self._free.append(slot)
 
     def pages(self, slot: int) -> Ints:
-        """The pages that the row holds: a view, for as long as the slot is not freed."""
+        """Returns the pages that the row holds: a view, for as long as the slot is not freed."""
         return self.table[slot, : self.held[slot]]
 
     def truncate(self, slot: int, count: int) -> Ints:
@@ -137,7 +137,7 @@ class ReqToTokenPool:
 
 
 def joined(pieces: list[TableWrites]) -> TableWrites | None:
-    """All of them as one; None if there are none."""
+    """Returns all of them as one; None if there are none."""
     if len(pieces) < 2:
         return pieces[0] if pieces else None
     slots, columns = (np.concatenate(each) for each in zip(*((w.slots, w.columns) for w in pieces), strict=True))

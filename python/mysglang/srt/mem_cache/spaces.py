@@ -36,8 +36,8 @@ class SpaceRoom(Protocol):
     """The room of one space while a step is planned, beside what rows may still need. Amounts in tokens."""
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
-        """Tokens that must come free for a row with this match to have its tokens before `end` computed in this step,
-        the rest of its `prompt` tokens and `to_come` more later; 0 or less: none.
+        """Returns tokens that must come free for a row with this match to have its tokens before `end` computed in this
+        step, the rest of its `prompt` tokens and `to_come` more later; 0 or less: none.
         """
         ...
 
@@ -59,8 +59,8 @@ class Space(Protocol):
         ...
 
     def longest_row(self, chunk: int | None, context: int) -> int:
-        """Tokens of a row, `context` at most, that can be reserved to its end where no other row is. `chunk`: most new
-        tokens of a step; None: all.
+        """Returns tokens of a row, `context` at most, that can be reserved to its end where no other row is. `chunk`:
+        most new tokens of a step; None: all.
         """
         ...
 
@@ -71,7 +71,7 @@ class Bound(Protocol):
     """A limit, in addition to the pages of the first space, for how far a row can go on from a cached prefix."""
 
     def reach(self, pages: Ints) -> int:
-        """How many of these pages of a prefix, from the first on, a row can go on from."""
+        """Returns how many of these pages of a prefix, from the first on, a row can go on from."""
         ...
 
     def has(self, pages: Ints) -> bool:

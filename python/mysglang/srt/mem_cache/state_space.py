@@ -92,8 +92,8 @@ class States(Protocol):
         ...
 
     def take(self, slots: Slots, starts: Ints) -> StateColumns | None:
-        """The state columns of a step of these rows, which start at these tokens. States that the step copies out can
-        be matched from now on.
+        """Returns the state columns of a step of these rows, which start at these tokens. States that the step copies
+        out can be matched from now on.
         """
         ...
 
@@ -146,7 +146,7 @@ class StateSpace:
     # Bound
 
     def reach(self, pages: Ints) -> int:
-        """How many of these pages of a prefix, from the first on, a row can go on from."""
+        """Returns how many of these pages of a prefix, from the first on, a row can go on from."""
         ends = self._found[pages].nonzero()[0]
         return int(ends[-1]) + 1 if len(ends) else 0
 
@@ -254,7 +254,7 @@ class StateSpace:
     # Inside
 
     def _take(self) -> int:
-        """A state for a row. There is one, since there are no fewer than rows."""
+        """Returns a state for a row. There is one, since there are no fewer than rows."""
         if not self._free:
             self._drop(next(iter(self._used.values() or self._behind.values())))
         return self._free.pop()

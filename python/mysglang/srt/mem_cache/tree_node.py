@@ -124,7 +124,9 @@ def namespace_of(node: TreeNode) -> str:
 
 
 def shortened(array: Ints, size: int) -> Ints:
-    """The first entries of an array: a view, or a copy once less than half of the memory behind it is in use."""
+    """Returns the first entries of an array: a view, or a copy once less than half of the memory behind it is in
+    use.
+    """
     view = array[:size]
     behind = array.base if isinstance(array.base, np.ndarray) else array
     return view.copy() if 2 * size < behind.size else view

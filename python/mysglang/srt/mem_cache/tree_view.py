@@ -61,7 +61,7 @@ class TreeView:
 
 
 def tree_view(tree: RadixTree, preview_tokens: int) -> TreeView:
-    """A picture of `tree`, without what was condemned. `preview_tokens` as for `picture`."""
+    """Returns a picture of `tree`, without what was condemned. `preview_tokens` as for `picture`."""
     return TreeView(
         num_nodes=tree.num_nodes,
         cached_tokens=(tree.evictable_pages + tree.protected_pages) * tree.page_size,
@@ -74,7 +74,8 @@ def tree_view(tree: RadixTree, preview_tokens: int) -> TreeView:
 def picture(
     roots: Iterable[NamespaceRoot], *, preview_tokens: int, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH
 ) -> list[NodeView]:
-    """The part of a tree that matters most: nodes of most open requests first, then the largest, each with its parents.
+    """Returns the part of a tree that matters most: nodes of most open requests first, then the largest, each with its
+    parents.
 
     `preview_tokens`: how many token ids to copy of each node in the default namespace; 0 for none.
     """

@@ -38,8 +38,8 @@ def row_tokens(window: int, page_size: int) -> int:
 
 
 def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -> int:
-    """Tokens, in whole pages, in which a request of up to `context` tokens can run alone. `chunk`: new tokens of a step
-    at most; None: all.
+    """Returns tokens, in whole pages, in which a request of up to `context` tokens can run alone. `chunk`: new tokens
+    of a step at most; None: all.
     """
     whole = -(-context // page_size) * page_size
     if chunk is None:
@@ -94,12 +94,12 @@ class WindowSpace:
     # Pages that rows see
 
     def first_column(self, position: int) -> int:
-        """The first page that a query at this position sees something of."""
+        """Returns the first page that a query at this position sees something of."""
         return max(0, position - self.window + 1) // self.page_size
 
     def reach(self, pages: Ints) -> int:
-        """How many of these pages of a prefix, from the first on, a row can go on from: at most so many that none is
-        missing of the window before the next token.
+        """Returns how many of these pages of a prefix, from the first on, a row can go on from: at most so many that
+        none is missing of the window before the next token.
         """
         gone = (self.page_of[pages] == 0).nonzero()[0]
         if not len(gone):  # nearly always
@@ -286,7 +286,7 @@ class WindowSpace:
     # Telling
 
     def numbers(self, pages: Ints) -> Ints:
-        """The rows' pages by the numbers of this space."""
+        """Returns the rows' pages by the numbers of this space."""
         found: Ints = self.page_of[pages]
         return found
 

@@ -42,7 +42,7 @@ class Receiver(Protocol[Message]):
         ...
 
     def drain(self) -> list[Message]:
-        """All messages that are there now; never waits."""
+        """Returns all messages that are there now; never waits."""
         ...
 
 
@@ -50,7 +50,7 @@ class AsyncReceiver(Protocol[Incoming]):
     """Receiving end of one link in a process with an event loop."""
 
     async def receive(self) -> Sequence[Incoming]:
-        """The messages that are there, at least one; waits for it."""
+        """Returns the messages that are there, at least one; waits for it."""
         ...
 
 
@@ -133,7 +133,7 @@ class AsyncPull(Generic[Message]):
         """The one that watches."""
 
     async def receive(self) -> list[Message]:
-        """The messages that are there, at least one that decodes. Others may run between two calls."""
+        """Returns the messages that are there, at least one that decodes. Others may run between two calls."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._descriptor, self._news.set)

@@ -77,7 +77,7 @@ def detokenizer_codec() -> Codec[ToDetokenizer]:
 
 
 def tokenizer_codec() -> Codec[ToTokenizer]:
-    """The link to a TokenizerManager, from the detokenizers, the schedulers and the other fronts."""
+    """Returns the link to a TokenizerManager, from the detokenizers, the schedulers and the other fronts."""
     return Codec(ToTokenizer)
 
 
@@ -87,10 +87,10 @@ def pack_ids(ids: list[int] | npt.NDArray[np.int32]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
-    """The read-only array over `data`; no copy."""
+    """Returns the read-only array over `data`; no copy."""
     return np.frombuffer(data, dtype=np.int32)
 
 
 def unpack_vectors(data: bytes, count: int) -> npt.NDArray[np.float32]:
-    """The read-only [count, size] array over float32 bytes, row by row; no copy."""
+    """Returns the read-only [count, size] array over float32 bytes, row by row; no copy."""
     return np.frombuffer(data, dtype=np.float32).reshape(count, -1)

@@ -47,7 +47,7 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the request out of the log."""
 
     def request(self) -> GenerateReqInput:
-        """The request that ends after its prompt."""
+        """Returns the request that ends after its prompt."""
         return GenerateReqInput(
             text=self.text,
             input_ids=self.input_ids,
@@ -66,7 +66,7 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_embedding(data: Mapping[str, object], report: FieldReport = REFUSED) -> EmbeddingReqInput:
-    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
+    """Returns a native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
 
     `report`: hears of fields that change nothing.
     """

@@ -36,12 +36,12 @@ def wire_rid(rid: str, serial: int, front: int) -> str:
 
 
 def rid_of(name: str) -> str:
-    """The name that a client knows, of the request of that wire name."""
+    """Returns the name that a client knows, of the request of that wire name."""
     return name[: name.rindex("@")]
 
 
 def call_of(name: str) -> str:
-    """The part of a request's wire name that all requests of one call share."""
+    """Returns the part of a request's wire name that all requests of one call share."""
     return name[name.rfind("@") + 1 :]
 
 
@@ -54,13 +54,13 @@ def front_of(name: str) -> int:
 
 
 def to_fronts(endpoints: Sequence[str]) -> Sender[ToTokenizer]:
-    """The sending end of a link to all fronts."""
+    """Returns the sending end of a link to all fronts."""
     pushes: list[Push[ToTokenizer]] = [Push(endpoint, tokenizer_codec()) for endpoint in endpoints]
     return pushes[0] if len(pushes) == 1 else ToFronts(pushes)
 
 
 def to_detokenizers(endpoints: Sequence[str]) -> Sender[ToDetokenizer]:
-    """The sending end of a link to all detokenizers."""
+    """Returns the sending end of a link to all detokenizers."""
     pushes: list[Push[ToDetokenizer]] = [Push(endpoint, detokenizer_codec()) for endpoint in endpoints]
     return pushes[0] if len(pushes) == 1 else ToDetokenizers(pushes)
 
@@ -101,7 +101,7 @@ class ToDetokenizers:
 
 
 def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
-    """The rows of each owner as a batch of its own; the whole if all have the same."""
+    """Returns the rows of each owner as a batch of its own; the whole if all have the same."""
     found = sorted(set(owners))
     if len(found) == 1:
         return [(found[0], batch)]
@@ -110,7 +110,7 @@ def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
 
 
 def take(batch: Batch, rows: Rows) -> Batch:
-    """A batch of these rows only: lists and columns are cut down, maps are renumbered."""
+    """Returns a batch of these rows only: lists and columns are cut down, maps are renumbered."""
     kept = rows.tolist()
     cut = _Columns(len(batch.rids), rows)
     fields: dict[str, Any] = {}

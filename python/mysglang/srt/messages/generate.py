@@ -223,7 +223,7 @@ _FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in IN
 
 
 def parse_generate(data: Mapping[str, object], report: FieldReport = REFUSED) -> GenerateReqInput:
-    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
+    """Returns a native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
 
     `report`: hears of fields that change nothing. Unknown names in `sampling_params` are refused, as SGLang does.
     """
@@ -246,7 +246,7 @@ def parse_generate(data: Mapping[str, object], report: FieldReport = REFUSED) ->
 
 
 def _request(fields: dict[str, object]) -> GenerateReqInput:
-    """The fields as a request, types checked, but for those of many ids."""
+    """Returns the fields as a request, types checked, but for those of many ids."""
     large = {name: fields.pop(name) for name, is_large in _LATER.items() if is_large(fields.get(name))}
     logprob_ids = fields.get("token_ids_logprob")
     if isinstance(logprob_ids, list) and sum(len(ids) for ids in logprob_ids if isinstance(ids, list)) > MAX_ASKED_IDS:
@@ -276,7 +276,7 @@ _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
 
 
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:
-    """The `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
+    """Returns the `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
     fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path)
@@ -301,8 +301,8 @@ def settled_fields(
     idle: Mapping[str, object] = NO_FIELDS,
     report: FieldReport = REFUSED,
 ) -> dict[str, object]:
-    """The known fields that are set. `unsupported`: field -> the value with which it may be sent all the same. `idle`:
-    field that changes nothing -> the value with which it is not reported.
+    """Returns the known fields that are set. `unsupported`: field -> the value with which it may be sent all the same.
+    `idle`: field that changes nothing -> the value with which it is not reported.
 
     Raises InvalidRequest for unsupported fields, and for unknown ones if `report` says so.
     """
@@ -324,7 +324,7 @@ def settled_fields(
 
 
 def convert_fields(fields: Mapping[str, object], kind: type[Struct], path: str) -> Struct:
-    """The fields as a struct, types checked. Raises InvalidRequest that names the field under `path`."""
+    """Returns the fields as a struct, types checked. Raises InvalidRequest that names the field under `path`."""
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:

@@ -69,7 +69,7 @@ class DeviceTables:
             table.view(-1).index_copy_(0, entries, uploaded[name])
 
     def locs(self, uploaded: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The KV slots that a step writes, for each space. KeyError: the step says nothing of one."""
+        """Returns the KV slots that a step writes, for each space. KeyError: the step says nothing of one."""
         return tuple(uploaded[name] for name in self.loc_names)
 
     def resolve(self, input_ids: Tensor, slots: Tensor) -> Tensor:

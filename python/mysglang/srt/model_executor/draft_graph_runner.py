@@ -151,7 +151,7 @@ class DraftGraphRunner:
         return CapturedDrafts(graph, room, places, left)
 
     def _keep(self, logits: Tensor) -> Tensor:
-        """A copy of the logits in memory that all sizes share: the largest is captured first."""
+        """Returns a copy of the logits in memory that all sizes share: the largest is captured first."""
         if self._kept is None:
             self._kept = torch.empty_like(logits)
         return self._kept[: len(logits)].copy_(logits)

@@ -63,7 +63,7 @@ FEATURES = (DRAWING, LOGIT_BIAS)
 
 
 def drafting(setup: Setup, launch: ModelLaunch) -> LoadHelp:
-    """A model that proposes drafts. Raises ConfigError for what cannot run here."""
+    """Returns a model that proposes drafts. Raises ConfigError for what cannot run here."""
     ops = SamplingOps.choose(reference=setup.wants_reference)
     return lambda: DraftModel(setup, launch, setup.load(TokenModel, launch), ops)  # type: ignore[type-abstract]
 
@@ -164,7 +164,7 @@ class DraftChain:
         return drafts
 
     def captures(self, batch: ModelWorkerBatch) -> bool:
-        """A captured chain proposes the most likely tokens, which rows that draw theirs rarely get."""
+        """Returns a captured chain proposes the most likely tokens, which rows that draw theirs rarely get."""
         return not any(part.feature == DRAWING.name for part in batch.sampling.parts)
 
     def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
@@ -257,7 +257,9 @@ def longer(lens: Ints, more: Ints) -> Ints:
 
 
 def one_token_of(batch: ModelWorkerBatch, rows: Slots, places: Slots, depth: int) -> ModelWorkerBatch:
-    """A decode step of the drafts at `depth` (1, 2, …) of these rows, which are the tokens `places` of the step."""
+    """Returns a decode step of the drafts at `depth` (1, 2, …) of these rows, which are the tokens `places` of the
+    step.
+    """
     ones = np.ones(len(rows), dtype=np.int32)
     more = np.int32(depth + 1) - batch.extend_lens[rows]
     return replace(

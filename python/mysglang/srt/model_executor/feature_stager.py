@@ -92,11 +92,11 @@ class FeatureStager:
         return all(self._sides[part.feature].tabulate(part, table) for part in parts)
 
     def read_by_rows(self) -> dict[str, Tensor]:
-        """The features' own tensors that `sample_rows` reads, by the names of its arguments."""
+        """Returns the features' own tensors that `sample_rows` reads, by the names of its arguments."""
         return {name: tensor for side in self._sides.values() for name, tensor in side.read_by_rows.items()}
 
     def acts(self, staged: StagedFeatures, up: Uploaded, late: LateLogits | None = None) -> tuple[Act, ...]:
-        """The acts of the features in the step, in the order of their stages."""
+        """Returns the acts of the features in the step, in the order of their stages."""
         if staged.kept:
             self._last = (staged.sampling, {name: up[name] for name in staged.kept})
         if not staged.sampling.parts and not staged.columns:

@@ -87,7 +87,7 @@ CACHED_TOKENS = 16
 
 
 def generation(setup: Setup, launch: ModelLaunch) -> Load:
-    """A model that generates. Raises ConfigError for what cannot run here."""
+    """Returns a model that generates. Raises ConfigError for what cannot run here."""
     platform = setup.platform
     setup.check_numerics()
     if (plan := launch.config.decoder) is not None:
@@ -109,8 +109,9 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
 
 
 def rows_by_kernel(setup: Setup, launch: ModelLaunch, features: FeatureStager) -> StagesRows:
-    """Which kernel samples the rows of captured decode steps. By acts where there is none, where the ranks or stages
-    must hear one choice, and where each kernel must be one whose bits do not depend on how a row was computed before.
+    """Returns which kernel samples the rows of captured decode steps. By acts where there is none, where the ranks or
+    stages must hear one choice, and where each kernel must be one whose bits do not depend on how a row was computed
+    before.
     """
     platform, vocab_size = setup.platform, launch.config.vocab_size
     alone = setup.config.ranks.world.size == 1
@@ -221,7 +222,7 @@ class GenerationModel:
         return steps
 
     def _trying(self, parts: TokenParts, uploader: Uploader, states: StateStager, beside: Beside) -> TriedDrafts:
-        """The parts of this model's steps that try drafts."""
+        """Returns the parts of this model's steps that try drafts."""
         memory, platform, work = parts.memory, self._setup.platform, self._work
         rows = LateRows(
             memory.tables,

@@ -49,7 +49,7 @@ def why_no_graphs(config: RunnerConfig, platform: Platform) -> str:
 
 
 def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, layer_weights: int) -> tuple[int, ...]:
-    """The numbers of new tokens to capture, ascending; empty where such steps run without graphs.
+    """Returns the numbers of new tokens to capture, ascending; empty where such steps run without graphs.
 
     layer_weights: of one layer, about. A step of so many tokens that the device computes as long at a layer as the host
     takes to queue it needs no graph.

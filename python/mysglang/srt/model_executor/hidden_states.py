@@ -109,12 +109,12 @@ class HiddenStates:
 
 
 def placed(batch: ForwardBatch, at: TokenPlaces) -> ForwardBatch:
-    """The step with its tokens at these places."""
+    """Returns the step with its tokens at these places."""
     return replace(batch, input_ids=at.ids, positions=at.positions, out_cache_locs=at.locs, seq_lens=at.seq_lens)
 
 
 def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:
-    """The tail of a step whose rows end with these tokens ([R] int64), with its attention planned."""
+    """Returns the tail of a step whose rows end with these tokens ([R] int64), with its attention planned."""
     step = replace(
         batch,
         mode=ForwardMode.DECODE,
@@ -131,7 +131,7 @@ def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:
 
 
 def last_tokens_of(batch: ModelWorkerBatch) -> ModelWorkerBatch:
-    """The step with the last token of each row alone."""
+    """Returns the step with the last token of each row alone."""
     last = np.cumsum(batch.extend_lens) - 1
     return replace(
         batch,

@@ -60,14 +60,14 @@ class ModelStores:
         return layout_of(self.specs, self.dtype, self.scales)
 
     def by_window(self, windows: Sequence[int]) -> Mapping[int | None, Sequence[AttentionSpec]]:
-        """The layers in the page space of each of these windows, and under None those in the rows' space."""
+        """Returns the layers in the page space of each of these windows, and under None those in the rows' space."""
         layers: dict[int | None, list[AttentionSpec]] = {None: [], **{window: [] for window in windows}}
         for spec in self.specs:
             layers[spec.window if spec.window in layers else None].append(spec)
         return layers
 
     def token_bytes(self, window: int | None, windows: Sequence[int]) -> int:
-        """Bytes that one token takes in one of these spaces."""
+        """Returns bytes that one token takes in one of these spaces."""
         return self.layout.token_bytes(self.by_window(windows)[window])
 
 
@@ -81,8 +81,8 @@ def plan_kv(
     before: DeviceMemory,
     workspace: int = 0,
 ) -> KvBudget:
-    """The KV budget after the weights were loaded. `before`: free memory before that. `workspace`: bytes that attention
-    needs.
+    """Returns the KV budget after the weights were loaded. `before`: free memory before that. `workspace`: bytes that
+    attention needs.
     """
     after, cost = platform.memory(), kv_cost(config, stores, context)
     if platform.name == "cpu":
@@ -93,8 +93,8 @@ def plan_kv(
 
 
 def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -> KvCost:
-    """The page spaces of all these layers: layers with the same window have one, unless that saves nothing or is not
-    wanted; all others are in the rows' space.
+    """Returns the page spaces of all these layers: layers with the same window have one, unless that saves nothing or
+    is not wanted; all others are in the rows' space.
     """
     found = {spec.window for each in stores for spec in each.specs}
     found.update(window for each in stores for window in each.windows)
@@ -146,7 +146,8 @@ def saves(window: int, config: RunnerConfig, context: int) -> bool:
 def make_host_pages(
     config: HostTierConfig | None, pool: KvPool, platform: Platform, identity: str, ranks: AllRanks = ONE_RANK
 ) -> HostPages:
-    """The pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no room.
+    """Returns the pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no
+    room.
 
     `identity`: of what stands in them (page_identity.py). `ranks`: those that share the memory of the host; all of them
     get the same number of pages.

@@ -174,7 +174,7 @@ class Room:
 def token_columns(
     batch: ModelWorkerBatch, tokens_per_step: int, room: Room | None = None, padding_slot: int = 0
 ) -> Columns:
-    """The host's part of `StepTokens`, with the ids and with the KV slots of rows whose start it knows.
+    """Returns the host's part of `StepTokens`, with the ids and with the KV slots of rows whose start it knows.
 
     room: the layout of a captured step; None: all tokens lie close together. Rows of padding have one token, in
     `padding_slot` at position 0, and write the null page, as what fills rows up does.

@@ -253,7 +253,7 @@ class LiveWeights:
             )
 
     def _known(self, name: str) -> Joining | None:
-        """The group of that name, if it is there or on its way."""
+        """Returns the group of that name, if it is there or on its way."""
         known = self._groups.get(name)
         failed = known is not None and known.done.done() and known.group is None
         return None if failed else known

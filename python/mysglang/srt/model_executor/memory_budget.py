@@ -68,7 +68,7 @@ class KvBudget:
 
 
 def agreed(budget: KvBudget, ranks: Agrees) -> KvBudget:
-    """The least of what each rank has room for: ranks plan alike, so they must hold alike."""
+    """Returns the least of what each rank has room for: ranks plan alike, so they must hold alike."""
     pages = [space.num_pages for space in budget.spaces]
     own = [*pages, budget.num_slots, budget.max_context, entries(budget.states)]
     *least, num_slots, max_context, num_entries = ranks.smallest(own)
@@ -90,7 +90,7 @@ class SpaceCost:
     """Without so many, there are requests that cannot run even alone."""
 
     def tokens(self, cached: int) -> int:
-        """Tokens of this space beside so many in the rows' space; never more than these."""
+        """Returns tokens of this space beside so many in the rows' space; never more than these."""
         return min(max(int(cached * self.share), self.least_tokens), cached)
 
 
@@ -104,11 +104,11 @@ class KvCost:
     """Bytes of the state that layers keep for a request, in addition to its tokens; 0: there are no such layers."""
 
     def nbytes(self, tokens: int) -> int:
-        """Bytes of all spaces, if the rows' space holds that many tokens."""
+        """Returns bytes of all spaces, if the rows' space holds that many tokens."""
         return sum(space.tokens(tokens) * space.token_bytes for space in self.spaces)
 
     def fitting(self, room: int) -> int:
-        """The most tokens that take no more bytes."""
+        """Returns the most tokens that take no more bytes."""
         # Each space may be short of its share by what is less than a token.
         most = (room + sum(space.token_bytes for space in self.spaces)) / sum(
             space.share * space.token_bytes for space in self.spaces
@@ -211,7 +211,8 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
 
 
 def plan_states(config: RunnerConfig, cost: KvCost, room: int, *, most_slots: int) -> StateShape | None:
-    """The number of states that fit into `room` bytes, which the KV cache shares. None: the model keeps no states.
+    """Returns the number of states that fit into `room` bytes, which the KV cache shares. None: the model keeps no
+    states.
 
     most_slots: default limit of requests that run at once. Raises ConfigError if the states are
     fewer than the requests that must be able to run.

@@ -101,8 +101,8 @@ class MixedGraphRunner:
         return result
 
     def _captured_for(self, batch: ModelWorkerBatch, decoding: int) -> CapturedMixed | None:
-        """The smallest size that holds the step, with the smallest room that holds its decoding rows. None if there is
-        none: a step with a larger room would compute more padding than it saves.
+        """Returns the smallest size that holds the step, with the smallest room that holds its decoding rows. None if
+        there is none: a step with a larger room would compute more padding than it saves.
         """
         prompts, tokens = batch.num_rows - decoding, batch.num_tokens - decoding
         room = next((room for room in self._rooms if room >= decoding), None)
@@ -144,7 +144,9 @@ class MixedGraphRunner:
 
 
 def decoding_rows(batch: ModelWorkerBatch) -> int:
-    """How many rows at the end decode: their one token is known to the device alone. A chunk of one token is none."""
+    """Returns how many rows at the end decode: their one token is known to the device alone. A chunk of one token is
+    none.
+    """
     single = batch.extend_lens == 1
     newest = batch.input_ids[np.cumsum(batch.extend_lens) - 1] < 0
     others = np.flatnonzero(~(single & newest))

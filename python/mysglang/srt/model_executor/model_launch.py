@@ -95,8 +95,8 @@ class Setup:
         return replace(found, windows=windows, states=layout)
 
     def choose_attention(self, stores: ModelStores, dtype: torch.dtype) -> ChosenBackends:
-        """The attention of the layers that keep this, computed in `dtype`. Raises ConfigError for what does not run
-        here, or not with these layers and pages.
+        """Returns the attention of the layers that keep this, computed in `dtype`. Raises ConfigError for what does not
+        run here, or not with these layers and pages.
         """
         config = self.config
         asked = AskedBackends(
@@ -113,13 +113,13 @@ class Setup:
         return chosen
 
     def late_attention(self, chosen: ChosenBackends, stores: ModelStores, dtype: torch.dtype) -> LateAttention:
-        """The attention of steps that try drafts, where `chosen` is that of other steps."""
+        """Returns the attention of steps that try drafts, where `chosen` is that of other steps."""
         task = AttentionTask(stores.specs, dtype, stores.dtype or dtype)
         reads = self.platform.steps_are_done
         return choose_for_late_rows(chosen, self._attentions(), task, host_reads=reads)
 
     def _attentions(self) -> tuple[str, ...]:
-        """The backends that may be chosen from."""
+        """Returns the backends that may be chosen from."""
         if self.config.numerics == "fastest":
             return self.platform.attention_backends
         return self.platform.invariant_attention_backends
@@ -165,12 +165,14 @@ class TakesWorkspace(Protocol):
     """A model that states what its own layers take for a while."""
 
     def workspace(self, max_tokens: int) -> int:
-        """Bytes, in a step of at most that many new tokens."""
+        """Returns bytes, in a step of at most that many new tokens."""
         ...
 
 
 def step_workspace(
     model: TakesWorkspace, chosen: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int
 ) -> int:
-    """Bytes that a step of a decoder takes for a while: of at most that many new tokens, and rows of that length."""
+    """Returns bytes that a step of a decoder takes for a while: of at most that many new tokens, and rows of that
+    length.
+    """
     return workspace_bytes(chosen, specs, max_tokens=max_tokens, max_context=max_context) + model.workspace(max_tokens)

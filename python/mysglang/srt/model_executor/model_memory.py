@@ -45,7 +45,7 @@ class ModelMemory:
     """None: no layer of the model keeps a state."""
 
     def state_steps(self, uploader: Uploader) -> StateStager:
-        """The stager that prepares the states of a step."""
+        """Returns the stager that prepares the states of a step."""
         return NO_STATE_STEPS if self.states is None else StateSteps(self.states, uploader)
 
 
@@ -56,7 +56,9 @@ class Keeps(Protocol):
     def stores(self) -> ModelStores: ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Bytes in addition to arguments and results, in a step of that many new tokens and rows of that length."""
+        """Returns bytes in addition to arguments and results, in a step of that many new tokens and rows of that
+        length.
+        """
         ...
 
 
@@ -69,8 +71,8 @@ def plan_memory(
     graph_sizes: tuple[int, ...],
     before: DeviceMemory,
 ) -> KvBudget:
-    """The KV budget beside the weights of all models, for the stores of all. `before`: free memory before they were
-    loaded.
+    """Returns the KV budget beside the weights of all models, for the stores of all. `before`: free memory before they
+    were loaded.
 
     context: positions of the longest row. Raises ConfigError if no useful cache fits.
     """
@@ -115,12 +117,14 @@ def allocate(budget: KvBudget, models: Sequence[Keeps], platform: Platform) -> l
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters, and of what some of them were laid out as for faster products."""
+    """Returns bytes of the parameters, and of what some of them were laid out as for faster products."""
     return sum({id(tensor): tensor.nbytes for tensor in weights_of(model)}.values())
 
 
 def addresses(model: nn.Module) -> tuple[int, ...]:
-    """The addresses of all weights; those that oneDNN packed have no memory to be asked for, so their id stands in."""
+    """Returns the addresses of all weights; those that oneDNN packed have no memory to be asked for, so their id stands
+    in.
+    """
     tensors = weights_of(model)
     return tuple(tensor.data_ptr() if tensor.layout is torch.strided else id(tensor) for tensor in tensors)
 

@@ -27,7 +27,7 @@ from mysglang.srt.sampling.drawing import TOP_K_ALL, one_drawing_row
 
 
 def padding_decode(size: int, slot: int, *, spaces: int = 1, states: bool = False) -> ModelWorkerBatch:
-    """A greedy decode step of `size` rows of length 1, for a model with so many page spaces. `states`: as of
+    """Returns a greedy decode step of `size` rows of length 1, for a model with so many page spaces. `states`: as of
     `padding_prompt`.
     """
     zeros, ones = np.zeros(size, dtype=np.int32), np.ones(size, dtype=np.int32)
@@ -44,8 +44,8 @@ def padding_decode(size: int, slot: int, *, spaces: int = 1, states: bool = Fals
 
 
 def padding_drafts(width: int, slot: int, *, spaces: int = 1, prompt: int = 0, draws: bool = False) -> ModelWorkerBatch:
-    """A step of a row that tries width - 1 drafts of the device. A prompt of that length may be beside it, or the row
-    may draw its tokens.
+    """Returns a step of a row that tries width - 1 drafts of the device. A prompt of that length may be beside it, or
+    the row may draw its tokens.
     """
     ids = np.array([ON_DEVICE, *[DRAFTED] * (width - 1), *[0] * prompt], dtype=np.int32)
     lens = np.array([width, prompt][: 1 + (prompt > 0)], dtype=np.int32)
@@ -62,7 +62,7 @@ def padding_drafts(width: int, slot: int, *, spaces: int = 1, prompt: int = 0, d
 
 
 def padding_room(rows: int, width: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch:
-    """A captured step of rows that each try width - 1 drafts, of which the host knows no length."""
+    """Returns a captured step of rows that each try width - 1 drafts, of which the host knows no length."""
     ids = np.full((rows, width), DRAFTED, dtype=np.int32)
     ids[:, 0] = ON_DEVICE
     lens = np.full(rows, width, dtype=np.int32)
@@ -81,7 +81,8 @@ def padding_room(rows: int, width: int, slot: int, *, spaces: int = 1) -> ModelW
 def mixed_padding(
     batch: ModelWorkerBatch, decoding: int, *, tokens: int, rows: int, room: int, slot: int
 ) -> ModelWorkerBatch:
-    """A step whose last `decoding` rows decode, padded to so many tokens and rows, of which the last `room` decode.
+    """Returns a step whose last `decoding` rows decode, padded to so many tokens and rows, of which the last `room`
+    decode.
 
         rows    | prompts | all padding tokens | empty … | decoding | one token each … |
 
@@ -124,8 +125,8 @@ def no_states(rows: int, *, copies: int = 0, target: int = 0) -> StateColumns:
 def padding_prompt(
     length: int, slot: int, *, top_k: int = 1, spaces: int = 1, states: bool = False, cached: int = 0
 ) -> ModelWorkerBatch:
-    """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all). `states`: True
-    for a model whose layers keep a state for each request. `cached`: tokens before it, which are not computed.
+    """Returns a prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all). `states`:
+    True for a model whose layers keep a state for each request. `cached`: tokens before it, which are not computed.
     """
     zeros = np.zeros(length, dtype=np.int32)
     return ModelWorkerBatch(
@@ -142,7 +143,7 @@ def padding_prompt(
 
 
 def beside_one_token(prompt: ModelWorkerBatch) -> ModelWorkerBatch:
-    """A step of padding of one row, and before that row another one of a single token."""
+    """Returns a step of padding of one row, and before that row another one of a single token."""
     one = padding_prompt(1, int(prompt.slots[0]), spaces=len(prompt.out_cache_locs))
     return replace(
         prompt,

@@ -21,7 +21,9 @@ LAYOUT_VERSION = 2
 
 
 def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, pool: KvPool) -> str:
-    """A hash of weights, quantization, rope, lengths, the layout of a page, the rank and the kind of kernels."""
+    """Returns a hash of weights, quantization, rope, lengths, the layout of a page, the rank and the kind of
+    kernels.
+    """
     ranks = config.ranks
     facts = {
         "layout": [LAYOUT_VERSION, *page_layout(pool)],

@@ -100,7 +100,7 @@ class Drafter(Protocol):
         ...
 
     def beside(self, program: Program) -> Program:
-        """The program with the drafter's work added to each of its steps."""
+        """Returns the program with the drafter's work added to each of its steps."""
         ...
 
 
@@ -191,7 +191,7 @@ class HelpingModel(Protocol):
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Bytes of workspace that the model needs. See `ServedModel.workspace`."""
+        """Returns bytes of workspace that the model needs. See `ServedModel.workspace`."""
         ...
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
@@ -216,8 +216,8 @@ class ServedModel(Protocol):
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Bytes that a step needs in addition to arguments and results, if that is much: in a step of that many new
-        tokens and rows of that length.
+        """Returns bytes that a step needs in addition to arguments and results, if that is much: in a step of that many
+        new tokens and rows of that length.
         """
         ...
 

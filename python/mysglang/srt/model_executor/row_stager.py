@@ -40,7 +40,7 @@ class StagedRows:
     """[S] int32 tokens of each row's text so far; None: they are among the step's own columns."""
 
     def sample(self, logits: Tensor, greedy: Tensor, lengths: Tensor, slots: Tensor, newest: Tensor) -> Sampled:
-        """The tokens of the rows, recorded in `newest`. See `kernels.sampled_rows` about the arguments."""
+        """Returns the tokens of the rows, recorded in `newest`. See `kernels.sampled_rows` about the arguments."""
         top = None if self.layout is None else min(self.layout.top, logits.shape[1])
         tokens, found = self.op(
             logits,
@@ -63,7 +63,9 @@ class StagesRows(Protocol):
     """Prepares the rows of captured decode steps."""
 
     def stage(self, batch: ModelWorkerBatch) -> StagedRows | None:
-        """The rows of a decode step with one token for each, on the device. None: the step is sampled by acts."""
+        """Returns the rows of a decode step with one token for each, on the device. None: the step is sampled by
+        acts.
+        """
         ...
 
     def stage_yields(self, batch: ModelWorkerBatch, columns: Columns) -> tuple[StagedRows, Uploaded] | None:

@@ -142,7 +142,7 @@ class StageWork(Protocol):
     """Why no step is captured, a clause; empty: steps may be."""
 
     def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
-        """The object that chooses tokens. `inner` chooses them from logits."""
+        """Returns the object that chooses tokens. `inner` chooses them from logits."""
         ...
 
     def logits(self, inner: MakesLogits) -> MakesLogits: ...

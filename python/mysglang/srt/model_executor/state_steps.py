@@ -37,7 +37,7 @@ class StateStager(GraphColumns, Protocol):
         ...
 
     def captured(self, columns: Mapping[str, Tensor]) -> StateStep | None:
-        """The states of a step to capture, over its columns on the device."""
+        """Returns the states of a step to capture, over its columns on the device."""
         ...
 
     def before_replay(self, batch: ModelWorkerBatch) -> None:
@@ -116,7 +116,7 @@ class StateSteps:
 
 
 def states_of(batch: ModelWorkerBatch) -> StateColumns:
-    """The states of a step's rows. Raises ValueError if the step does not say them."""
+    """Returns the states of a step's rows. Raises ValueError if the step does not say them."""
     states = no_states(0) if batch.states is None else batch.states
     if len(states.slots) != batch.num_rows:
         raise ValueError("the step does not say the state of each row, and layers of the model keep some")
@@ -130,8 +130,8 @@ def entries(states: StateColumns, no_state: int) -> Longs:
 
 
 def cut(batch: ModelWorkerBatch, states: StateColumns, no_state: int) -> tuple[Longs, tuple[StateRun, ...]]:
-    """The rows with one new token, and the runs of all others. A row whose only token follows a checkpoint that it
-    copies out counts as a run.
+    """Returns the rows with one new token, and the runs of all others. A row whose only token follows a checkpoint that
+    it copies out counts as a run.
     """
     copied: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row, offset, checkpoint in zip(
@@ -156,7 +156,7 @@ def cut(batch: ModelWorkerBatch, states: StateColumns, no_state: int) -> tuple[L
 
 
 def tables_of(runs: Sequence[StateRun], extend_lens: Ints) -> dict[str, Ints]:
-    """The columns of `StateRuns`. extend_lens: [R] new tokens of all rows of the step."""
+    """Returns the columns of `StateRuns`. extend_lens: [R] new tokens of all rows of the step."""
     ends = np.cumsum(extend_lens)
     cuts: list[tuple[int, int, int, int, int]] = []
     rows: list[int] = []

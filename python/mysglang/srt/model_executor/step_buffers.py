@@ -111,7 +111,7 @@ class StepShape:
         )
 
     def entries(self, tables: DeviceTables) -> StepArrays:
-        """The columns of the page table writes."""
+        """Returns the columns of the page table writes."""
         found: StepArrays = {"table_entries": np.empty(self.writes, dtype=np.int64)}
         found |= {name: np.empty(self.writes, dtype=np.int32) for name in tables.page_names}
         return found
@@ -125,7 +125,7 @@ class StepShape:
         )
 
     def columns(self, tables: DeviceTables) -> HostColumns:
-        """Names, shapes and dtypes of what such a step uploads; the contents say nothing."""
+        """Returns names, shapes and dtypes of what such a step uploads; the contents say nothing."""
         tokens, rows = self.tokens, self.rows
         longs = {"input_ids": tokens, "positions": tokens, "slots": rows, **dict.fromkeys(tables.loc_names, tokens)}
         ints = {"seq_lens": rows, "extend_lens": rows}
@@ -283,7 +283,7 @@ class StepBuffers:
         return columns
 
     def forward_batch(self, host: ModelWorkerBatch, places: Places, backend: AttentionBackend) -> ForwardBatch:
-        """The step over its columns on the device; ids are still to be looked up, attention to be planned."""
+        """Returns the step over its columns on the device; ids are still to be looked up, attention to be planned."""
         views = places.views
         return ForwardBatch(
             mode=places.shape.mode,

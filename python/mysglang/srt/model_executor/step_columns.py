@@ -39,7 +39,7 @@ def wants_all_tokens(batch: ModelWorkerBatch) -> bool:
 
 
 def hidden_column(hidden: HiddenColumns | None) -> Columns:
-    """Which tokens' hidden states are wanted."""
+    """Returns which tokens' hidden states are wanted."""
     return {} if hidden is None else {"hidden_tokens": hidden.tokens.astype(np.int64)}
 
 
@@ -67,13 +67,13 @@ def table_columns(writes: TableWrites | None, max_pages: int) -> Columns:
 
 @cache
 def loc_columns(spaces: int) -> tuple[str, ...]:
-    """The name, for each page space, of the KV slots that a step writes there."""
+    """Returns the name, for each page space, of the KV slots that a step writes there."""
     return tuple(f"out_cache_loc.{space}" for space in range(spaces))
 
 
 @cache
 def page_columns(spaces: int) -> tuple[str, ...]:
-    """The name, for each page space, of what the written entries become in its page table."""
+    """Returns the name, for each page space, of what the written entries become in its page table."""
     return tuple(f"table_pages.{space}" for space in range(spaces))
 
 
@@ -88,7 +88,7 @@ def feature_columns(part: FeatureColumns, logits: LogitsRows) -> Columns:
 
 
 def named(feature: str, columns: Arrays) -> Columns:
-    """The columns under names that no other feature has."""
+    """Returns the columns under names that no other feature has."""
     return {f"{feature}.{name}": column for name, column in columns.items()}
 
 
@@ -136,7 +136,7 @@ def prompt_logprob_columns(logprobs: LogprobColumns) -> tuple[LogprobLayout, Col
 
 
 def _ragged(logprobs: LogprobColumns, rows: Indices) -> tuple[LogprobLayout, Columns]:
-    """The layout of positions that stand for these batch rows, and the flat (position, id) pairs."""
+    """Returns the layout of positions that stand for these batch rows, and the flat (position, id) pairs."""
     counts = np.array([len(ids) for ids in logprobs.token_ids], dtype=np.int64)[rows]
     pair_ends = np.concatenate([[0], np.cumsum(counts)])
     ids = [logprobs.token_ids[row] for row in rows.tolist()]

@@ -68,9 +68,9 @@ class StepReturns:
         hidden: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> BatchResult:
-        """The result of the step that was queued last. `prompt`: the log-probabilities of prompt tokens; `hidden`: the
-        hidden states of all tokens of the step, of which the wanted ones are taken; `counts`: [Y] int64, how many of
-        the tokens of each row that yields count; None: each has one.
+        """Returns the result of the step that was queued last. `prompt`: the log-probabilities of prompt tokens;
+        `hidden`: the hidden states of all tokens of the step, of which the wanted ones are taken; `counts`: [Y] int64,
+        how many of the tokens of each row that yields count; None: each has one.
         """
         output_logprobs = PendingLogprobs.queue(sampled.logprobs, inputs.output_layout)
         prompt_logprobs = PendingLogprobs.queue(prompt, inputs.prompt_layout)
@@ -98,8 +98,8 @@ class StepReturns:
 
 
 def accepted(arrived: Ints, batch: ModelWorkerBatch) -> tuple[Ints, Ints]:
-    """The tokens that count, and how many [R] each row has. arrived: those of all rows of the logits, then how many of
-    each yielding row's count.
+    """Returns the tokens that count, and how many [R] each row has. arrived: those of all rows of the logits, then how
+    many of each yielding row's count.
     """
     per_row = batch.logits_per_row
     assert per_row is not None

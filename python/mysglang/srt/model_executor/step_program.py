@@ -62,7 +62,7 @@ class LayerByLayer:
 
 
 def whole_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> Mapping[int, StepProgram]:
-    """The kernel for whole steps, for those of these sizes that it takes; at least one.
+    """Returns the kernel for whole steps, for those of these sizes that it takes; at least one.
 
     Its module, and the package of kernels that it needs, is imported only now. Raises DoesNotCover.
     """

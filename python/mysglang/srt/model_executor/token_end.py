@@ -53,7 +53,7 @@ class Choosing(Protocol):
         ...
 
     def lasting(self, tensor: Tensor) -> Tensor:
-        """The tensor as it is now, when the tokens are chosen."""
+        """Returns the tensor as it is now, when the tokens are chosen."""
         ...
 
 
@@ -102,8 +102,8 @@ class TokenEnd:
     def replayed(
         self, batch: ModelWorkerBatch, inputs: StepInputs, columns: Mapping[str, Tensor], left: StepTensors
     ) -> BatchResult:
-        """The result of a replayed decode step, which has recorded its greedy tokens. `columns` are the step's own
-        columns on the device, and `left` its results; both may end in padding.
+        """Returns the result of a replayed decode step, which has recorded its greedy tokens. `columns` are the step's
+        own columns on the device, and `left` its results; both may end in padding.
         """
         count = batch.num_rows
         logits, greedy = left.logits[:count], left.tokens[:count]
@@ -124,7 +124,9 @@ class TokenEnd:
         hidden: Tensor | None,
         counts: Tensor | None = None,
     ) -> BatchResult:
-        """The result of a step whose tokens are already chosen and recorded. counts: see `StepReturns.queue`."""
+        """Returns the result of a step whose tokens are already chosen and recorded. counts: see
+        `StepReturns.queue`.
+        """
         return self._returns.queue(batch, inputs, Sampled(tokens), None, hidden, counts)
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
@@ -146,8 +148,8 @@ class TokenEnd:
         inputs: StepInputs,
         output: ForwardOutput,
     ) -> BatchResult:
-        """The result of a step after whose choice `commit` is called with the tokens [S]. `commit` records them, and
-        returns how many of each yielding row's tokens count, [Y] int64; None: one of each row.
+        """Returns the result of a step after whose choice `commit` is called with the tokens [S]. `commit` records
+        them, and returns how many of each yielding row's tokens count, [Y] int64; None: one of each row.
         """
 
         @torch.inference_mode()

@@ -30,7 +30,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 
 def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
-    """A decoder that makes vectors. Raises ConfigError for what cannot run here."""
+    """Returns a decoder that makes vectors. Raises ConfigError for what cannot run here."""
     return lambda: PoolingModel(setup, launch, setup.load(PoolingDecoder, launch))
 
 
@@ -173,7 +173,9 @@ def token_types(batch: ModelWorkerBatch, positions: Indices) -> Indices:
 
 
 def queue_vectors(batch: ModelWorkerBatch, vectors: Tensor | None, platform: Platform) -> BatchResult:
-    """The result of the step that was queued last. vectors: [rows that yield, width] float32; None if none does."""
+    """Returns the result of the step that was queued last. vectors: [rows that yield, width] float32; None if none
+    does.
+    """
     counts = batch.yields.astype(np.int32)
     tokens = np.zeros(int(counts.sum()), dtype=np.int32)
     if vectors is None:

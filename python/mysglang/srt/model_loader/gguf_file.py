@@ -56,7 +56,9 @@ class GgufFile:
 
 
 def gguf_files(paths: tuple[Path, ...]) -> list[GgufFile]:
-    """The files of one model, the first of which has its metadata. Raises ConfigError for what cannot be served."""
+    """Returns the files of one model, the first of which has its metadata. Raises ConfigError for what cannot be
+    served.
+    """
     model = GgufModel(paths[0])
     return [GgufFile(header.path, model.parts(header)) for header in model.headers]
 

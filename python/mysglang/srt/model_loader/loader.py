@@ -118,7 +118,7 @@ class DummyFiller:
 
 
 def filler_of(model_config: ModelConfig, load_config: LoadConfig) -> Filler:
-    """The filler for `--load-format`. Raises ConfigError for files that are missing or damaged."""
+    """Returns the filler for `--load-format`. Raises ConfigError for files that are missing or damaged."""
     if load_config.load_format == "dummy":
         return DummyFiller(load_config.seed)
     files = open_weight_files(Path(model_config.path), load_config.load_format)

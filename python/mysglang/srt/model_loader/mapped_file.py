@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def map_file(path: Path) -> Tensor:
-    """The bytes of a file as a tensor over the mapped file. Writing to it would not change the file."""
+    """Returns the bytes of a file as a tensor over the mapped file. Writing to it would not change the file."""
     size = path.stat().st_size
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0).byte()
 
 
 def typed(mapped: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as values of `dtype`; copied if they do not stand at a multiple of its size."""
+    """Returns bytes as values of `dtype`; copied if they do not stand at a multiple of its size."""
     aligned = mapped if mapped.data_ptr() % dtype.itemsize == 0 else mapped.clone()
     # A view as another type looks at the offset within the storage too.
     return (aligned if aligned.storage_offset() % dtype.itemsize == 0 else aligned.clone()).view(dtype)

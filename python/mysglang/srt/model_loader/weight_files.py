@@ -54,7 +54,7 @@ class WeightFile(Protocol):
         ...
 
     def stored_bytes(self, name: str) -> int:
-        """Bytes of the tensor in the file."""
+        """Returns bytes of the tensor in the file."""
         ...
 
 
@@ -117,8 +117,8 @@ OPENED_AS: Mapping[str, Callable[[tuple[Path, ...]], list[WeightFile]]] = {
 
 
 def open_weight_files(path: Path, load_format: str = "auto") -> list[WeightFile]:
-    """The files that hold the model at `path`, headers checked. Raises ConfigError naming the file that is missing or
-    damaged.
+    """Returns the files that hold the model at `path`, headers checked. Raises ConfigError naming the file that is
+    missing or damaged.
     """
     source = find_weights(path, load_format)
     return OPENED_AS[source.format](source.paths)

@@ -39,8 +39,8 @@ class WeightUpdate:
         self._model = model
 
     def plan(self, weights: NamedTensors, *, whole: bool) -> Plan:
-        """The target of each tensor. Raises ConfigError unless all tensors are the model's, with their shapes, in
-        floating point, and none occurs twice with different values. With `whole`, no tensor may be missing.
+        """Returns the target of each tensor. Raises ConfigError unless all tensors are the model's, with their shapes,
+        in floating point, and none occurs twice with different values. With `whole`, no tensor may be missing.
         """
         matching = Matching(self._model, self._model.layouts)
         plan: list[tuple[Place, Tensor]] = []
@@ -106,7 +106,7 @@ class WeightUpdate:
         return sum(layout.nbytes for layout in self._model.layouts.values())
 
     def host_copy(self) -> dict[str, Tensor]:
-        """The parameters' values on the host, by their own names."""
+        """Returns the parameters' values on the host, by their own names."""
         return {name: self._values(name).detach().to(CPU, copy=True) for name in self._model.layouts}
 
     @torch.no_grad()
@@ -118,7 +118,9 @@ class WeightUpdate:
             module.process_weights_after_loading()
 
     def read(self, name: str) -> Tensor:
-        """The values of the checkpoint's tensor of that name, of this rank. Raises ConfigError if there is none."""
+        """Returns the values of the checkpoint's tensor of that name, of this rank. Raises ConfigError if there is
+        none.
+        """
         place = Matching(self._model, self._model.layouts).place(name)
         if place is None:
             raise ConfigError(f"the model has no tensor {name}")
@@ -154,7 +156,7 @@ class WeightUpdate:
 
 
 def checkpoint_tensors(path: Path, load_format: str = "auto") -> NamedTensors:
-    """The tensors of a checkpoint, or of a single safetensors file. Their bytes are read when they are used.
+    """Returns the tensors of a checkpoint, or of a single safetensors file. Their bytes are read when they are used.
 
     Raises ConfigError if something is missing or damaged.
     """

@@ -38,7 +38,7 @@ class CheckpointModel(nn.Module, ABC):
 
     @abstractmethod
     def weight_names(self) -> Names:
-        """The table from the checkpoint's names to those of the parameters."""
+        """Returns the table from the checkpoint's names to those of the parameters."""
 
     def ignores(self, name: str) -> bool:
         """True if a checkpoint tensor that no parameter takes may be ignored."""
@@ -127,7 +127,7 @@ class Matching:
         self._unknown: list[str] = []
 
     def place(self, name: str) -> Place | None:
-        """The place of the tensor of that name; None if the model does not know it."""
+        """Returns the place of the tensor of that name; None if the model does not know it."""
         target = self._names.target(name)
         parameter = self._parameters.get(target.parameter)
         if parameter is None or (target.section or 0) >= len(parameter.sections):
@@ -140,7 +140,7 @@ class Matching:
         return Place(target.parameter, parameter, target.section, first)
 
     def lacking(self) -> list[str]:
-        """A line if some parameter, or a part of it, got no tensor."""
+        """Returns a line if some parameter, or a part of it, got no tensor."""
         missing = [
             self._names.sections(name, len(self._parameters[name].sections))[section]
             for name, section in sorted(self._missing)
@@ -148,13 +148,13 @@ class Matching:
         return [f"the checkpoint lacks tensors for {listed(missing)}"] if missing else []
 
     def unknown(self) -> list[str]:
-        """A line if some tensor belongs to no parameter."""
+        """Returns a line if some tensor belongs to no parameter."""
         unknown = [name for name in self._unknown if not self._ignores(name)]
         return [f"the checkpoint has tensors that the model does not know: {listed(unknown)}"] if unknown else []
 
 
 def listed(names: list[str]) -> str:
-    """The first few names, and how many more."""
+    """Returns the first few names, and how many more."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - MAX_NAMES
     return ", ".join(distinct[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -181,4 +181,4 @@ class TokenModel(CheckpointModel):
 
     @abstractmethod
     def workspace(self, max_tokens: int) -> int:
-        """Bytes that a step of so many tokens takes inside its layers, where that is much."""
+        """Returns bytes that a step of so many tokens takes inside its layers, where that is much."""

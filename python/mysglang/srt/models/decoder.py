@@ -130,7 +130,7 @@ class Decoder(CheckpointModel):
         return VocabParallelEmbedding(*size, context) if scale == 1.0 else ScaledEmbedding(*size, scale, context)
 
     def decoder_layers(self) -> list[DecoderLayer]:
-        """The layers of this stage, in order."""
+        """Returns the layers of this stage, in order."""
         layers = list(self.layers.values())
         return layers  # type: ignore[return-value]
 
@@ -143,7 +143,9 @@ class Decoder(CheckpointModel):
         return state_specs(self)
 
     def workspace(self, max_tokens: int) -> int:
-        """Bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in turn."""
+        """Returns bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in
+        turn.
+        """
         modules = (module for module in self.modules() if isinstance(module, TakesWorkspace))
         return max_tokens * max((module.workspace_per_token for module in modules), default=0)
 
@@ -200,7 +202,7 @@ class Rotaries:
         self._made: list[tuple[RopePlan, int, RotaryEmbedding]] = []
 
     def of(self, plan: RopePlan | None, head_dim: int) -> RotaryEmbedding | None:
-        """The rotary table of a plan; None for layers without rotary positions."""
+        """Returns the rotary table of a plan; None for layers without rotary positions."""
         if plan is None:
             return None
         for known, dim, table in self._made:
@@ -220,7 +222,7 @@ class Rotaries:
 def attention_of(
     plan: AttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
 ) -> PagedAttention | LatentAttention:
-    """The attention of the layer with this number."""
+    """Returns the attention of the layer with this number."""
     norm, whole, latent, values = plan.qk_norm, plan.qk_norm_whole, plan.latent, plan.value_norm
     spec = AttentionSpec(
         layer_id=index,
@@ -273,14 +275,14 @@ def attention_of(
 def linear_attention_of(
     plan: LinearAttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
 ) -> GatedDeltaNet:
-    """The gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
+    """Returns the gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
     sizes = DeltaSizes(plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel)
     kind = GroupedDeltaNet if plan.grouped else SplitDeltaNet
     return kind(index, hidden_size, sizes, plan.norm.eps, context)
 
 
 def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
-    """The state space layer with this number. Positions are in its state, so nothing is turned."""
+    """Returns the state space layer with this number. Positions are in its state, so nothing is turned."""
     sizes = MambaSizes(
         heads=plan.heads,
         head_dim=plan.head_dim,
@@ -302,12 +304,12 @@ def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries,
 def convolution_of(
     plan: ConvolutionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
 ) -> GatedConvolution:
-    """The short convolution of the layer with this number."""
+    """Returns the short convolution of the layer with this number."""
     return GatedConvolution(index, hidden_size, plan.kernel, context, bias=plan.bias)
 
 
 def sum_of(plan: SumPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> SumOfMixers:
-    """The mixers of the layer with this number, side by side."""
+    """Returns the mixers of the layer with this number, side by side."""
     mixers = {
         mixer.name: MIXERS[type(mixer)](mixer, index, hidden_size, rotaries, context.under(mixer.name))
         for mixer in plan.members

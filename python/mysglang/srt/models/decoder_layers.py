@@ -64,7 +64,7 @@ class DecoderLayer(nn.Module):
         return after_mlp(self._fed(x, residual)), residual
 
     def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The MLP's output for x, the normed residual stream."""
+        """Returns the MLP's output for x, the normed residual stream."""
         out: Tensor = self.mlp(x)
         return out
 
@@ -140,7 +140,7 @@ class MlpLayer(DecoderLayer):
 
 
 def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
-    """How the parts of a layer follow one another."""
+    """Returns how the parts of a layer follow one another."""
     if plan.parallel:
         return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
     if plan.scaled_stream:

@@ -150,7 +150,7 @@ def _layer(layer: DecoderLayer) -> DenseLayer:
 
 
 def _rms(norm: nn.Module) -> RMSNorm:
-    """A norm that is of this kind, as the plan says."""
+    """Returns a norm that is of this kind, as the plan says."""
     return cast(RMSNorm, norm)
 
 

@@ -19,8 +19,8 @@ Model = TypeVar("Model", bound=CheckpointModel)
 
 
 def model_class(architecture: Architecture, kind: type[Model]) -> type[Model]:
-    """The class that computes an architecture, which must be of this kind. Raises ConfigError for one that a package
-    brings and that is not there, or is of another kind.
+    """Returns the class that computes an architecture, which must be of this kind. Raises ConfigError for one that a
+    package brings and that is not there, or is of another kind.
     """
     file, _, name = architecture.model.partition(":")
     try:
@@ -42,7 +42,7 @@ class Serving:
 
 
 def how_served(architecture: str) -> Serving:
-    """How an architecture that config.json names would be served.
+    """Returns how an architecture that config.json names would be served.
 
     transformers' code is asked with the class's own default config, without weights: a few tenths of a second. Where
     the defaults build no model, the answer depends on each config.json.

@@ -35,11 +35,13 @@ class Names(Protocol):
     """A table of names, applied."""
 
     def sections(self, parameter: str, count: int) -> list[str]:
-        """The names of the `count` checkpoint tensors that a parameter is made of; its own if it is one."""
+        """Returns the names of the `count` checkpoint tensors that a parameter is made of; its own if it is one."""
         ...
 
     def target(self, name: str) -> Target:
-        """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such one."""
+        """Returns the parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such
+        one.
+        """
         ...
 
 
@@ -89,8 +91,8 @@ class WeightNames:
         return [self._to_theirs(name) for name in found]
 
     def target(self, name: str) -> Target:
-        """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such section,
-        of an expert.
+        """Returns the parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such
+        section, of an expert.
         """
         name = self._to_ours(self._own(name))
         expert = _EXPERT.fullmatch(name)
@@ -105,6 +107,6 @@ class WeightNames:
         return Target(".".join(parts), None)
 
     def _own(self, name: str) -> str:
-        """The name without the first of the prefixes that it has."""
+        """Returns the name without the first of the prefixes that it has."""
         prefix = next((prefix for prefix in self._prefixes if name.startswith(prefix)), "")
         return name.removeprefix(prefix)

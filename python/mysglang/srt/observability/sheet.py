@@ -75,7 +75,7 @@ class Layout:
         object.__setattr__(self, "width", ends[-1])
 
     def part(self, row: Sequence[float], instrument: Instrument) -> list[float]:
-        """The numbers of `instrument` in a row."""
+        """Returns the numbers of `instrument` in a row."""
         start = self.starts[instrument]
         return list(row[start : start + instrument.width])
 
@@ -95,7 +95,7 @@ class Sheet:
 
     @classmethod
     def at(cls, path: Path, layout: Layout, num_rows: int, row: int) -> Sheet:
-        """The one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        """Returns the one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
         size = num_rows * layout.width * NUMBER_BYTES
         with path.open("a+b") as file:
             file.truncate(size)
@@ -112,12 +112,12 @@ class Sheet:
         self._numbers[start + histogram.width - 1] += value * times
 
     def total(self, counter: Counter | Level) -> float:
-        """The sum of one counter over all rows."""
+        """Returns the sum of one counter over all rows."""
         return sum(self._numbers[self._layout.starts[counter] :: self._layout.width])
 
     def total_row(self) -> list[float]:
-        """All rows added up: of each counter its count, of each histogram a count for each bucket, the last of them
-        without a bound, and the sum.
+        """Returns all rows added up: of each counter its count, of each histogram a count for each bucket, the last of
+        them without a bound, and the sum.
         """
         width = self._layout.width
         return [sum(self._numbers[column::width]) for column in range(width)]

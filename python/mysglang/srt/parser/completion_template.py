@@ -21,7 +21,7 @@ class CompletionTemplate:
     marks: tuple[str, ...]
 
     def render(self, prompt: str, suffix: str) -> str:
-        """The prompt whose continuation is the middle."""
+        """Returns the prompt whose continuation is the middle."""
         return self.text.format(prompt=prompt, suffix=suffix)
 
 
@@ -45,7 +45,7 @@ COMPLETION_TEMPLATES: Mapping[str, CompletionTemplate] = MappingProxyType(
 
 
 def choose_completion_template(name: str, has_token: Callable[[str], bool]) -> CompletionTemplate | None:
-    """The template that the flag names. "auto" chooses the one whose marks the tokenizer has, "none" is None.
+    """Returns the template that the flag names. "auto" chooses the one whose marks the tokenizer has, "none" is None.
 
     has_token: whether a text is one token of the vocabulary. Raises ConfigError for marks that the tokenizer lacks: the
     model would read them as text.

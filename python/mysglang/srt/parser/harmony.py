@@ -31,8 +31,8 @@ class Head(NamedTuple):
 
 
 def read_head(reader: TextReader, begun_by: str) -> Steps[Head | None]:
-    """The rest of a head whose first marker was just read, up to and including `<|message|>`. None if it is not a
-    head.
+    """Returns the rest of a head whose first marker was just read, up to and including `<|message|>`. None if it is not
+    a head.
     """
     found = yield from reader.before((MESSAGE,), MAX_HEAD)
     if found is None:

@@ -63,7 +63,7 @@ def json_value(reader: TextReader, into: Into) -> Steps[bool]:
 
 
 def json_string(reader: TextReader) -> Steps[str | None]:
-    """The next value, a string, decoded. None if it is none or has an escape that there is not."""
+    """Returns the next value, a string, decoded. None if it is none or has an escape that there is not."""
     if (yield from reader.peek()) != '"':
         return None
     parts: list[str] = []
@@ -76,7 +76,7 @@ def json_string(reader: TextReader) -> Steps[str | None]:
 
 
 def _key(reader: TextReader, into: Into) -> Steps[bool]:
-    """A key and its colon."""
+    """Returns a key and its colon."""
     if (yield from reader.peek()) != '"':
         return False
     yield from _string(reader, into)
@@ -98,7 +98,7 @@ def _simple_value(reader: TextReader, char: str, into: Into) -> Steps[bool]:
 
 
 def _string(reader: TextReader, into: Into) -> Steps[None]:
-    """A string, from quote to quote."""
+    """Returns a string, from quote to quote."""
     into((yield from reader.read(1)))
     while True:
         yield from reader.run(_PLAIN, into)

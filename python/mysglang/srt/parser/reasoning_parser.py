@@ -58,7 +58,7 @@ class ReasoningParser(ABC):
         return self._told()
 
     def detect_and_parse(self, text: str) -> tuple[str, str]:
-        """The thoughts and the answer of a whole text."""
+        """Returns the thoughts and the answer of a whole text."""
         parts = [*self.feed(text), *self.finish()]
         return join(parts, "thought"), join(parts, "answer")
 
@@ -211,13 +211,13 @@ class ReasoningFormat(Protocol):
         ...
 
     def may_begin(self, prompt: str) -> str | None:
-        """The text that may begin a thought in the answer to `prompt`. None: the answer begins in a thought, or the
-        thinking is over.
+        """Returns the text that may begin a thought in the answer to `prompt`. None: the answer begins in a thought, or
+        the thinking is over.
         """
         ...
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
-        """A parser for the answer to `prompt`."""
+        """Returns a parser for the answer to `prompt`."""
         ...
 
 
@@ -366,7 +366,9 @@ _SIGNS = (
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """The format of that name, or of two tags with `...` between them. Raises InvalidRequest for an unknown name."""
+    """Returns the format of that name, or of two tags with `...` between them. Raises InvalidRequest for an unknown
+    name.
+    """
     if name in REASONING_FORMATS:
         return REASONING_FORMATS[name]
     start, _, end = name.partition(BETWEEN)
@@ -378,10 +380,10 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 
 def format_of(template: str) -> str | None:
-    """The name of the format that a chat template thinks in; None if it shows none that is known."""
+    """Returns the name of the format that a chat template thinks in; None if it shows none that is known."""
     return next((name for sign, name in _SIGNS if sign in template), None)
 
 
 def join(parts: Iterable[Part], kind: Kind) -> str:
-    """The text of that kind."""
+    """Returns the text of that kind."""
     return "".join(part.text for part in parts if part.kind == kind)

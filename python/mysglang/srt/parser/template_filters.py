@@ -52,7 +52,7 @@ def _jinja(name: str) -> Filter:
 
 
 def _small(name: str) -> Filter:
-    """A rare filter: everything that it gets is small."""
+    """Returns a rare filter: everything that it gets is small."""
     run = _jinja(name)
 
     @pass_context
@@ -68,7 +68,7 @@ def _small(name: str) -> Filter:
 
 
 def _textual(name: str, growth: int = 1) -> Filter:
-    """A filter of one text, which it makes at most `growth` times as long."""
+    """Returns a filter of one text, which it makes at most `growth` times as long."""
     run = _jinja(name)
 
     @pass_context
@@ -83,7 +83,7 @@ def _textual(name: str, growth: int = 1) -> Filter:
 
 
 def _lazy(name: str) -> Filter:
-    """A filter that looks at one value after another: each is paid for when it is its turn."""
+    """Returns a filter that looks at one value after another: each is paid for when it is its turn."""
     run = _jinja(name)
 
     @pass_context
@@ -96,7 +96,7 @@ def _lazy(name: str) -> Filter:
 
 
 def _ordering(name: str) -> Filter:
-    """A filter that compares all values with each other, or makes groups of them."""
+    """Returns a filter that compares all values with each other, or makes groups of them."""
     run = _jinja(name)
 
     @pass_context
@@ -318,7 +318,7 @@ def _comparing(kind: str) -> Filter:
 
 
 def _numeric(name: str) -> Filter:
-    """A text before `%` would be a format."""
+    """Raises, because a text before `%` would be a format."""
 
     def run(value: Any, *args: Any) -> Any:
         if not all(isinstance(given, (int, float, Undefined)) for given in (value, *args)):

@@ -85,7 +85,7 @@ class TemplateManager:
         quick: bool = False,
         cancelled: threading.Event | None = None,
     ) -> str:
-        """The prompt of a conversation, its BOS included: it is tokenized without `add_special_tokens`.
+        """Returns the prompt of a conversation, its BOS included: it is tokenized without `add_special_tokens`.
 
         `tools` as OpenAI has them; `template_kwargs` are further variables, such as enable_thinking. The prompt ends
         with the head of the assistant's answer, or, with `continue_final_message`, inside the last message, for the
@@ -121,7 +121,7 @@ class TemplateManager:
         return self._templates[DEFAULT]
 
     def _own_templates(self, found: object) -> dict[str, ChatTemplate]:
-        """The tokenizer's: a string, or a list of objects with name and template."""
+        """Returns the tokenizer's: a string, or a list of objects with name and template."""
         sources: dict[str, str] = {}
         if isinstance(found, str):
             sources[DEFAULT] = found
@@ -169,7 +169,7 @@ def _override(name: str) -> ChatTemplate:
 
 
 def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
-    """The message as the template takes it. Absent and null are the same to us, but not to a template."""
+    """Returns the message as the template takes it. Absent and null are the same to us, but not to a template."""
     fitted = {key: value for key, value in message.items() if value is not None}
     fitted["content"] = _fit_content(message.get("content"), template)
     if fitted.get("role") == "developer" and not template.knows_developer:
@@ -198,7 +198,7 @@ def _text_of(part: object) -> str:
 
 
 def _with_arguments(call: object) -> object:
-    """A tool call whose arguments are an object, as templates expect; clients send them as JSON text."""
+    """Returns a tool call whose arguments are an object, as templates expect; clients send them as JSON text."""
     match call:
         case {"function": {"arguments": str(text), **function}, **rest}:
             try:
@@ -211,7 +211,9 @@ def _with_arguments(call: object) -> object:
 
 
 def _with_cut(message: dict[str, object]) -> dict[str, object]:
-    """The message with a mark at the end of its text, and a space behind it that shows whether the template trims."""
+    """Returns the message with a mark at the end of its text, and a space behind it that shows whether the template
+    trims.
+    """
     if message.get("role") != "assistant":
         raise InvalidRequest("continue_final_message needs a final message of the assistant.", param="messages")
     match message["content"]:

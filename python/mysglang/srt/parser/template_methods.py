@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 
 
 def _plain(name: str, *, reads_all: bool = True) -> Run:
-    """A method of text that makes at most a copy."""
+    """Returns a method of text that makes at most a copy."""
 
     def run(guard: Guard, text: str, *args: Any, **kwargs: Any) -> Any:
         if reads_all:

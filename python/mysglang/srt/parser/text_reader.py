@@ -45,7 +45,7 @@ class TextReader:
         self._ended = True
 
     def rest(self) -> str:
-        """The text that was fed and is not read yet."""
+        """Returns the text that was fed and is not read yet."""
         rest, self._at = self._text[self._at :], len(self._text)
         return rest
 
@@ -58,7 +58,7 @@ class TextReader:
         return self._held is not None
 
     def release(self) -> str:
-        """The text that was read since `hold`; empty if nothing is held."""
+        """Returns the text that was read since `hold`; empty if nothing is held."""
         held, self._held = "".join(self._held or ()), None
         return held
 
@@ -86,7 +86,7 @@ class TextReader:
             yield from self._more()
 
     def read(self, count: int) -> Steps[str]:
-        """The next `count` characters, a few. Raises EndOfText."""
+        """Returns the next `count` characters, a few. Raises EndOfText."""
         while len(self._text) - self._at < count:
             yield from self._more()
         return self._read(self._at + count)
@@ -123,8 +123,8 @@ class TextReader:
             yield from self._more()
 
     def before(self, markers: tuple[str, ...], limit: int) -> Steps[tuple[str, str] | None]:
-        """The text before the first of `markers`, and the marker. Both are read. None if no marker begins within
-        `limit` characters; then nothing is read. Raises EndOfText.
+        """Returns the text before the first of `markers`, and the marker. Both are read. None if no marker begins
+        within `limit` characters; then nothing is read. Raises EndOfText.
         """
         pattern, longest = _one_of(markers), max(map(len, markers))
         while True:

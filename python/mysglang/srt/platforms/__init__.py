@@ -15,7 +15,7 @@ PLATFORMS = ("cpu", "cuda")
 
 @cache
 def current_platform() -> Platform:
-    """The best platform of this machine."""
+    """Returns the best platform of this machine."""
     from mysglang.srt.platforms.cuda import CudaPlatform, cuda_is_available
 
     return CudaPlatform() if cuda_is_available() else platform_named("cpu")
@@ -23,7 +23,9 @@ def current_platform() -> Platform:
 
 @cache
 def platform_named(name: str) -> Platform:
-    """The platform of a `--device` value; `auto` is the best one. Raises ConfigError for one that is not here."""
+    """Returns the platform of a `--device` value; `auto` is the best one. Raises ConfigError for one that is not
+    here.
+    """
     if name == "auto":
         return current_platform()
     if name == "cpu":

@@ -65,7 +65,7 @@ class CpuPlatform(Platform):
         return HOST
 
     def memory(self) -> DeviceMemory:
-        """The machine's memory, or the container's where that is less."""
+        """Returns the machine's memory, or the container's where that is less."""
         machine = psutil.virtual_memory()
         limit = _first_number(CGROUP_LIMITS)
         if limit is None or limit >= machine.total:
@@ -152,7 +152,7 @@ def _processor_name() -> str:
 
 
 def _first_number(paths: tuple[Path, ...]) -> int | None:
-    """The number in the first of these files that holds one; `max` is no number."""
+    """Returns the number in the first of these files that holds one; `max` is no number."""
     for path in paths:
         if path.exists() and (text := path.read_text(encoding="ascii").strip()).isdigit():
             return int(text)

@@ -55,7 +55,7 @@ class SideQueue(Protocol):
         ...
 
     def record_event(self) -> Event:
-        """The point that this work has been queued up to."""
+        """Returns the point that this work has been queued up to."""
         ...
 
 
@@ -80,7 +80,7 @@ class GraphRecorder(Protocol):
         ...
 
     def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
-        """The graph of a step, and the tensors in which each replay of it leaves what the step returns.
+        """Returns the graph of a step, and the tensors in which each replay of it leaves what the step returns.
 
         The step runs, so that kernels are compiled and plans made. Raises CannotCapture.
         """
@@ -131,15 +131,17 @@ class Platform(ABC):
 
     @abstractmethod
     def record_event(self) -> Event:
-        """The point that the device's work has been queued up to."""
+        """Returns the point that the device's work has been queued up to."""
 
     @abstractmethod
     def side_queue(self) -> SideQueue:
-        """A new one."""
+        """Returns a new one."""
 
     @abstractmethod
     def upload_bytes(self, nbytes: int) -> Tensor:
-        """A host uint8 buffer that the device can read by itself. Not to be written again once it was uploaded."""
+        """Returns a host uint8 buffer that the device can read by itself. Not to be written again once it was
+        uploaded.
+        """
 
     @abstractmethod
     def pin(self, memory: Tensor) -> None:

@@ -52,7 +52,7 @@ MEASURED = (H200,)
 
 
 def profile_of(device_name: str) -> DeviceProfile:
-    """The figures that were measured on such a device; else an H200's."""
+    """Returns the figures that were measured on such a device; else an H200's."""
     return next((profile for profile in MEASURED if profile.measured_on in device_name), H200)
 
 

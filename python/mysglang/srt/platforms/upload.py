@@ -36,7 +36,7 @@ class Uploader:
         self._platform = platform
 
     def upload(self, columns: Mapping[str, Column]) -> dict[str, Tensor]:
-        """The columns as tensors on the device, in their own dtypes and shapes, when the stream gets there."""
+        """Returns the columns as tensors on the device, in their own dtypes and shapes, when the stream gets there."""
         offsets, total = layout(columns)
         host = self._platform.upload_bytes(total)
         fill(host, columns, offsets)
@@ -62,5 +62,5 @@ def fill(host: Tensor, columns: Mapping[str, Column], offsets: Mapping[str, int]
 
 
 def view(buffer: Tensor, column: Column, offset: int) -> Tensor:
-    """The column inside the buffer, as a tensor like it."""
+    """Returns the column inside the buffer, as a tensor like it."""
     return buffer[offset : offset + column.nbytes].view(DTYPES[column.dtype]).view(column.shape)

@@ -18,13 +18,13 @@ _TO_UNIT = 2.0**-53
 
 
 def uniforms(seeds: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, length)."""
+    """Returns a number in [0, 1) for each (seed, length)."""
     mixed = _mix(_mix(seeds.astype(np.uint64)) ^ lengths.astype(np.uint64))
     return (mixed >> np.uint64(11)).astype(np.float64) * _TO_UNIT
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64-bit words; array arithmetic wraps, as it must."""
+    """Returns a bijection of 64-bit words; array arithmetic wraps, as it must."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND

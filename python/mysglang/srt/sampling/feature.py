@@ -227,8 +227,8 @@ class DeviceSide:
         return NO_TENSORS
 
     def act(self, tensors: Tensors) -> Act | None:
-        """The act of a step. `tensors` are the parts' columns and what `expect` added. Where a part has
-        rows, "rows" are [E] int64 rows of the logits; a part none of whose rows have logits is left out.
+        """Returns the act of a step. `tensors` are the parts' columns and what `expect` added. Where a part has rows,
+        "rows" are [E] int64 rows of the logits; a part none of whose rows have logits is left out.
         """
         raise NotImplementedError
 

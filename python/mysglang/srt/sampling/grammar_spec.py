@@ -34,7 +34,7 @@ class GrammarSpec:
 
 
 def grammar_spec(texts: Mapping[GrammarKind, str | None]) -> GrammarSpec | None:
-    """The grammar that is given, if one is; the first, if there are several, which `check_grammars` refuses."""
+    """Returns the grammar that is given, if one is; the first, if there are several, which `check_grammars` refuses."""
     return next((GrammarSpec(kind, text) for kind, text in texts.items() if text is not None), None)
 
 

@@ -74,7 +74,7 @@ class ThinkingBudgetLogitProcessor:
         return logits
 
     def _due(self, params: Mapping[str, Any]) -> int | None:
-        """The token that must come now, if one must."""
+        """Returns the token that must come now, if one must."""
         tokens: RequestTokens = params[REQUEST]
         prompt, output = tokens.origin_input_ids, tokens.output_ids
         thought: tuple[Ints, ...]
@@ -133,7 +133,7 @@ class ProcessorRun(Act, frozen=True, eq=False):
         return None
 
     def _changed(self, logits: Tensor) -> Tensor | None:
-        """The processor's result for its rows; None if it fails."""
+        """Returns the processor's result for its rows; None if it fails."""
         found = logits.index_select(0, self.rows)
         try:
             return self.processor(found, self.params).to(logits).reshape(found.shape)
@@ -146,7 +146,7 @@ class ProcessorRun(Act, frozen=True, eq=False):
 
 
 def load_processors(specs: Sequence[str]) -> dict[str, LogitProcessor]:
-    """The built-in processors and those of `specs`, `module:Class` each, by name. Raises ConfigError."""
+    """Returns the built-in processors and those of `specs`, `module:Class` each, by name. Raises ConfigError."""
     found: dict[str, LogitProcessor] = {
         DISALLOWED_TOKENS: DisallowedTokensLogitsProcessor(),
         THINKING_BUDGET: ThinkingBudgetLogitProcessor(),

@@ -57,6 +57,6 @@ class LogitsRows:
         return index, np.repeat(self._first[rows], counts) + within
 
     def only(self, rows: npt.NDArray[np.integer]) -> Indices:
-        """The first row of the logits of each of these rows, which have one at least."""
+        """Returns the first row of the logits of each of these rows, which have one at least."""
         at: Indices = self._first[rows]
         return at

@@ -178,7 +178,7 @@ class Penalties(msgspec.Struct, frozen=True, eq=False):
             yield self.at(slice(begin, begin + size))
 
     def at(self, which: slice | Tensor) -> Penalties:
-        """The penalties of the selected rows."""
+        """Returns the penalties of the selected rows."""
         columns = (self.rows, self.lines, self.frequency, self.presence, self.repetition)
         return Penalties(*(column[which] for column in columns))
 

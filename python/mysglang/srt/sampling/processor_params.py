@@ -48,7 +48,7 @@ Known = TypeVar("Known", DisallowedTokens, ThinkingBudget)
 
 
 def own_name(spec: str) -> str:
-    """The name that requests use for the operator's own processor `module:Class`."""
+    """Returns the name that requests use for the operator's own processor `module:Class`."""
     return spec.rpartition(":")[2]
 
 
@@ -71,7 +71,7 @@ def settle(name: str, params: Params, vocab_size: int, token_id: TokenId) -> Par
 
 
 def _size(params: Params) -> int:
-    """Bytes as JSON, which a caller in this process may have given what is none."""
+    """Returns bytes as JSON, which a caller in this process may have given what is none."""
     try:
         return len(msgspec.json.encode(params))
     except TypeError as error:

@@ -46,7 +46,7 @@ def at_least(low: int) -> Bound:
 
 
 def at_most(count: int, what: str) -> Bound:
-    """A list of so many entries."""
+    """Returns a list of so many entries."""
     return Bound(lambda value: len(value) <= count, f"a list of at most {count} {what}")
 
 
@@ -106,12 +106,12 @@ class Declared(NamedTuple):
 
 
 def declared(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
-    """The fields of `struct`, each of which has a default and a RequestField."""
+    """Returns the fields of `struct`, each of which has a default and a RequestField."""
     return tuple(_declared(found) for found in msgspec.structs.fields(struct))
 
 
 def declared_among(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
-    """The fields of `struct` that have a RequestField."""
+    """Returns the fields of `struct` that have a RequestField."""
     return tuple(_declared(found) for found in msgspec.structs.fields(struct) if _told(_marks(found)) is not None)
 
 
@@ -131,7 +131,7 @@ def _told(marks: tuple[object, ...]) -> RequestField | None:
 
 
 def joined(name: str, parts: Iterable[type[msgspec.Struct]]) -> type[msgspec.Struct]:
-    """A struct with the fields of all parts: it cannot be derived from several, as each has slots."""
+    """Returns a struct with the fields of all parts: it cannot be derived from several, as each has slots."""
     fields: list[tuple[str, Any, Any]] = []
     for part in parts:
         # Given outright, or else they were no globals of a bound's function, which needs them when it is called.

@@ -263,7 +263,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
         check_grammars(self._grammars())
 
     def _grammars(self) -> dict[GrammarKind, str | None]:
-        """The grammars that are given."""
+        """Returns the grammars that are given."""
         return {kind: text for kind in KINDS if (text := getattr(self, kind)) is not None}
 
 

@@ -38,7 +38,7 @@ class _Columns:
         self.token_ids_vals.append(piece.token_ids_vals)
 
     def take(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-        """The bytes of every column since the last call."""
+        """Returns the bytes of every column since the last call."""
         pieces: tuple[list[Floats] | list[Ints], ...]
         pieces = (self.chosen, self.ids, self.top_vals, self.top_ids, self.token_ids_vals)
         vals, ids, top_vals, top_ids, token_ids_vals = (
@@ -131,7 +131,7 @@ class HiddenBook:
             self.have += len(states)
 
     def take(self) -> bytes:
-        """The float32 bytes of what became known since the last call."""
+        """Returns the float32 bytes of what became known since the last call."""
         told = b"".join(states.tobytes() for states in self._new)
         self._new.clear()
         return told

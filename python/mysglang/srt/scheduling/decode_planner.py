@@ -64,8 +64,8 @@ class DecodePlanner:
         """Requests that had to end because memory was short, until `StepPlanner.take_failed` takes them."""
 
     def plan(self, lane: Lane) -> ScheduleBatch | None:
-        """The next decode step for `lane`. None if no row of it has a token to come, or if the result of the step in
-        flight must come first; then the lane says why.
+        """Returns the next decode step for `lane`. None if no row of it has a token to come, or if the result of the
+        step in flight must come first; then the lane says why.
         """
         growth = self._growth
         rows = self._rows_of(lane.slots)
@@ -103,7 +103,7 @@ class DecodePlanner:
         )
 
     def _rows_of(self, slots: Slots) -> DecodingRows:
-        """The columns of these rows, kept while `slots` is the same array.
+        """Returns the columns of these rows, kept while `slots` is the same array.
 
         A slot begins another life only after it left its lane, which then has another array.
         """
@@ -172,7 +172,7 @@ class Growth(Protocol):
         ...
 
     def grow(self, rows: DecodingRows) -> Grown:
-        """The rows that have a token to come, with their lengths. Other rows only wait for their result."""
+        """Returns the rows that have a token to come, with their lengths. Other rows only wait for their result."""
         ...
 
     def grow_least(self, rows: DecodingRows) -> Grown:
@@ -190,7 +190,7 @@ class Growth(Protocol):
         ...
 
     def drafts(self, batch: ScheduleBatch) -> DraftColumns | None:
-        """The drafts that the host proposes for the rows of a step."""
+        """Returns the drafts that the host proposes for the rows of a step."""
         ...
 
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:

@@ -98,7 +98,7 @@ class Drafts:
 
 
 def growth_of(worker: Worker, table: RequestTable, kv: KvManager, proposer: MakeProposer) -> Growth:
-    """How rows grow in the steps of `worker`."""
+    """Returns how rows grow in the steps of `worker`."""
     if worker.tokens_per_step == 1:
         return OneToken(table)
     return Drafts(table, kv, proposer(table), late_lengths=worker.late_lengths)
@@ -112,7 +112,7 @@ class Proposer(Protocol):
         ...
 
     def columns(self, batch: ScheduleBatch, rows: Slots) -> DraftColumns | None:
-        """The host's drafts for these rows [D] of a step, which try drafts as `widths` said just before."""
+        """Returns the host's drafts for these rows [D] of a step, which try drafts as `widths` said just before."""
         ...
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
@@ -276,7 +276,7 @@ class NgramIndex:
         """Tokens before which all ends are known."""
 
     def propose(self, tokens: Ints, count: int) -> Ints | None:
-        """Tokens that may follow: [count]; None if the end of the text has not occurred in it before.
+        """Returns tokens that may follow: [count]; None if the end of the text has not occurred in it before.
 
         tokens: [N] the whole text. Where it was followed by fewer tokens than wanted, the text repeats itself.
         """
@@ -335,7 +335,7 @@ class ForcedDrafts:
 
     @classmethod
     def around(cls, make: MakeProposer) -> MakeProposer:
-        """A maker of ForcedDrafts around the proposers that `make` makes."""
+        """Returns a maker of ForcedDrafts around the proposers that `make` makes."""
         return lambda table: cls(make(table), table)
 
     def widths(self, slots: Slots, most: Ints) -> Ints:
@@ -386,7 +386,7 @@ class ForcedDrafts:
 
 
 def both(one: DraftColumns, other: DraftColumns) -> DraftColumns:
-    """The drafts of different rows together. Their runs are equally long."""
+    """Returns the drafts of different rows together. Their runs are equally long."""
     rows = np.concatenate([one.rows, other.rows])
     order = np.argsort(rows)
     return DraftColumns(

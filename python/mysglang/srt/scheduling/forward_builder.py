@@ -44,7 +44,7 @@ class ForwardBuilder:
         self._unknown_ids: Ints = np.full(table.num_slots, ON_DEVICE, dtype=np.int32)
 
     def build(self, batch: ScheduleBatch) -> ModelWorkerBatch:
-        """The columns of `batch`, with every page-table change since the last build."""
+        """Returns the columns of `batch`, with every page-table change since the last build."""
         decode = batch.mode.is_decode
         return ModelWorkerBatch(
             mode=batch.mode,
@@ -162,7 +162,7 @@ class ForwardBuilder:
         )
 
     def prompt_span(self, book: LogprobBook, slot: int, start: int, length: int) -> tuple[int, int]:
-        """The prompt tokens [first, end) whose logprobs the chunk [start, start + length) gives.
+        """Returns the prompt tokens [first, end) whose logprobs the chunk [start, start + length) gives.
 
         The logits at a position predict the token after it, so a chunk also gives that of the token that follows it.
         """

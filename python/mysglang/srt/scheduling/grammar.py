@@ -37,7 +37,9 @@ class Grammar(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """The next tokens if the grammar leaves no choice; empty if that is not known, or if there is a choice."""
+        """Returns the next tokens if the grammar leaves no choice; empty if that is not known, or if there is a
+        choice.
+        """
         ...
 
     def rollback(self, count: int) -> None:
@@ -120,7 +122,7 @@ class TokenRules:
 
 
 def token_rules(allowed: Sequence[int] | None, bad_words: Iterable[Ints], vocab_size: int) -> TokenRules | None:
-    """The rules of a request; None if it has none.
+    """Returns the rules of a request; None if it has none.
 
     allowed: the only tokens that it may have, None for all; bad_words: sequences that it may not hold, each of one
     token or more. All ids are inside the vocabulary.

@@ -253,5 +253,5 @@ class Pace:
         self._last_result = now
 
     def spare(self) -> float:
-        """Seconds for which waiting costs nothing; 0 if the device may be idle."""
+        """Returns seconds for which waiting costs nothing; 0 if the device may be idle."""
         return max(0.0, (self._free_at - self._clock()) * (1 - MARGIN))

@@ -104,8 +104,8 @@ class Lanes:
         return any(lane.decodes for lane in self.all)
 
     def share(self, coming: int) -> int:
-        """The most requests that each lane may hold if `coming` more are added to those that run. Lanes of equal size
-        keep all stages of a pipeline busy.
+        """Returns the most requests that each lane may hold if `coming` more are added to those that run. Lanes of
+        equal size keep all stages of a pipeline busy.
         """
         return -(-(self.size + coming) // len(self.all))
 

@@ -107,12 +107,12 @@ class OutputStreamer:
         self.to_detokenizer.send(message)
 
     def _due(self, slots: Slots) -> Slots:
-        """The slots with enough that is new."""
+        """Returns the slots with enough that is new."""
         due: Slots = slots[self._table.known[slots] >= self._table.due[slots]]
         return due
 
     def _running_tokens(self, slots: Slots, counts: Ints) -> Ints:
-        """The unsent tokens of `slots`, one request after another."""
+        """Returns the unsent tokens of `slots`, one request after another."""
         table = self._table
         if not len(slots):
             return NO_INTS
@@ -149,7 +149,7 @@ class OutputStreamer:
         return {row: book.take() for row, book in books.items() if book is not None}
 
     def _new(self, due: Slots, ended: Sequence[Req]) -> dict[int, SamplingParams]:
-        """The parameters of the requests that are sent for the first time."""
+        """Returns the parameters of the requests that are sent for the first time."""
         rows = self._table.unheard.rows(due).tolist()
         new = {row: self._table.req(int(due[row])) for row in rows}
         new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.heard_of)
@@ -158,7 +158,7 @@ class OutputStreamer:
 
 
 def _column(running: Ints, ended: list[int]) -> bytes:
-    """An int32 column: the rows that run, then those that ended."""
+    """Returns an int32 column: the rows that run, then those that ended."""
     return pack_ids(running) + pack_ids(ended) if ended else pack_ids(running)
 
 

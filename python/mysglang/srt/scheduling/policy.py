@@ -54,7 +54,7 @@ class WaitingQueue:
             self._reqs = deque(req for req in self._reqs if req not in gone)
 
     def pending_tokens(self) -> int:
-        """Tokens of all waiting requests, cached or not."""
+        """Returns tokens of all waiting requests, cached or not."""
         return sum(len(req.ids) for req in self._reqs)
 
     def __len__(self) -> int:

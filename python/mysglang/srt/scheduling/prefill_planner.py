@@ -105,8 +105,8 @@ class PrefillPlanner:
         self._rules = rules
 
     def plan(self, lane: Lane, *, decoding: int = 0, most: int | None = None) -> ScheduleBatch | None:
-        """The next prefill step for `lane`, beside `decoding` decoding rows; None if no request can be taken. `most`:
-        its prompt tokens, if they are fewer than the limits allow.
+        """Returns the next prefill step for `lane`, beside `decoding` decoding rows; None if no request can be taken.
+        `most`: its prompt tokens, if they are fewer than the limits allow.
         """
         if lane.short or not self.has_work(lane):
             return None
@@ -140,7 +140,7 @@ class PrefillPlanner:
         return shares
 
     def tokens_lacking(self, req: Req) -> float:
-        """Tokens that must come free before `req` can be admitted, if there is a slot; 0 or less: none."""
+        """Returns tokens that must come free before `req` can be admitted, if there is a slot; 0 or less: none."""
         if not self._lanes.size:
             return 0
         match = req.cached_prefix(self._kv)
@@ -148,7 +148,7 @@ class PrefillPlanner:
         return self._lacking(req, match, max(self._fit(step, match.reach, len(req.ids) - match.reach), 1), step)
 
     def _begun(self, budget: int) -> PrefillStep:
-        """An empty step of at most `budget` new tokens, beside all running requests."""
+        """Returns an empty step of at most `budget` new tokens, beside all running requests."""
         slots = self._lanes.slots
         return PrefillStep(budget, self._kv.room(slots, self.reserved(slots)))
 
@@ -208,14 +208,16 @@ class PrefillPlanner:
         return True
 
     def _lacking(self, req: Req, match: PrefixMatch, take: int, step: PrefillStep) -> float:
-        """Tokens that must come free for `req`, which begins with `match` and gets `take` more tokens in the step."""
+        """Returns tokens that must come free for `req`, which begins with `match` and gets `take` more tokens in the
+        step.
+        """
         return step.room.lacking(match, match.reach + take, len(req.ids), self._to_come(req))
 
     def _to_come(self, req: Req) -> int:
         return min(req.final_len - len(req.ids), MAX_NEW_ESTIMATE) + self._kv.page_size
 
     def _fit(self, step: PrefillStep, start: int, extend: int) -> int:
-        """How many of `extend` tokens after `start` the step takes: all, a whole number of pages, or none."""
+        """Returns how many of `extend` tokens after `start` the step takes: all, a whole number of pages, or none."""
         if extend <= step.budget:
             return extend
         if not self._limits.chunking:
@@ -235,7 +237,7 @@ class PrefillPlanner:
             lane.chunked = req
 
     def _batch(self, step: PrefillStep, lane: Lane) -> ScheduleBatch:
-        """The step, with its finished prompts joined to the lane."""
+        """Returns the step, with its finished prompts joined to the lane."""
         table = self._table
         slots = np.asarray([req.slot for req, _, _ in step.rows], dtype=np.int64)
         starts = np.asarray([start for _, start, _ in step.rows], dtype=np.int32)

@@ -132,7 +132,7 @@ class Req:
         return limit
 
     def cached_prefix(self, kv: KvManager) -> PrefixMatch:
-        """The longest prefix of it that is in the cache."""
+        """Returns the longest prefix of it that is in the cache."""
         return kv.match(self.ids, extra_key=self.extra_key, limit=self.match_limit, tail_end=self.tail_end or 0)
 
     @property

@@ -158,7 +158,7 @@ class RequestTable:
         return req
 
     def req(self, slot: int) -> Req:
-        """The request in `slot`, which must be open."""
+        """Returns the request in `slot`, which must be open."""
         req = self.reqs[slot]
         assert req is not None, f"slot {slot} is closed"
         return req
@@ -176,11 +176,11 @@ class RequestTable:
         return self.constrained.count > 0 and bool(yields[self.constrained.rows(slots)].any())
 
     def output_ids(self, slot: int) -> Ints:
-        """The known tokens that were generated. A view: copy to keep."""
+        """Returns the known tokens that were generated. A view: copy to keep."""
         return self.tokens[slot, self.prompt_len[slot] : self.known[slot]]
 
     def ids_with_kv(self, slot: int) -> Ints:
-        """The known tokens whose KV entries are written, or are being written. A view: copy to keep."""
+        """Returns the known tokens whose KV entries are written, or are being written. A view: copy to keep."""
         return self.tokens[slot, : min(self.known[slot], self.low[slot])]
 
     def take_tokens(self, slots: Slots, positions: Ints) -> Ints:
@@ -193,7 +193,7 @@ class RequestTable:
         self._flat_tokens[slots * self.tokens.shape[1] + positions] = tokens
 
     def will_know(self, slots: Slots) -> Ints:
-        """Tokens that will be known, at least, once every planned step of these decoding rows is done."""
+        """Returns tokens that will be known, at least, once every planned step of these decoding rows is done."""
         expected: Ints = self.low[slots] + 1
         return expected
 

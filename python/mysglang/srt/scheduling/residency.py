@@ -59,8 +59,8 @@ class Residency:
             req.logprobs.open_prompt(int(req.ids[0]))
 
     def leave(self, slot: int) -> Req:
-        """The request in `slot` runs no more; its whole pages stay in the prefix cache while there is room, and also
-        the last page if it is of a session.
+        """Returns the request in `slot` runs no more; its whole pages stay in the prefix cache while there is room, and
+        also the last page if it is of a session.
 
         Results of steps in flight will find another life in the slot and be dropped.
         """

@@ -164,7 +164,7 @@ class ResultProcessor:
         return Stop(token) if grammar.finished else None
 
     def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:
-        """Indices of rows whose token is an EOS that ends them."""
+        """Returns indices of rows whose token is an EOS that ends them."""
         rows = [row for eos in self._eos for row in (tokens == eos).nonzero()[0].tolist()]
         table = self._table
         return [row for row in rows if table.obeys_eos[slots[row]] and known[row] >= table.min_len[slots[row]]]

@@ -51,7 +51,7 @@ class SamplingBuilder:
                 self._uses -= 1
 
     def columns(self, batch: ScheduleBatch) -> SamplingColumns:
-        """The columns for the rows of `batch`; the object of the last step if its rows were the same."""
+        """Returns the columns for the rows of `batch`; the object of the last step if its rows were the same."""
         if self._last is not None:
             slots, lives, columns = self._last
             if slots is batch.slots and lives is batch.lives:

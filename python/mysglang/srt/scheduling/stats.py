@@ -258,7 +258,9 @@ class SchedulerStats:
         self._sheet.add(told.IDLE_SECONDS, time.perf_counter() - began)
 
     def _time(self, launched: Launched) -> float:
-        """Seconds from the step's launch to its result, without those in which the step before it was not done."""
+        """Returns seconds from the step's launch to its result, without those in which the step before it was not
+        done.
+        """
         now = time.perf_counter()
         began, self._last_result = max(launched.at, self._last_result), now
         return now - began
@@ -313,14 +315,14 @@ class SchedulerStats:
         self._since = self._last_prefill = now
 
     def _rest(self) -> int:
-        """Tokens to come of prompts of which a part was computed."""
+        """Returns tokens to come of prompts of which a part was computed."""
         return sum(len(req.ids) - int(self._table.low[req.slot]) for req in self._lanes.chunked)
 
     def _used(self) -> int:
         return self._kv.used_tokens
 
     def _usage(self, *, tokens: bool = False) -> str:
-        """Which part of each pool is used, for the log; with `tokens`, also how many of them."""
+        """Returns which part of each pool is used, for the log; with `tokens`, also how many of them."""
         pools = [("", self._used(), self._kv.total_tokens)]
         if windows := self._kv.space_states()[1:]:
             held, total = sum(window.held for window in windows), sum(window.total for window in windows)

@@ -45,7 +45,7 @@ class AttentionShape:
         return self.num_kv_heads * self.head_dim * (2 if self.latent_dim is None else 1)
 
     def part(self, tp_size: int) -> AttentionShape:
-        """The share of each of `tp_size` ranks: at least one head of keys."""
+        """Returns the share of each of `tp_size` ranks: at least one head of keys."""
         return replace(self, num_heads=self.num_heads // tp_size, num_kv_heads=max(self.num_kv_heads // tp_size, 1))
 
 
@@ -61,7 +61,7 @@ class DecoderShape:
     dtype_bytes: int
 
     def part(self, tp_size: int) -> DecoderShape:
-        """The share of each of `tp_size` ranks."""
+        """Returns the share of each of `tp_size` ranks."""
         return replace(
             self,
             layer_parameters=self.layer_parameters // tp_size,

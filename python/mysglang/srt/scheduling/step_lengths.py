@@ -59,19 +59,19 @@ class StepLengths:
         return LIGHT_STEPS * self.share(rows, keys, many=False).tokens
 
     def share(self, rows: int, keys: int, *, many: bool) -> PromptShare:
-        """The share of prompts in the next step. `many`: whether more than `few` prompt tokens wait."""
+        """Returns the share of prompts in the next step. `many`: whether more than `few` prompt tokens wait."""
         decode_s = self.decode_s(rows, keys)
         if many:
             return self._efficient(max(STRETCH * decode_s, AMORTIZED * self._rates.weights_s), rows, keys)
         return self._within(STRETCH * decode_s, rows, keys) or self._alone(STRETCH * decode_s, decode_s)
 
     def decode_s(self, rows: int, keys: int) -> float:
-        """Seconds of a decode step."""
+        """Returns seconds of a decode step."""
         device = self._device_s(rows, keys)
         return device if rows <= self._rates.decode_rows else max(device, self._rates.queued_s)
 
     def _efficient(self, limit_s: float, rows: int, keys: int) -> PromptShare:
-        """The longest step within the limit, if it is efficient; else the shortest that is."""
+        """Returns the longest step within the limit, if it is efficient; else the shortest that is."""
         found = self._within(limit_s, rows, keys, efficient=True)
         if found is not None:
             return found
@@ -83,8 +83,8 @@ class StepLengths:
         return PromptShare(min([*captured, uncaptured - rows]), together=True)
 
     def _within(self, limit_s: float, rows: int, keys: int, *, efficient: bool = False) -> PromptShare | None:
-        """The longest step of prompts and decoding rows within the limit; None if there is none. `efficient`: only an
-        efficient one will do.
+        """Returns the longest step of prompts and decoding rows within the limit; None if there is none. `efficient`:
+        only an efficient one will do.
         """
         rates = self._rates
         tries = self._captured(rows)
@@ -101,8 +101,8 @@ class StepLengths:
         return PromptShare(max(fitting), together=True) if fitting else None
 
     def _alone(self, limit_s: float, decode_s: float) -> PromptShare:
-        """A step of prompts that takes the limit together with the decode step after it, but is worth reading the
-        weights, and if it is not captured, worth queueing it.
+        """Returns a step of prompts that takes the limit together with the decode step after it, but is worth reading
+        the weights, and if it is not captured, worth queueing it.
         """
         rates = self._rates
         tokens = max(self._least, int((limit_s - decode_s - rates.step_s) / rates.token_s))
@@ -115,7 +115,7 @@ class StepLengths:
         return [tokens - own for tokens, own in self._rates.mixed_steps if own == room]
 
     def _together_s(self, prompt_tokens: int, rows: int, keys: int) -> float:
-        """Seconds of a step of prompts and decoding rows."""
+        """Returns seconds of a step of prompts and decoding rows."""
         captured = self._captured(rows)
         if captured and prompt_tokens <= captured[-1]:
             # A captured step computes its room, whether rows decode there or not.

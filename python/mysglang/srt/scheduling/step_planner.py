@@ -38,7 +38,7 @@ class StepPlanner:
         self._coordinator = coordinator
 
     def next_batch(self, lane: Lane) -> ScheduleBatch | None:
-        """The step to run now, or None if there is nothing to do."""
+        """Returns the step to run now, or None if there is nothing to do."""
         self._preemption.make_room()
         return self._coordinator.agree(self._order.next_step(lane))
 
@@ -54,7 +54,7 @@ class StepOrder(Protocol):
     """Chooses whether the next step computes prompts, running requests, or both."""
 
     def next_step(self, lane: Lane) -> ScheduleBatch | None:
-        """The step to run now, or None if there is nothing to do."""
+        """Returns the step to run now, or None if there is nothing to do."""
         ...
 
 
@@ -179,8 +179,8 @@ def step_order(
     decode_wait_tokens: int,
     rates: StepRates | None = None,
 ) -> StepOrder:
-    """The order of that name. `decode_wait_tokens`: the limit of `bounded`, in prompt tokens. `rates`: what steps cost,
-    which `short` must know.
+    """Returns the order of that name. `decode_wait_tokens`: the limit of `bounded`, in prompt tokens. `rates`: what
+    steps cost, which `short` must know.
     """
     match name:
         case "short":
@@ -261,7 +261,7 @@ class PriorityPreemption:
         return self._kv.free_slots == 0 or self._prefill.tokens_lacking(req) > 0
 
     def _victims(self, req: Req) -> list[int]:
-        """The slots that give way, in that order; none if all of them together would not be enough."""
+        """Returns the slots that give way, in that order; none if all of them together would not be enough."""
         slots = [*self._lanes.slots.tolist(), *(req.slot for req in self._lanes.chunked)]
         urgency = {slot: self._table.req(slot).urgency for slot in slots}
         outranked = [slot for slot in reversed(slots) if req.urgency - urgency[slot] > self._threshold]
@@ -280,7 +280,7 @@ class Coordinator(Protocol):
     """The other ranks' answer to a planned step. Asked once in each turn, also when no step was planned."""
 
     def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
-        """The step that this rank runs."""
+        """Returns the step that this rank runs."""
         ...
 
 

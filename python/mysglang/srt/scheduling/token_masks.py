@@ -34,8 +34,8 @@ class MakesMasks(Protocol):
     """Makes the mask of each step whose tokens are chosen last."""
 
     def of(self, batch: ScheduleBatch, drafts: DraftColumns | None = None) -> TokenMask:
-        """The mask of a step. All tokens of its rows are known, except those that the mask decides about. `drafts`: the
-        host's proposals for the step.
+        """Returns the mask of a step. All tokens of its rows are known, except those that the mask decides about.
+        `drafts`: the host's proposals for the step.
 
         Rows that have ended since have none: the tokens chosen for them are dropped. Good until the next call.
         """
@@ -146,7 +146,7 @@ class TokenMasks:
 
 
 def _to_read(view: Ints) -> Ints:
-    """A read-only view of the same memory."""
+    """Returns a read-only view of the same memory."""
     view = view[:]
     view.flags.writeable = False
     return view

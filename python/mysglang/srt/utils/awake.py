@@ -40,7 +40,7 @@ class AwakeClock:
         return paused if ticked is None else paused + max(0.0, now - ticked - TICK_S - LATE_S)
 
     def now(self) -> float:
-        """Seconds without pauses. A pause is left out even if no tick has followed its end yet."""
+        """Returns seconds without pauses. A pause is left out even if no tick has followed its end yet."""
         now = self._clock()
         ticked, paused = self._state
         return (now if ticked is None else min(now, ticked + TICK_S + LATE_S)) - paused

@@ -43,7 +43,7 @@ class WeightSource:
 
 
 def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
-    """The files that hold the model, in this format; `auto`: in the first that is there.
+    """Returns the files that hold the model, in this format; `auto`: in the first that is there.
 
     Raises ConfigError naming the file that is to blame.
     """

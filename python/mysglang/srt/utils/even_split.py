@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def even_run(count: int, part: int, parts: int) -> range:
-    """The indices, out of 0 … count - 1, that belong to one of `parts`. The first parts have one more where `parts`
-    does not divide `count`.
+    """Returns the indices, out of 0 … count - 1, that belong to one of `parts`. The first parts have one more where
+    `parts` does not divide `count`.
     """
     each, more = divmod(count, parts)
     begin = part * each + min(part, more)

@@ -37,7 +37,7 @@ class FairQueue(Generic[Item]):
         self._waiting.setdefault(key, deque()).append(item)
 
     def pop(self) -> tuple[str, Item]:
-        """The next item and its key, which counts as at work until `done`. Raises LookupError if none waits."""
+        """Returns the next item and its key, which counts as at work until `done`. Raises LookupError if none waits."""
         if not self._waiting:
             raise LookupError("nothing waits")
         key = min(self._waiting, key=lambda one: (self._at_work[one], self._last_turn.get(one, 0)))

@@ -52,7 +52,7 @@ def detect_hardware() -> Hardware:
 
 
 def visible(gpu_memory: tuple[float, ...], environment: Mapping[str, str]) -> tuple[float, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves; like CUDA, stop at the first entry that names none."""
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves; like CUDA, stop at the first entry that names none."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return gpu_memory

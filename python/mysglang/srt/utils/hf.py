@@ -37,8 +37,8 @@ _GGUF = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)/([\w.-]+\.gguf)")
 def resolve_model_path(
     model: str, *, revision: str | None = None, download_dir: str | None = None, load_format: str = "auto"
 ) -> Path:
-    """The directory of `model`: a directory of this machine, else a Hugging Face id, downloaded unless it is cached.
-    It may be a GGUF file, too: one of this machine, the only one in a directory without config.json, or
+    """Returns the directory of `model`: a directory of this machine, else a Hugging Face id, downloaded unless it is
+    cached. It may be a GGUF file, too: one of this machine, the only one in a directory without config.json, or
     OWNER/NAME/FILE.gguf.
 
     With the load format `dummy`, only the configuration and tokenizer files are fetched. Raises ConfigError.
@@ -67,7 +67,7 @@ def resolve_model_path(
 
 
 def _gguf_in(folder: Path) -> Path:
-    """The GGUF file that is all of a model in the directory, if there is one; else the directory."""
+    """Returns the GGUF file that is all of a model in the directory, if there is one; else the directory."""
     found = [] if is_there(folder / "config.json") else ggufs_in(folder)
     if len(found) > 1:
         raise ConfigError(f"{folder} holds several GGUF models ({listed_files(found)}); give the path of one of them")
@@ -104,7 +104,9 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError for a file that cannot be read, is too large or holds no object."""
+    """Returns the object in a JSON file. Raises ConfigError for a file that cannot be read, is too large or holds no
+    object.
+    """
     try:
         value = json.loads(read_plain(path, size_limit(path)).decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -67,7 +67,7 @@ class Drops:
 
 
 def _notice(lines: int) -> bytes:
-    """The log line that reports dropped lines; empty if there are none."""
+    """Returns the log line that reports dropped lines; empty if there are none."""
     if not lines:
         return b""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -207,7 +207,9 @@ _writers_lock = threading.Lock()
 
 
 def writer(descriptor: int) -> LogWriter:
-    """The writer of this process to a descriptor. Two that lead to the same file share one, which keeps their order."""
+    """Returns the writer of this process to a descriptor. Two that lead to the same file share one, which keeps their
+    order.
+    """
     try:
         status = os.fstat(descriptor)
         place: tuple[int, int] | int = (status.st_dev, status.st_ino)
@@ -260,7 +262,7 @@ def log_into_pipe() -> None:
 
 
 def log_pipe() -> tuple[int, int]:
-    """A pipe for a child's log: the end to be read, and the child's, which never blocks."""
+    """Returns a pipe for a child's log: the end to be read, and the child's, which never blocks."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     if hasattr(fcntl, "F_SETPIPE_SZ"):

@@ -39,7 +39,7 @@ class ModelSource(Protocol):
 
 
 def model_source(path: Path) -> ModelSource:
-    """The source for a directory, or for a file in GGUF."""
+    """Returns the source for a directory, or for a file in GGUF."""
     return GgufSource(path) if path.is_file() else FolderSource(path)
 
 

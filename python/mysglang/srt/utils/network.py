@@ -48,14 +48,14 @@ def bind_http_socket(host: str, port: int) -> socket.socket:
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
-    """A URL by which this machine reaches a server that listens on `host`."""
+    """Returns a URL by which this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def make_ipc_dir() -> Path:
-    """A new directory that only this user can enter, short enough for socket paths. Its maker removes it with
+    """Returns a new directory that only this user can enter, short enough for socket paths. Its maker removes it with
     `remove_private_dir`. What dead servers left in its place is removed before. Raises ConfigError.
     """
     parents = _ipc_parents()
@@ -72,7 +72,7 @@ def make_ipc_dir() -> Path:
 
 
 def ipc_endpoint(directory: Path, name: str) -> str:
-    """The ZMQ endpoint of the socket `name` in `directory`."""
+    """Returns the ZMQ endpoint of the socket `name` in `directory`."""
     if len(name) > _LONGEST_SOCKET_NAME:
         raise ValueError(f"socket name {name} is longer than {_LONGEST_SOCKET_NAME}")
     return f"ipc://{directory / name}"
@@ -96,7 +96,7 @@ def _why_not_bound(host: str, port: int, error: OSError) -> str:
 
 
 def _holder(port: int) -> str | None:
-    """The process that listens on `port`, as far as this user may know it."""
+    """Returns the process that listens on `port`, as far as this user may know it."""
     try:
         for connection in psutil.net_connections(kind="tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:

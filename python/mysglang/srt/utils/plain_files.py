@@ -43,12 +43,12 @@ _KINDS = {
 
 
 def size_limit(path: Path) -> int:
-    """Bytes that the JSON file at `path` may have."""
+    """Returns bytes that the JSON file at `path` may have."""
     return LIMITS.get(path.name, JSON_LIMIT)
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file. Raises ConfigError for any other kind of file, and above `limit` bytes."""
+    """Returns the bytes of a regular file. Raises ConfigError for any other kind of file, and above `limit` bytes."""
     check_plain(path, limit)
     try:
         # Another file may stand there by now. Without O_NONBLOCK, opening a fifo waits for a writer.
@@ -65,7 +65,9 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def check_plain(path: Path, limit: int | None = None) -> int:
-    """The size of a regular file that a library will open, in bytes. Raises ConfigError as `read_plain` does."""
+    """Returns the size of a regular file that a library will open, in bytes. Raises ConfigError as `read_plain`
+    does.
+    """
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a null character in the name

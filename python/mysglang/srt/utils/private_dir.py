@@ -32,7 +32,7 @@ _locks: dict[Path, int] = {}
 
 
 def make_private_dir(kind: str, parent: Path) -> Path:
-    """A new directory in `parent` that only this user can enter. Removes what dead servers left there.
+    """Returns a new directory in `parent` that only this user can enter. Removes what dead servers left there.
 
     Raises OSError.
     """
@@ -95,7 +95,9 @@ def _is_left_over(path: Path) -> bool:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that locks the directory; None if another process locks it, or the file system knows no locks."""
+    """Returns a descriptor that locks the directory; None if another process locks it, or the file system knows no
+    locks.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

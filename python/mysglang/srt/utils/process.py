@@ -167,7 +167,7 @@ async def stop_children(children: list[Child], grace: float) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """Returns how a process ended, in words."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name

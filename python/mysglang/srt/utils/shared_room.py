@@ -64,5 +64,5 @@ class SharedRoom:
         return self._used > self.total
 
     def largest(self) -> str:
-        """The key that holds most, which is the first to give something back."""
+        """Returns the key that holds most, which is the first to give something back."""
         return max(self._held, key=self._held.__getitem__)

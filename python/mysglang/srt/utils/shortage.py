@@ -19,7 +19,9 @@ _WORDS = (
 
 
 def shortage_in(error: BaseException | None) -> str | None:
-    """The missing resource, in the system's words, if that is why `error` or its cause was raised; otherwise None."""
+    """Returns the missing resource, in the system's words, if that is why `error` or its cause was raised; otherwise
+    None.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

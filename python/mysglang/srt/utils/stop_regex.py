@@ -304,7 +304,7 @@ class _Builder:
         return Automaton([test or _nothing for test in self._tests], closures, self._targets, final, work)
 
     def _build(self, part: _Part) -> tuple[int, int]:
-        """A new beginning and end with the part between them."""
+        """Returns a new beginning and end with the part between them."""
         begin, end = self._state(), self._state()
         match part:
             case _Character(test):

@@ -50,7 +50,7 @@ class ZipEntry:
 
 
 def zip_entries(path: Path, file: BinaryIO, room: HeaderRoom) -> list[ZipEntry]:
-    """The files of the archive at `path`, open as `file`. Raises ConfigError for any other file."""
+    """Returns the files of the archive at `path`, open as `file`. Raises ConfigError for any other file."""
     begin, length, count = _directory(path, file)
     if count > MAX_ENTRIES:
         raise damaged(path, f"it would hold {count} files, and at most {MAX_ENTRIES} are read")
@@ -108,7 +108,7 @@ def _entry(path: Path, listing: bytes, at: int) -> tuple[ZipEntry, int]:
 
 
 def _in_64_bits(extra: bytes, values: list[int]) -> list[int]:
-    """The values, those that did not fit into 32 bits taken from the extra field."""
+    """Returns the values, those that did not fit into 32 bits taken from the extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

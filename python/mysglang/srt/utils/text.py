@@ -31,7 +31,7 @@ class IncrementalDecoder:
         self._pending = b""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete."""
+        """Returns the text that `ids` complete."""
         data = self._pending + self._pieces.join(ids)
         text, used = utf_8_decode(data, self._on_invalid, False)
         self._pending = data[used:]
@@ -46,7 +46,7 @@ class IncrementalDecoder:
         return self.feed((token_id,))
 
     def finish(self) -> str:
-        """The bytes that were held back, as U+FFFD; the text has ended."""
+        """Returns the bytes that were held back, as U+FFFD; the text has ended."""
         text, _ = utf_8_decode(self._pending, self._on_invalid, True)
         self._pending = b""
         return text
@@ -131,7 +131,7 @@ class StopStringMatcher:
         return known[:safe]
 
     def flush(self) -> str:
-        """The text that was held back and did not become a stop string."""
+        """Returns the text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -159,7 +159,7 @@ class StoppableText:
         return self._matcher.push(self._decoder.feed_one(token_id))
 
     def finish(self) -> str:
-        """The text held back until now, unless a stop string was met; nothing more will come."""
+        """Returns the text held back until now, unless a stop string was met; nothing more will come."""
         if self._matcher.matched is not None:
             return ""
         return self._matcher.flush() + self._decoder.finish()

@@ -145,7 +145,8 @@ class DecodingRules:
 
 
 def compile_decoder(spec: DecoderSpec | None) -> DecodingRules:
-    """The rules of a tokenizer.json's `decoder`. Raises ConfigError if its parts stand in an order not known here.
+    """Returns the rules of a tokenizer.json's `decoder`. Raises ConfigError if its parts stand in an order not known
+    here.
 
     Without a decoder, tokens are joined by spaces, as the tokenizers library does.
     """
@@ -227,7 +228,7 @@ class PieceTable(dict[int, bytes]):
         return piece
 
     def first(self, token_id: int) -> bytes | None:
-        """Bytes of the token at the start of a text; None if the token is not part of it."""
+        """Returns bytes of the token at the start of a text; None if the token is not part of it."""
         token = None if token_id in self._hidden else self._token_of(token_id)
         return None if token is None else self._rules.first_piece(token)
 

@@ -115,7 +115,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer in directory `path`, or in the GGUF file there. Raises ConfigError."""
+        """Returns the tokenizer in directory `path`, or in the GGUF file there. Raises ConfigError."""
         source = model_source(Path(path))
         content = source.tokenizer_json()
         file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
@@ -158,7 +158,7 @@ class Tokenizer:
         return self._extremes[1]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`; `add_special_tokens` puts around it what the model expects (usually BOS)."""
+        """Returns the ids of `text`; `add_special_tokens` puts around it what the model expects (usually BOS)."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -167,8 +167,8 @@ class Tokenizer:
         return [_ids(encoding) for encoding in self._encode(list(texts), add_special_tokens=add_special_tokens)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
-        """The ids of two texts each, framed as the model expects it, and at which of them the second text begins; None
-        for a tokenizer that does not tell the two apart.
+        """Returns the ids of two texts each, framed as the model expects it, and at which of them the second text
+        begins; None for a tokenizer that does not tell the two apart.
         """
         encodings = self._encode(list(pairs), add_special_tokens=True)
         return [(one.ids, one.type_ids.index(1) if 1 in one.type_ids else None) for one in encodings]
@@ -187,7 +187,7 @@ class Tokenizer:
             raise InvalidRequest(f"The text cannot be tokenized: {error}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids` from its start. Ids outside the vocabulary have no text.
+        """Returns the text of `ids` from its start. Ids outside the vocabulary have no text.
 
         Equal to the tokenizers library's, with one difference: where a run of byte-fallback tokens is not valid UTF-8,
         its valid characters are kept, so that a text does not depend on when it was looked at.
@@ -196,25 +196,27 @@ class Tokenizer:
         return decoder.feed(ids) + decoder.finish()
 
     def incremental_decoder(self, *, skip_special_tokens: bool = True, at_start: bool = False) -> IncrementalDecoder:
-        """A decoder for one growing text; see IncrementalDecoder for `at_start`."""
+        """Returns a decoder for one growing text; see IncrementalDecoder for `at_start`."""
         return IncrementalDecoder(self._bytes, skip_special_tokens=skip_special_tokens, at_start=at_start)
 
     def output_text(
         self, stops: Sequence[str] = (), regexes: Sequence[str] = (), *, skip_special_tokens: bool = True
     ) -> StoppableText:
-        """The text of one request's output. Scheduler and detokenizer both build it here, so they cannot disagree."""
+        """Returns the text of one request's output. Scheduler and detokenizer both build it here, so they cannot
+        disagree.
+        """
         return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops, regexes)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that the token adds to a text; they may be a part of a character."""
+        """Returns bytes that the token adds to a text; they may be a part of a character."""
         return self._bytes.all[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """The token as text of its own, for logprobs: leading space kept, special tokens shown."""
+        """Returns the token as text of its own, for logprobs: leading space kept, special tokens shown."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it."""
+        """Returns the id of a token as the vocabulary writes it."""
         return self._backend.token_to_id(token)
 
     @cached_property
@@ -279,13 +281,13 @@ def _special_contents(config: dict[str, Any]) -> list[str]:
 
 
 def _content(value: object) -> str | None:
-    """A token as the configuration writes it, a string or an object with `content`."""
+    """Returns a token as the configuration writes it, a string or an object with `content`."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
 
 
 def growth(step: object) -> float:
-    """The most by which a normalizer or decoder makes a text longer, as a factor; infinite above all bounds.
+    """Returns the most by which a normalizer or decoder makes a text longer, as a factor; infinite above all bounds.
 
     Counts only what a file can make as large as it likes. What is malformed counts as 1: the library refuses it.
     """

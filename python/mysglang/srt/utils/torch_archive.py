@@ -89,7 +89,9 @@ class _View:
 
 
 def archived_tensors(path: Path, room: HeaderRoom) -> list[ArchivedTensor]:
-    """The tensors of one file, in its order. Raises ConfigError for a file that holds anything but tensors by name."""
+    """Returns the tensors of one file, in its order. Raises ConfigError for a file that holds anything but tensors by
+    name.
+    """
     check_plain(path)
     try:
         with path.open("rb") as file:
@@ -157,7 +159,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, program: bytes) -> dict[str, _View]:
-        """The dict that the program describes. Raises ConfigError for any other program."""
+        """Returns the dict that the program describes. Raises ConfigError for any other program."""
         try:
             for opcode, argument, _ in pickletools.genops(program):
                 if opcode.name == "STOP":

@@ -82,7 +82,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def safetensors_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
-    """The tensors of one file. Raises ConfigError for a file that is damaged, or whose header is too long."""
+    """Returns the tensors of one file. Raises ConfigError for a file that is damaged, or whose header is too long."""
     header = _read_header(path, room)
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])

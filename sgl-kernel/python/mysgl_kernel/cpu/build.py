@@ -21,7 +21,7 @@ from mysgl_kernel.cpu.toolchain import ARCHS, find_gxx
 
 
 def declared_libraries() -> list[CpuLibrary]:
-    """The libraries of all modules of `mysgl_kernel.cpu`; imports them all."""
+    """Returns the libraries of all modules of `mysgl_kernel.cpu`; imports them all."""
     for module in pkgutil.iter_modules(cpu.__path__, f"{cpu.__name__}."):
         if module.name != __name__:
             importlib.import_module(module.name)

@@ -44,7 +44,7 @@ def pack(weights: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The opposite of `pack`."""
+    """Returns the opposite of `pack`."""
     return torch.stack([gemm.unpack(weight) for weight in packed])
 
 

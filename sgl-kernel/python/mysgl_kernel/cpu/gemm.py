@@ -76,7 +76,7 @@ def huge_empty(nbytes: int) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The opposite of `pack`."""
+    """Returns the opposite of `pack`."""
     panels, pairs = packed.shape[:2]
     return packed.permute(0, 2, 1, 3).reshape(panels * COLUMNS, pairs * 2)
 

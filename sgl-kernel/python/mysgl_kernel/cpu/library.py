@@ -29,8 +29,8 @@ class CpuLibrary(CompiledLibrary):
         CpuLibrary.declared.append(self)
 
     def function(self, name: str, *argtypes: Any) -> Launch:
-        """The function `name`, an `extern "C"` one that returns nothing. Raises KernelBuildError if the library cannot
-        be had, AttributeError if it has no such function.
+        """Returns the function `name`, an `extern "C"` one that returns nothing. Raises KernelBuildError if the library
+        cannot be had, AttributeError if it has no such function.
         """
         function = getattr(self.loaded, name)
         function.argtypes = argtypes
@@ -86,7 +86,7 @@ def usable_cores() -> int:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags; empty on systems other than Linux."""
+    """Returns the processor's feature flags; empty on systems other than Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()
@@ -96,5 +96,5 @@ def cpu_flags() -> frozenset[str]:
 
 @cache
 def present_arch() -> str:
-    """The most of `ARCHS` that this processor has."""
+    """Returns the most of `ARCHS` that this processor has."""
     return next(arch for arch, needs in ARCHS.items() if cpu_flags().issuperset(needs.split()))

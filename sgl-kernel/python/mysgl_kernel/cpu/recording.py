@@ -91,7 +91,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def recorded(function: Launch) -> Launch:
-    """The function as a kernel that recordings know of."""
+    """Returns the function as a kernel that recordings know of."""
 
     def launch(*arguments: Any) -> None:
         function(*arguments)

@@ -29,7 +29,7 @@ class Gxx(Compiler):
 
 
 def find_gxx() -> Gxx | None:
-    """The compiler that CXX names, else g++ in PATH; None if there is none."""
+    """Returns the compiler that CXX names, else g++ in PATH; None if there is none."""
     for name in (os.environ.get("CXX"), "g++"):
         if name and (path := shutil.which(name)):
             return Gxx(path)

@@ -121,7 +121,7 @@ class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
         return index >= (self.first_k_dense_replace or 0) and index % self.moe_layer_freq == 0
 
     def router(self, top_k: int) -> RouterPlan:
-        """The router of every layer with experts."""
+        """Returns the router of every layer with experts."""
         raise NotImplementedError
 
     @property

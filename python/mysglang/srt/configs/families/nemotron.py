@@ -92,7 +92,7 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
 
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
-        """The layers from any spelling; their number follows."""
+        """Returns the layers from any spelling; their number follows."""
         keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
         types = named_layers(next((hf[key] for key in keys if hf.get(key) is not None), USUAL_LAYERS))
         return hf | {"layers_block_type": types, "num_hidden_layers": len(types)}

@@ -108,7 +108,7 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
         )
 
     def shared_expert(self) -> SharedExpertPlan | None:
-        """The expert that every token goes to; None: there is none."""
+        """Returns the expert that every token goes to; None: there is none."""
         return None
 
     @property

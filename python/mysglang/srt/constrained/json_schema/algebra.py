@@ -71,7 +71,7 @@ class Algebra:
         """Ways out that could not be said."""
 
     def shapes(self, node: Node) -> tuple[Shape, ...]:
-        """The ways to satisfy `node`; none: nothing does."""
+        """Returns the ways to satisfy `node`; none: nothing does."""
         if node not in self._nodes:
             # The newest literal comes last, so that most often all but that one were brought together already.
             ordered = sorted(node, key=lambda literal: (literal[1].number, literal[0]))
@@ -91,7 +91,7 @@ class Algebra:
         return any(holds(shape, Value.of(value), self.accepts) for shape in self.shapes(node))
 
     def strings(self, node: Node) -> Expr:
-        """The strings that satisfy `node`."""
+        """Returns the strings that satisfy `node`."""
         found: list[Expr] = []
         for shape in self.shapes(node):
             if isinstance(shape, Text):
@@ -341,7 +341,8 @@ class Algebra:
 
 
 def _without_what_is_required(contrary: tuple[Shape, ...], shape: Shape) -> tuple[Shape, ...]:
-    """The way out of another option that is to lack a property which that one requires and `shape` does not name.
+    """Returns the way out of another option that is to lack a property which that one requires and `shape` does not
+    name.
 
     An object that declares its properties lacks it anyway. All ways out together would double with each option.
     """
@@ -353,7 +354,7 @@ def _without_what_is_required(contrary: tuple[Shape, ...], shape: Shape) -> tupl
 
 
 def _combining(place: Place) -> str:
-    """The keyword of `place` that most likely has many ways."""
+    """Returns the keyword of `place` that most likely has many ways."""
     return next((keyword for keyword in COMBINING if keyword in place.schema), "type")
 
 
@@ -363,7 +364,7 @@ def _speaks(schema: dict[str, Json]) -> bool:
 
 
 def _as_schema(raw: Json) -> Json:
-    """A schema that takes this value and no other."""
+    """Returns a schema that takes this value and no other."""
     if isinstance(raw, list):
         items = [_as_schema(item) for item in raw]
         return {"type": "array", "prefixItems": items, "minItems": len(raw), "maxItems": len(raw)}

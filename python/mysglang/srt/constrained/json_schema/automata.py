@@ -87,7 +87,7 @@ def _all_states(expr: Expr) -> tuple[Steps, tuple[bool, ...]]:
 
 
 def _alive(steps: Steps, ends: tuple[bool, ...]) -> set[int]:
-    """The states from which a text may come to an end."""
+    """Returns the states from which a text may come to an end."""
     sources: dict[int, set[int]] = {}
     for state, targets in enumerate(steps):
         for target in targets:
@@ -178,7 +178,7 @@ def _renumbered(steps: Steps, ends: tuple[bool, ...], block: list[int], alive: s
 
 
 def as_expression(machine: Automaton, most: int) -> Expr:
-    """The language of `machine` without intersection and complement, by eliminating states.
+    """Returns the language of `machine` without intersection and complement, by eliminating states.
 
     Raises GrammarError for one that would have more than `most` nodes.
     """

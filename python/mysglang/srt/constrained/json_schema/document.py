@@ -72,7 +72,7 @@ class Document:
         return self._old
 
     def place(self, schema: Json, pointer: str, base: str) -> Place:
-        """The place of `schema`. Equal schemas whose `$ref` are relative to the same URI have the same place.
+        """Returns the place of `schema`. Equal schemas whose `$ref` are relative to the same URI have the same place.
 
         So what a schema says many times over is worked out once, and becomes one rule.
         """
@@ -86,7 +86,9 @@ class Document:
         return self._places[key]
 
     def _number_of(self, value: Json) -> int:
-        """A number that equal values share; the order of their properties counts. The caller keeps `value` alive."""
+        """Returns a number that equal values share; the order of their properties counts. The caller keeps `value`
+        alive.
+        """
         if not isinstance(value, dict | list):
             return self._contents.setdefault((type(value), value), len(self._contents))
         known = self._numbers.get(id(value))
@@ -100,7 +102,7 @@ class Document:
         return known
 
     def below(self, place: Place, *steps: str | int) -> Place:
-        """The place that `steps`, keywords and indices, lead to from `place`."""
+        """Returns the place that `steps`, keywords and indices, lead to from `place`."""
         schema = place.schema
         for step in steps:
             schema = schema[step]
@@ -108,7 +110,7 @@ class Document:
         return self.place(schema, place.pointer + path, self._base_of(schema, place.base))
 
     def made(self, schema: Json, place: Place) -> Place:
-        """A place for a schema that stands for a part of the one at `place`. The caller keeps `schema`."""
+        """Returns a place for a schema that stands for a part of the one at `place`. The caller keeps `schema`."""
         return self.place(schema, place.pointer, place.base)
 
     def referred(self, place: Place) -> Place:

@@ -39,12 +39,12 @@ class _Writer:
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 
     def plain(self, expr: Expr) -> str:
-        """An expression without rules."""
+        """Returns an expression without rules."""
         return self._written(expr)
 
     def _body(self, expr: Expr) -> str:
-        """A rule. One that begins with an option is written as two ways: the library makes a rule of each group, and
-        what it hands over grows with the number of rules times the length of all.
+        """Returns a rule. One that begins with an option is written as two ways: the library makes a rule of each
+        group, and what it hands over grows with the number of rules times the length of all.
         """
         if expr.kind == "cat" and len(expr.parts) == 2 and expr.parts[1].kind == "ref":
             option, rest = expr.parts
@@ -126,7 +126,7 @@ class _Writer:
             self._put("character", self._written(ANY_CHARACTER))
 
     def _machine(self, expr: Expr, *, in_string: bool) -> str:
-        """The rule of a language's first state; in a string, the quote that ends it is part of the rules."""
+        """Returns the rule of a language's first state; in a string, the quote that ends it is part of the rules."""
         key = expr, in_string
         if key in self._machines:
             return self._machines[key]
@@ -152,7 +152,7 @@ def _space(style: JsonStyle) -> str:
 
 
 def ebnf_class(ranges: Ranges) -> str:
-    """A class of characters. Escapes are of a fixed length: a shorter one would swallow a digit behind it.
+    """Returns a class of characters. Escapes are of a fixed length: a shorter one would swallow a digit behind it.
 
     A class without surrogates would be two where they lie; the library keeps a class that goes on to the end best as
     what it leaves out. That no surrogate comes is seen to by `utf8.py`.

@@ -65,7 +65,7 @@ class Exactness:
         return not any(isinstance(value, list | dict) for value in values)
 
     def _applied(self, positive: bool, place: Place) -> list[Literal]:
-        """The literals from whose shapes the shapes of this one are made."""
+        """Returns the literals from whose shapes the shapes of this one are made."""
         schema, document = place.schema, self._document
         if isinstance(schema, bool):
             return []

@@ -59,7 +59,7 @@ def regex(expr: Expr) -> str:
 
 @lru_cache(4096)
 def quoted_regex(language: Expr) -> str:
-    """The JSON strings whose values are in `language`."""
+    """Returns the JSON strings whose values are in `language`."""
     if language == ANYTHING or (language.kind == "rep" and language.parts[0] == ANY):
         inside = rep(ANY_CHARACTER, *language.bounds)
     else:
@@ -88,7 +88,7 @@ def _char(code: int) -> str:
 
 
 def as_lark(grammar: Grammar, style: JsonStyle, start: str = "start") -> str:
-    """The rules in Lark's words. A text of a regular language is one lexeme."""
+    """Returns the rules in Lark's words. A text of a regular language is one lexeme."""
     space = both(space_of(style), inverse(EMPTY))
     # A terminal with a name is read once, however often it stands in the rules.
     maybe_space = "" if automaton(space).steps == () else f"{_SPACE}?"
@@ -129,7 +129,7 @@ def _lark(expr: Expr, between: dict[str, str]) -> str:
 
 
 def one_regex(grammar: Grammar, style: JsonStyle) -> str:
-    """All of the grammar as one regular expression; what comes back to itself does so a few times at most.
+    """Returns all of the grammar as one regular expression; what comes back to itself does so a few times at most.
 
     Raises GrammarError if it is too long, or if nothing is left.
     """

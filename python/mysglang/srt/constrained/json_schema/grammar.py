@@ -52,7 +52,7 @@ class Grammar:
 
 
 def grammar_of(schema: str) -> Grammar:
-    """The grammar of a schema's text.
+    """Returns the grammar of a schema's text.
 
     Raises GrammarError, which names the keyword and its place, if the schema cannot be held to, or if nothing satisfies
     it.
@@ -115,7 +115,7 @@ class _Maker:
                 todo.extend(_inside(shape))
 
     def _chosen(self, node: Node) -> tuple[Shape, ...]:
-        """The ways to satisfy `node` that are written."""
+        """Returns the ways to satisfy `node` that are written."""
         found: dict[Shape, None] = {}
         for shape in self._algebra.shapes(node):
             if isinstance(shape, Object):
@@ -142,11 +142,11 @@ class _Maker:
         self._shapes = kept
 
     def value(self, node: Node) -> Expr:
-        """The rule of a node; NONE if nothing satisfies it."""
+        """Returns the rule of a node; NONE if nothing satisfies it."""
         return ref(self._names[node]) if node in self._names else NONE
 
     def constants(self, node: Node) -> list[Expr] | None:
-        """The values of a node, if there are only so many; None otherwise."""
+        """Returns the values of a node, if there are only so many; None otherwise."""
         shapes = self._shapes.get(node, ())
         if not all(isinstance(shape, OneOf) for shape in shapes):
             return None
@@ -176,7 +176,7 @@ def _is_large(shape: Shape) -> bool:
 
 
 def _closed(shape: Object) -> Object:
-    """An object that declares its properties has no others, unless the schema speaks of them."""
+    """Returns an object that declares its properties has no others, unless the schema speaks of them."""
     if not any(named.declared for named in shape.named):
         return shape
     spoken = tuple(one for one in shape.others if not one.implicit)

@@ -22,16 +22,18 @@ class Values(Protocol):
     """Rules and facts about the values inside an array or object."""
 
     def value(self, node: Node) -> Expr:
-        """The rule of a node; NONE if nothing satisfies it."""
+        """Returns the rule of a node; NONE if nothing satisfies it."""
         ...
 
     def constants(self, node: Node) -> list[Expr] | None:
-        """The values of a node, if there are only so many; None otherwise."""
+        """Returns the values of a node, if there are only so many; None otherwise."""
         ...
 
 
 def items_of(shape: Array, values: Values, rules: Rules) -> Expr:
-    """The text between the brackets; NONE if no text is possible. Raises GrammarError if it cannot be expressed."""
+    """Returns the text between the brackets; NONE if no text is possible. Raises GrammarError if it cannot be
+    expressed.
+    """
     shape = _counted(shape)
     if shape.least > (shape.least if shape.most is None else shape.most):
         return NONE

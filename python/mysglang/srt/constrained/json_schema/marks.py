@@ -27,8 +27,8 @@ def evaluated_array(shape: Array, node: Node) -> Array:
 
 
 def unmarked(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """The shapes without marks, as a negation needs them: it marks no property and no item. A tuple without marks stays
-    the same object.
+    """Returns the shapes without marks, as a negation needs them: it marks no property and no item. A tuple without
+    marks stays the same object.
     """
     found = tuple(map(_without_marks, shapes))
     return shapes if found == shapes else found

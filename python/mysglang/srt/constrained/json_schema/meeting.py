@@ -31,7 +31,9 @@ Accepts: TypeAlias = Callable[[Node, Json], bool]
 
 
 def meet(a: Shape, b: Shape, accepts: Accepts) -> Shape | None:
-    """The values that have both shapes; None if there are none, as far as can be seen without looking inside."""
+    """Returns the values that have both shapes; None if there are none, as far as can be seen without looking
+    inside.
+    """
     if isinstance(b, OneOf) and not isinstance(a, OneOf):
         a, b = b, a
     if isinstance(a, OneOf) and isinstance(b, OneOf):

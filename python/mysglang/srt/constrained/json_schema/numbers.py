@@ -100,7 +100,9 @@ def _divides(divisor: Decimal, value: Decimal) -> bool:
 
 @lru_cache(1024)
 def numbers(bounds: Bounds) -> Expr:
-    """The texts of the numbers within `bounds`. Raises GrammarError if they cannot be distinguished by their text."""
+    """Returns the texts of the numbers within `bounds`. Raises GrammarError if they cannot be distinguished by their
+    text.
+    """
     if bounds == Bounds():
         return NUMBER
     if bounds == Bounds(integer=True):
@@ -149,7 +151,7 @@ def _of_kind(bounds: Bounds) -> Expr:
 
 
 def _digits(value: Decimal) -> tuple[str, str]:
-    """The digits before and after the point, without a sign and without trailing zeros."""
+    """Returns the digits before and after the point, without a sign and without trailing zeros."""
     value = abs(value)
     if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
         raise GrammarError(f"a number has more than {MAX_DIGITS} digits before or behind its point")

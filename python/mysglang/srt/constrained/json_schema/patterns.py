@@ -65,7 +65,9 @@ _ANY = char_class(CHARACTERS)
 
 @lru_cache(1024)
 def strings_with(pattern: str, *, wide: bool = False) -> Expr:
-    """The strings in which `pattern` is found. `wide`: with every character on which one of the dialects agrees."""
+    """Returns the strings in which `pattern` is found. `wide`: with every character on which one of the dialects
+    agrees.
+    """
     try:
         return _found_in(_Reader(pattern, wide=wide).whole(), ANYTHING)
     except RecursionError:
@@ -74,7 +76,7 @@ def strings_with(pattern: str, *, wide: bool = False) -> Expr:
 
 @lru_cache(1024)
 def whole(pattern: str) -> Expr:
-    """The strings that `pattern` describes from end to end."""
+    """Returns the strings that `pattern` describes from end to end."""
     return _from_here(_Reader(pattern).whole(), EMPTY)
 
 
@@ -312,7 +314,7 @@ def _asserts(part: Expr) -> bool:
 
 
 def _found_in(part: Expr, before: Expr) -> Expr:
-    """The strings in which `part` is found behind `before`, which is ANYTHING, or EMPTY at the start."""
+    """Returns the strings in which `part` is found behind `before`, which is ANYTHING, or EMPTY at the start."""
     if part.kind == "alt":
         return alt(*(_found_in(one, before) for one in part.parts))
     if not _asserts(part):
@@ -332,7 +334,7 @@ def _joined(first: Expr, rest: Iterable[Expr]) -> Expr:
 
 
 def _from_here(part: Expr, after: Expr) -> Expr:
-    """The rest of a string that continues with `part`, and then with `after`."""
+    """Returns the rest of a string that continues with `part`, and then with `after`."""
     if not _asserts(part):
         return cat(part, after)
     if part.kind == "alt":

@@ -54,7 +54,9 @@ def with_witnesses(shape: Object, algebra: Algebra) -> Iterator[Object]:
 
 
 def properties_of(shape: Object, values: Values, rules: Rules) -> Expr:
-    """The text between the braces; NONE if no text is possible. Raises GrammarError if it cannot be expressed."""
+    """Returns the text between the braces; NONE if no text is possible. Raises GrammarError if it cannot be
+    expressed.
+    """
     named = [one for one in shape.named if values.value(one.node).kind != "none"]
     other = _other(shape, values, rules)
     required = sum(one.required for one in named)
@@ -70,7 +72,7 @@ def _property(one: Named, values: Values) -> Expr:
 
 
 def _other(shape: Object, values: Values, rules: Rules) -> Expr:
-    """A property whose name no keyword mentions."""
+    """Returns a property whose name no keyword mentions."""
     names = alt(*(text(one.name) for one in shape.named))
     options = []
     for one in shape.others:
@@ -130,7 +132,7 @@ def _counted(shape: Object, named: list[Named], other: Expr, values: Values, rul
 
 
 def _last(shape: Object, count: int, other: Expr) -> Expr:
-    """The text after all named properties, when there are `count` of them.
+    """Returns the text after all named properties, when there are `count` of them.
 
     Names that are not in the schema could come twice, so that at most one of them can be asked for.
     """

@@ -81,7 +81,7 @@ def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int
 
 
 def all_but(ranges: Ranges) -> Ranges:
-    """The characters that are not in `ranges`."""
+    """Returns the characters that are not in `ranges`."""
     found, at = [], 0
     for first, last in ranges:
         if at < first:
@@ -101,7 +101,7 @@ def text(value: str) -> Expr:
 
 
 def only_text(expr: Expr) -> str | None:
-    """The text that `expr` is, if it was made of a text; None otherwise."""
+    """Returns the text that `expr` is, if it was made of a text; None otherwise."""
     parts = expr.parts if expr.kind == "cat" else (expr,)
     codes = [part.ranges[0] for part in parts if part.kind == "class" and len(part.ranges) == 1]
     if len(codes) < len(parts) or any(first != last for first, last in codes):
@@ -115,7 +115,7 @@ def _one(character: str) -> Expr:
 
 
 def cat(*parts: Expr) -> Expr:
-    """The concatenation of the parts."""
+    """Returns the concatenation of the parts."""
     found: list[Expr] = []
     for part in parts:
         if part.kind == "none":
@@ -130,7 +130,7 @@ def cat(*parts: Expr) -> Expr:
 
 
 def alt(*parts: Expr) -> Expr:
-    """The union of the parts."""
+    """Returns the union of the parts."""
     found: dict[Expr, None] = {}
     classes: list[tuple[int, int]] = []
     for part in parts:
@@ -162,7 +162,7 @@ def rep(part: Expr, least: int = 0, most: int | None = None) -> Expr:
 
 
 def both(*parts: Expr) -> Expr:
-    """The intersection of all parts."""
+    """Returns the intersection of all parts."""
     found: dict[Expr, None] = {}
     for part in parts:
         for one in part.parts if part.kind == "and" else (part,):
@@ -178,7 +178,7 @@ def both(*parts: Expr) -> Expr:
 
 
 def inverse(part: Expr) -> Expr:
-    """The complement of `part`."""
+    """Returns the complement of `part`."""
     if part.kind == "not":
         return part.parts[0]
     if part.kind == "none":
@@ -244,7 +244,7 @@ def nullable(expr: Expr) -> bool:
 
 @lru_cache(1 << 16)
 def derivative(expr: Expr, code: int) -> Expr:
-    """The texts that may follow the character `code`."""
+    """Returns the texts that may follow the character `code`."""
     match expr.kind:
         case "class":
             return EMPTY if any(first <= code <= last for first, last in expr.ranges) else NONE

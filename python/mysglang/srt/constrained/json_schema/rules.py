@@ -29,12 +29,12 @@ def ref(name: str) -> Expr:
 
 
 def word(expr: Expr) -> Expr:
-    """A text that is in `expr`."""
+    """Returns a text that is in `expr`."""
     return NONE if expr.kind == "none" else Expr("word", expr)
 
 
 def quoted(language: Expr) -> Expr:
-    """A JSON string."""
+    """Returns a JSON string."""
     return NONE if language.kind == "none" else Expr("quoted", language)
 
 
@@ -46,7 +46,7 @@ class Rules:
         self._known: dict[Expr, Expr] = {}
 
     def add(self, expr: Expr) -> Expr:
-        """A reference to the rule for `expr`, or `expr` itself where a rule is not worth it."""
+        """Returns a reference to the rule for `expr`, or `expr` itself where a rule is not worth it."""
         if expr.kind in ("ref", "none", "empty"):
             return expr
         if expr not in self._known:
@@ -55,7 +55,7 @@ class Rules:
         return self._known[expr]
 
     def reserve(self) -> Expr:
-        """A reference to a rule that is put later. Raises GrammarError above MAX_RULES."""
+        """Returns a reference to a rule that is put later. Raises GrammarError above MAX_RULES."""
         if len(self.made) >= MAX_RULES:
             raise GrammarError(f"its grammar has more than {MAX_RULES} rules")
         name = f"part{len(self.made)}"
@@ -68,8 +68,8 @@ class Rules:
 
 
 def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
-    """The rules without those that can never end, and without those that no rule refers to. Raises GrammarError if none
-    is left.
+    """Returns the rules without those that can never end, and without those that no rule refers to. Raises GrammarError
+    if none is left.
     """
     users: dict[str, list[str]] = {}
     for name, expr in rules.items():
@@ -147,7 +147,7 @@ def constant(raw: Json) -> Expr:
 
 
 def key(name: str) -> Expr:
-    """The name of a property."""
+    """Returns the name of a property."""
     return word(text(json.dumps(name, ensure_ascii=False)))
 
 
@@ -169,7 +169,7 @@ def _scalar(raw: Json) -> str:
 
 
 def times(least: int, most: int | None) -> str:
-    """How often what stands before it may come, as EBNF, Lark and regular expressions write it."""
+    """Returns how often what stands before it may come, as EBNF, Lark and regular expressions write it."""
     match least, most:
         case 0, None:
             return "*"

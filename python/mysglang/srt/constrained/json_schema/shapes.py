@@ -156,7 +156,9 @@ CONSTANTS = tuple(map(Value.of, (None, False, True)))
 
 
 def contrary_of(node: Node) -> Node:
-    """The node of the values that a node of one literal does not accept. Raises GrammarError for any other node."""
+    """Returns the node of the values that a node of one literal does not accept. Raises GrammarError for any other
+    node.
+    """
     if node == TRUE:
         return NEVER
     if len(node) != 1:

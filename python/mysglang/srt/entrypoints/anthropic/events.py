@@ -42,7 +42,7 @@ class BlockEvents:
         self._open: str | None = None
 
     def say(self, parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
-        """The events for these parts of an answer."""
+        """Returns the events for these parts of an answer."""
         told: list[dict[str, Any]] = []
         for part in parts:
             match part:
@@ -60,7 +60,7 @@ class BlockEvents:
         return told
 
     def finish(self) -> list[dict[str, Any]]:
-        """The end of the open block, if one is."""
+        """Returns the end of the open block, if one is."""
         if self._open is None:
             return []
         told = [self._delta({"type": "signature_delta", "signature": SIGNATURE})] if self._open == "thinking" else []
@@ -69,7 +69,7 @@ class BlockEvents:
         return told
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
-        """A block of that kind, unless one is open: two calls are two blocks, two pieces of text are one."""
+        """Returns a block of that kind, unless one is open: two calls are two blocks, two pieces of text are one."""
         if self._open == block["type"]:
             return []
         told = self.finish()
@@ -82,7 +82,7 @@ class BlockEvents:
 
 
 def message_content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
-    """The blocks of a whole answer: what its events add up to."""
+    """Returns the blocks of a whole answer: what its events add up to."""
     events = BlockEvents()
     blocks: list[dict[str, Any]] = []
     arguments = ""
@@ -102,5 +102,5 @@ def message_content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
 
 
 def new_id() -> str:
-    """A name for a call that the model gave none."""
+    """Returns a name for a call that the model gave none."""
     return f"toolu_{secrets.token_hex(CALL_ID_BYTES)}"

@@ -29,7 +29,7 @@ class AnthropicServing:
         self._report_cached = report_cached_tokens
 
     async def messages(self, request: Request) -> Response:
-        """The answer to `request`. Raises what `error_responses` knows."""
+        """Returns the answer to `request`. Raises what `error_responses` knows."""
         body = await self._models.read(request, MessagesRequest)
         rid = f"msg_{uuid.uuid4().hex}"
         if body.stream:
@@ -37,7 +37,7 @@ class AnthropicServing:
         return json_response(await while_connected(request, self._complete(body, rid)))
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens the prompt of `request` has."""
+        """Returns how many tokens the prompt of `request` has."""
         body = await self._models.read(request, CountTokensRequest)
         return json_response({"input_tokens": await while_connected(request, self._count(body))})
 
@@ -103,7 +103,7 @@ class AnthropicServing:
 
 
 def _stop(ending: Ending) -> dict[str, object]:
-    """The stop fields. Raises Aborted for an answer that was aborted, because Anthropic has no such reason."""
+    """Returns the stop fields. Raises Aborted for an answer that was aborted, because Anthropic has no such reason."""
     match ending:
         case Ending("stop", str(text)):
             return {"stop_reason": "stop_sequence", "stop_sequence": text}

@@ -49,7 +49,7 @@ def chat_request(body: MessagesRequest, words: ThinkingWords) -> ChatCompletionR
 
 
 def counted_request(body: CountTokensRequest, words: ThinkingWords) -> ChatCompletionRequest:
-    """The chat request of a prompt that is only counted."""
+    """Returns the chat request of a prompt that is only counted."""
     return _request(body, words)
 
 
@@ -148,7 +148,7 @@ def _content(blocks: Sequence[TextBlock]) -> object:
 
 
 def _plain(texts: Sequence[str]) -> object:
-    """A string where there is one text; none is None, as for an answer that only calls tools."""
+    """Returns a string where there is one text; none is None, as for an answer that only calls tools."""
     if not texts:
         return None
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]

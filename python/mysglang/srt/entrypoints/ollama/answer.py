@@ -19,12 +19,12 @@ class Messages:
         self._calls = CallCollector()
 
     def say(self, parts: Iterable[AnswerPart], *, last: bool) -> list[dict[str, Any]]:
-        """The messages for these parts of an answer, one for each."""
+        """Returns the messages for these parts of an answer, one for each."""
         return [{"role": "assistant", **_said(part)} for part in self._calls.feed(parts, last=last)]
 
 
 def joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The one message that they are together."""
+    """Returns the one message that they are together."""
     message: dict[str, Any] = {"role": "assistant", "content": "".join(one["content"] for one in messages)}
     if thinking := "".join(one.get("thinking", "") for one in messages):
         message["thinking"] = thinking
@@ -55,7 +55,7 @@ class Times:
         self.first = self.first or time.monotonic_ns()
 
     def summary(self, news: ChatNews) -> dict[str, object]:
-        """The fields of the last answer. Nothing was loaded for it."""
+        """Returns the fields of the last answer. Nothing was loaded for it."""
         now = time.monotonic_ns()
         first = self.first or now
         return {
@@ -70,7 +70,7 @@ class Times:
 
 
 def done_reason(ending: Ending | None) -> str:
-    """The done reason. Raises Aborted for an answer that was aborted, because Ollama has no such reason."""
+    """Returns the done reason. Raises Aborted for an answer that was aborted, because Ollama has no such reason."""
     assert ending is not None, "asked at the end"
     if ending.reason == "abort":
         raise aborted()

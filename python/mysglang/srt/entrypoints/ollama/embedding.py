@@ -31,7 +31,7 @@ class OllamaServingEmbedding:
         self._pooling = pooling
 
     async def embed(self, request: Request) -> Response:
-        """The answer to `request`. Raises what `error_responses` knows."""
+        """Returns the answer to `request`. Raises what `error_responses` knows."""
         begun = time.monotonic_ns()
         body = await read_model(request, OllamaEmbedRequest)
         check_name(self._models, body.model)

@@ -55,7 +55,7 @@ class ModelCard:
         check_name(self._models, model)
 
     def tag(self) -> dict[str, object]:
-        """The row of /api/tags."""
+        """Returns the row of /api/tags."""
         return {
             "name": self._models.name,
             "model": self._models.name,
@@ -66,7 +66,9 @@ class ModelCard:
         }
 
     def running(self) -> dict[str, object]:
-        """The row of /api/ps: the model is always loaded, and its memory is that of the weights and the cache."""
+        """Returns the row of /api/ps: the model is always loaded, and its memory is that of the weights and the
+        cache.
+        """
         facts = self._front.facts
         held = int(sum(facts.memory_usage.values()) * GIB)
         return {
@@ -78,7 +80,7 @@ class ModelCard:
         }
 
     def show(self) -> dict[str, object]:
-        """The answer of /api/show. There is no model file, and nothing that it would set."""
+        """Returns the answer of /api/show. There is no model file, and nothing that it would set."""
         templates = self._front.template_manager
         return {
             "modelfile": "",
@@ -113,7 +115,7 @@ class ModelCard:
 
 
 def _weight_bytes(model_path: str) -> int:
-    """Bytes of the files that hold the weights; 0 if there are none."""
+    """Returns bytes of the files that hold the weights; 0 if there are none."""
     try:
         return sum(path.stat().st_size for path in find_weights(Path(model_path)).paths) if model_path else 0
     except ConfigError:

@@ -55,7 +55,7 @@ class OllamaServing:
         self._card = card
 
     async def chat(self, request: Request) -> Response:
-        """The answer to `request`. Raises what `error_responses` knows."""
+        """Returns the answer to `request`. Raises what `error_responses` knows."""
         body = await read_model(request, OllamaChatRequest)
 
         async def call() -> ChatCall:

@@ -45,7 +45,7 @@ def generate_request(body: OllamaGenerateRequest, words: ThinkingWords) -> ChatC
 
 
 def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
-    """A prompt that is complete. Raises InvalidRequest."""
+    """Returns a prompt that is complete. Raises InvalidRequest."""
     fields = _sampling(body)
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs

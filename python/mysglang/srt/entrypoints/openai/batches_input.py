@@ -84,8 +84,8 @@ class InputRefused(Exception):
 
 
 def read_input(path: Path, endpoint: str, fields: FieldReport = REFUSED) -> InputLines:
-    """All requests in the file, each for `endpoint`. Lines of white space are skipped. `fields` receives unknown fields
-    beside `body`.
+    """Returns all requests in the file, each for `endpoint`. Lines of white space are skipped. `fields` receives
+    unknown fields beside `body`.
 
     Raises InputRefused with the first MAX_FAULTS faults.
     """
@@ -117,8 +117,8 @@ def read_input(path: Path, endpoint: str, fields: FieldReport = REFUSED) -> Inpu
 
 
 def read_request(path: Path, line: InputLine) -> tuple[str, dict[str, object]]:
-    """The custom_id of a line that `read_input` has found, and what it asks of the endpoint. Raises InputRefused if the
-    line is not there any more.
+    """Returns the custom_id of a line that `read_input` has found, and what it asks of the endpoint. Raises
+    InputRefused if the line is not there any more.
     """
     with path.open("rb") as file:
         file.seek(line.offset)
@@ -152,7 +152,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _checked(raw: bytes, endpoint: str, number: int, fields: FieldReport) -> str:
-    """The custom_id of a line that is right."""
+    """Returns the custom_id of a line that is right."""
     if len(raw) > MAX_BODY_BYTES:
         raise _fault("line_too_long", f"A line may have {MAX_BODY_BYTES} bytes.", number)
     try:

@@ -123,14 +123,14 @@ class Journal:
         return size - whole
 
     def _entry(self, line: bytes) -> _Entry | None:
-        """The entry in a line; None if the line is not one that was written here."""
+        """Returns the entry in a line; None if the line is not one that was written here."""
         body = line[_BODY_AT:].removesuffix(b"\n")
         if not line.endswith(b"\n") or line[:_BODY_AT] != self._begin(body):
             return None
         return self._decoder.decode(line)
 
     def _begin(self, body: bytes) -> bytes:
-        """The bytes of a line that stand before `body`."""
+        """Returns the bytes of a line that stand before `body`."""
         digest = blake2b(body, digest_size=_DIGEST_BYTES, key=self._batch).hexdigest().encode()
         return _HEAD + digest + _BEHIND_DIGEST
 

@@ -114,7 +114,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.status in OVER
 
     def wire(self) -> dict[str, object]:
-        """The record as OpenAI's clients see it."""
+        """Returns the record as OpenAI's clients see it."""
         tally = self.tally or Tally()
         there = self.over
         times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -173,14 +173,14 @@ def blamed(record: BatchRecord, faults: Sequence[BatchFault]) -> BatchRecord:
 
 
 def cancelling(record: BatchRecord, now: int) -> BatchRecord:
-    """A client cancels the batch. This has an effect only while its lines are being answered."""
+    """Returns a client cancels the batch. This has an effect only while its lines are being answered."""
     if record.status not in ("validating", "in_progress"):
         return record
     return msgspec.structs.replace(record, status="cancelling", cancelling_at=now)
 
 
 def counted(record: BatchRecord, tally: Tally) -> BatchRecord:
-    """The record with the present counts."""
+    """Returns the record with the present counts."""
     return msgspec.structs.replace(record, tally=tally)
 
 

@@ -117,11 +117,11 @@ class Batches:
         return record.wire()
 
     def get(self, batch_id: str, owner: str) -> dict[str, object]:
-        """The batch. Raises NotFound, also for a batch of another owner."""
+        """Returns the batch. Raises NotFound, also for a batch of another owner."""
         return self._shown(self._owned(batch_id, owner)).wire()
 
     def list(self, owner: str, *, after: str | None, limit: int) -> dict[str, object]:
-        """The batches of one owner, the newest first. Raises InvalidRequest."""
+        """Returns the batches of one owner, the newest first. Raises InvalidRequest."""
         return page(map(self._shown, self._store.of_owner(owner)), after=after, limit=limit)
 
     async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
@@ -146,7 +146,7 @@ class Batches:
         return record
 
     def _shown(self, record: BatchRecord) -> BatchRecord:
-        """The record with the counts of this moment."""
+        """Returns the record with the counts of this moment."""
         run = self._runs.get(record.id)
         return record if run is None or run.tally is None else steps.counted(record, run.tally)
 
@@ -201,7 +201,7 @@ async def _see_through(run: BatchRun, batch_id: str) -> None:
 
 
 def _disk_fault(error: Exception) -> Exception | None:
-    """The first of what went wrong, if all of it is the disk's doing, or a lack of files or threads."""
+    """Returns the first of what went wrong, if all of it is the disk's doing, or a lack of files or threads."""
     group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
     faults, others = group.split(
         lambda each: (

@@ -73,7 +73,7 @@ class BatchStore:
         return Journal(batch_id, *self.journal_paths(batch_id))
 
     def journal_paths(self, batch_id: str) -> tuple[Path, Path]:
-        """The journal of answers, and the one of errors."""
+        """Returns the journal of answers, and the one of errors."""
         return self._folder / f"{batch_id}.output.jsonl", self._folder / f"{batch_id}.error.jsonl"
 
     def _make_room(self) -> None:

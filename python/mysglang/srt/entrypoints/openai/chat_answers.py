@@ -136,8 +136,9 @@ class ChatAnswers:
         *,
         with_tools: bool,
     ) -> ChatCall:
-        """The call that the body of another dialect asks for. `translate` gets the words that the model's template has
-        for thinking; `with_tools`: in conversations with tools. `names`: OpenAI's names of fields -> the dialect's.
+        """Returns the call that the body of another dialect asks for. `translate` gets the words that the model's
+        template has for thinking; `with_tools`: in conversations with tools. `names`: OpenAI's names of fields -> the
+        dialect's.
 
         Raises InvalidRequest in the dialect's words.
         """
@@ -147,7 +148,7 @@ class ChatAnswers:
             return await self.ask(body, rid, names)
 
     async def ask(self, body: ChatCompletionRequest, rid: str, names: Mapping[str, str] = NO_NAMES) -> ChatCall:
-        """The call that a conversation asks for. Raises InvalidRequest, in OpenAI's words.
+        """Returns the call that a conversation asks for. Raises InvalidRequest, in OpenAI's words.
 
         `names`: OpenAI's names of fields -> those in which `read` reports errors.
         """
@@ -200,7 +201,7 @@ class ChatAnswers:
         return await self._front.text_pool.run_if_long(BODY_BYTES.get() + beside * PER_MESSAGE, work)
 
     def _planned(self, body: ChatCompletionRequest) -> tuple[ToolPlan, SamplingParams, dict[str, object]]:
-        """The tool plan, the sampling parameters, and further variables of the chat template."""
+        """Returns the tool plan, the sampling parameters, and further variables of the chat template."""
         plan = plan_tools(body, self._formats)
         template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
         # If the client sets no limit: to the end of the context.
@@ -210,7 +211,7 @@ class ChatAnswers:
     def ask_plain(
         self, body: CompletionRequest, rid: str, max_tokens: int | None, names: Mapping[str, str] = NO_NAMES
     ) -> ChatCall:
-        """The call for one text that is a prompt already, whose answer is plain text.
+        """Returns the call for one text that is a prompt already, whose answer is plain text.
 
         `max_tokens`: None for as many as fit. `names`: as for `ask`.
         """
@@ -229,11 +230,11 @@ class ChatAnswers:
         return ChatCall(obj, own_names, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
 
     def thinking_words(self, *, with_tools: bool) -> ThinkingWords:
-        """How the model can be asked to think. Raises InvalidRequest."""
+        """Returns how the model can be asked to think. Raises InvalidRequest."""
         return thinking_words(self._front, with_tools=with_tools, told_apart=self._formats.reasoning is not None)
 
     async def count_tokens(self, call: ChatCall) -> int:
-        """How many tokens the prompt has. Raises InvalidRequest in the dialect's words."""
+        """Returns how many tokens the prompt has. Raises InvalidRequest in the dialect's words."""
         assert isinstance(call.obj.text, str), "one conversation is one prompt"
         coder = self._front.tokenizer_manager.input_tokenizer
         with own_words(call.dialect_names):
@@ -280,7 +281,7 @@ def aborted() -> Aborted:
 
 
 def _ending(chunk: GenerationChunk, parser: AnswerParser) -> Ending | None:
-    """An answer that stopped after its calls waits for what they give."""
+    """Returns an answer that stopped after its calls waits for what they give."""
     if chunk.finish_reason is None:
         return None
     word, matched = finish_words(chunk.finish_reason)

@@ -54,7 +54,7 @@ async def render_chat(
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any],
 ) -> str:
-    """The prompt, its BOS included. Raises InvalidRequest, also for a model or a server that cannot chat."""
+    """Returns the prompt, its BOS included. Raises InvalidRequest, also for a model or a server that cannot chat."""
     templates = _templates(front)
     if tools and "tools" not in templates.variables(with_tools=True):
         raise InvalidRequest("tools: the model's chat template has no place for them.", param="tools")
@@ -128,7 +128,7 @@ def _content_size(content: str | list[dict[str, str]] | None) -> int:
 
 
 def _as_dict(message: ChatMessage) -> dict[str, object]:
-    """The fields that the client sent, without defaults. A function becomes a tool, which is its newer name."""
+    """Returns the fields that the client sent, without defaults. A function becomes a tool, which is its newer name."""
     checkpoint()
     fields: dict[str, object] = message.model_dump(exclude_unset=True)
     if fields["role"] == "function":

@@ -19,7 +19,7 @@ CALL_ID_BYTES = 12
 
 
 def new_call_id() -> str:
-    """A name for a call that the model gave none."""
+    """Returns a name for a call that the model gave none."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 
@@ -90,17 +90,17 @@ class ChatStream:
         return b"".join(frames)
 
     def _say_text(self, index: int, text: str) -> bytes:
-        """The frame of what is nothing but text, as almost all of an answer is."""
+        """Returns the frame of what is nothing but text, as almost all of an answer is."""
         if index not in self._texts:
             self._texts[index] = TextFrame(lambda text: self._frame(index, _delta(NormalText(text))))
         return self._texts[index].with_text(text)
 
     def finish(self, index: int, reason: str, matched: int | str | None) -> bytes:
-        """The last frame of `index`."""
+        """Returns the last frame of `index`."""
         return self._frame(index, {"reasoning_content": None}, None, reason, matched)
 
     def add(self, index: int, said: Mapping[str, object]) -> bytes:
-        """A frame after the last one of `index`, with fields beside its message."""
+        """Returns a frame after the last one of `index`, with fields beside its message."""
         return self._frame(index, {**said, "reasoning_content": None})
 
     def _frame(

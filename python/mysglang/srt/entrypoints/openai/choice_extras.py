@@ -17,7 +17,7 @@ class ToldIds:
         self._begun: set[int] = set()
 
     def of(self, chunk: GenerationChunk) -> dict[str, object]:
-        """The ids of a chunk, and in the choice's first chunk the prompt's."""
+        """Returns the ids of a chunk, and in the choice's first chunk the prompt's."""
         told: dict[str, object] = {}
         if self._output and len(chunk.token_ids):
             told["token_ids"] = chunk.token_ids.tolist()

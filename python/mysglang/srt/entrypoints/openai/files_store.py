@@ -104,7 +104,7 @@ class FileStore:
             self._remove_orphans(coming)
 
     def get(self, file_id: str, owner: str) -> FileRecord:
-        """The file's record. Raises NotFound, also for a file that has expired or belongs to another owner."""
+        """Returns the file's record. Raises NotFound, also for a file that has expired or belongs to another owner."""
         record = self._table.get(file_id)
         if record is None or record.owner != owner or self._over(record):
             raise NotFound(f"There is no file {file_id!r}.", param="file_id")

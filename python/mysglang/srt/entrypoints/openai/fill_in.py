@@ -16,15 +16,15 @@ class FillIn:
 
     @classmethod
     def choose(cls, name: CompletionTemplateName, tokenizer: Tokenizer | None) -> FillIn:
-        """The template that --completion-template names. Raises ConfigError for a template that does not fit the
-        model.
+        """Returns the template that --completion-template names. Raises ConfigError for a template that does not fit
+        the model.
         """
         if tokenizer is None:
             return cls(None)
         return cls(choose_completion_template(name, lambda mark: tokenizer.id_of(mark) is not None))
 
     def prompt(self, prompt: str, suffix: str | None) -> str:
-        """The prompt whose continuation stands before `suffix`. An empty suffix counts as none.
+        """Returns the prompt whose continuation stands before `suffix`. An empty suffix counts as none.
 
         Raises InvalidRequest.
         """

@@ -23,7 +23,7 @@ class TokenLogprob(NamedTuple):
 
 
 def positions(found: TokenLogprobs) -> list[TokenLogprob]:
-    """The columns of a chunk, position by position."""
+    """Returns the columns of a chunk, position by position."""
     columns = (found.ids.tolist(), found.vals.tolist(), found.top_ids.tolist(), found.top_vals.tolist())
     return [
         TokenLogprob(token_id, told(logprob), _there(top_ids, top_vals))
@@ -32,7 +32,7 @@ def positions(found: TokenLogprobs) -> list[TokenLogprob]:
 
 
 def _there(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
-    """The pairs that have a log-probability."""
+    """Returns the pairs that have a log-probability."""
     pairs = ((token_id, told(logprob)) for token_id, logprob in zip(ids, logprobs, strict=True))
     return [(token_id, logprob) for token_id, logprob in pairs if logprob is not None]
 
@@ -68,7 +68,7 @@ class CompletionLogprobs:
         self._decoder = self._new_decoder(at_start=False)
 
     def columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
-        """The next tokens of the answer."""
+        """Returns the next tokens of the answer."""
         return {
             "text_offset": [self._advance(position.token_id) for position in positions],
             "token_logprobs": [position.logprob for position in positions],
@@ -77,7 +77,7 @@ class CompletionLogprobs:
         }
 
     def prompt_columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
-        """The echoed prompt, once and before the answer."""
+        """Returns the echoed prompt, once and before the answer."""
         self._decoder = self._new_decoder(at_start=True)
         found = self.columns(positions)
         self._offset += len(self._decoder.finish())
@@ -93,7 +93,9 @@ class CompletionLogprobs:
         return offset
 
     def _word(self, token_id: int) -> str:
-        """The token as text; as `bytes:\\xe4\\xbd` where it is a part of a character, so that words stay distinct."""
+        """Returns the token as text; as `bytes:\\xe4\\xbd` where it is a part of a character, so that words stay
+        distinct.
+        """
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()
@@ -101,7 +103,7 @@ class CompletionLogprobs:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _likeliest(self, position: TokenLogprob) -> dict[str, float] | None:
-        """The `top_num` likeliest tokens, and the token itself where it is not among them."""
+        """Returns the `top_num` likeliest tokens, and the token itself where it is not among them."""
         if position.logprob is None or not self._top_num:
             return None
         words = {self._word(token_id): logprob for token_id, logprob in position.top}

@@ -184,7 +184,7 @@ class RecordTable(Generic[Kind]):
                 yield self._decoder.decode(text)
 
     def used(self) -> dict[str, tuple[int, int]]:
-        """The number of rows and the sum of their sizes, for each owner."""
+        """Returns the number of rows and the sum of their sizes, for each owner."""
         with self._database.reading() as db:
             query = f"SELECT owner, count(*), sum(size) FROM {self._name} WHERE NOT hidden GROUP BY owner"
             return {owner: (count, size) for owner, count, size in db.execute(query)}
@@ -211,7 +211,7 @@ class RecordTable(Generic[Kind]):
         return removed[0][0] if removed else None
 
     def _unreadable(self, db: sqlite3.Connection) -> list[str]:
-        """Ids of rows that are not records; each is said."""
+        """Returns ids of rows that are not records; each is said."""
         ids = []
         for record_id, text in db.execute(f"SELECT id, record FROM {self._name}"):
             try:

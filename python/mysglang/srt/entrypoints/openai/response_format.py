@@ -62,7 +62,9 @@ ResponseFormat = Annotated[
 
 
 def grammar_params(wanted: ResponseFormat | None, own: Mapping[str, str]) -> dict[str, str]:
-    """The sampling parameters that say it. `own`: grammars that the client gave as such, by the parameter's name."""
+    """Returns the sampling parameters that say it. `own`: grammars that the client gave as such, by the parameter's
+    name.
+    """
     from_format = _params_of(wanted) if wanted is not None else {}
     if own and from_format:
         both = f"{FIELD} and {' and '.join(own)}"
@@ -87,7 +89,7 @@ def _params_of(wanted: ResponseFormat) -> dict[str, str]:
 
 
 def schema_text(value: object) -> str:
-    """The schema as JSON, in the order in which it was written, which is the order of the answer."""
+    """Returns the schema as JSON, in the order in which it was written, which is the order of the answer."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -117,12 +119,12 @@ class StructuredOutputs(StrictModel):
 
 
 def as_schema(schema: dict[str, Any] | str | None) -> str | None:
-    """A JSON schema as text, in whichever form it was sent."""
+    """Returns a JSON schema as text, in whichever form it was sent."""
     return schema if schema is None or isinstance(schema, str) else schema_text(schema)
 
 
 def choice_regex(texts: Sequence[str]) -> str:
-    """The regular expression of exactly these texts. Raises InvalidRequest if there are none."""
+    """Returns the regular expression of exactly these texts. Raises InvalidRequest if there are none."""
     if not texts:
         raise InvalidRequest("guided_choice: must have at least one text.", param="guided_choice")
     return "|".join("".join(_ESCAPED.get(character, character) for character in text) for text in texts)

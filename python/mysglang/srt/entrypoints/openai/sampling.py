@@ -27,7 +27,7 @@ class SamplingDefaults:
 
     @classmethod
     def choose(cls, source: DefaultsSource, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """The model's recommendations (its generation_config.json), or the constants alone.
+        """Returns the model's recommendations (its generation_config.json), or the constants alone.
 
         A model that says outright that it is not to be sampled from is greedy.
         """
@@ -49,8 +49,8 @@ _BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.told.are_token_ids and
 
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
-    """The sampling parameters of `body`. The front verifies ranges; this raises InvalidRequest for fields that have no
-    id to verify.
+    """Returns the sampling parameters of `body`. The front verifies ranges; this raises InvalidRequest for fields that
+    have no id to verify.
     """
     asked: dict[str, Any] = dict(zip(_NAMES, _SAID(body), strict=True))
     for name, usual in defaults.values.items():

@@ -71,7 +71,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
         self._options = options
 
     async def handle(self, request: Request) -> Response:
-        """The answer to `request`. Raises what `error_responses` knows."""
+        """Returns the answer to `request`. Raises what `error_responses` knows."""
         body: Body = await self._models.read(request, self.body_model)
         envelope = Envelope(self._rid(body), int(time.time()), self._models.name)
         if body.stream:
@@ -80,7 +80,9 @@ class OpenAIServingBase(ABC, Generic[Body]):
         return json_response(answer)
 
     async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
-        """The whole answer to a body that was not sent as a request of its own. Raises the same errors as the route."""
+        """Returns the whole answer to a body that was not sent as a request of its own. Raises the same errors as the
+        route.
+        """
         body: Body = validate(self.body_model, data, fields)
         self._models.check(body.model)
         if body.stream:
@@ -93,7 +95,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
 
     @abstractmethod
     async def _talk(self, body: Body, envelope: Envelope) -> Talk:
-        """The frames of a stream, which ends with `[DONE]`."""
+        """Returns the frames of a stream, which ends with `[DONE]`."""
 
     def _meter(self, body: Body) -> UsageMeter:
         return UsageMeter(body.n, report_cached=self._options.report_cached_tokens)
@@ -107,8 +109,8 @@ class OpenAIServingBase(ABC, Generic[Body]):
         }
 
     async def _told(self, chunk: GenerationChunk, make: Callable[[], dict[str, object]]) -> object:
-        """The choice that `make` makes of a chunk; one with numbers is written already, without keeping others waiting
-        for it.
+        """Returns the choice that `make` makes of a chunk; one with numbers is written already, without keeping others
+        waiting for it.
         """
         if not chunk.with_numbers:
             return make()

@@ -67,7 +67,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
 
     async def _converted(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
-        """The request that the body asks for. A long body is left to a thread."""
+        """Returns the request that the body asks for. A long body is left to a thread."""
         return await self._front.text_pool.run_if_long(BODY_BYTES.get(), lambda: self._convert(body, envelope))
 
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
@@ -167,7 +167,7 @@ class _Teller:
         return body.logprobs is None and not body.return_token_ids and not body.return_hidden_states
 
     def whole(self, index: int, chunk: GenerationChunk) -> dict[str, object]:
-        """An answer that comes in one chunk, as the choice of that number."""
+        """Returns an answer that comes in one chunk, as the choice of that number."""
         return {**self.choice(chunk), **self.states.of(chunk.index), "index": index}
 
     def choice(self, chunk: GenerationChunk) -> dict[str, object]:
@@ -213,7 +213,7 @@ class _Teller:
 def likeliest(
     answers: Mapping[int, GenerationChunk], prompts: int, candidates: int, n: int
 ) -> dict[int, GenerationChunk]:
-    """The `n` best answers of each prompt by their choice's index, the best first.
+    """Returns the `n` best answers of each prompt by their choice's index, the best first.
 
     `answers`: whole ones, those of prompt p at p * candidates and after it; with their log-probabilities if there are
     more than `n` for each. Better is the larger mean log-probability of a token, as OpenAI defines it.

@@ -32,12 +32,12 @@ class OpenAIServingEmbedding:
         self._pooling = pooling
 
     async def handle(self, request: Request) -> Response:
-        """The answer to `request`. Raises what `error_responses` knows."""
+        """Returns the answer to `request`. Raises what `error_responses` knows."""
         body = await self._models.read(request, EmbeddingRequest)
         return json_response(await while_connected(request, self._answer(body)))
 
     async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
-        """The answer to a body that was not sent as a request of its own."""
+        """Returns the answer to a body that was not sent as a request of its own."""
         body = validate(EmbeddingRequest, data, fields)
         self._models.check(body.model)
         return await self._answer(body)
@@ -60,7 +60,7 @@ class OpenAIServingEmbedding:
 
 
 def request_for(body: PoolingRequest, prompts: list[str] | list[list[int]]) -> GenerateReqInput:
-    """The request that ends after its prompts."""
+    """Returns the request that ends after its prompts."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     ids: list[int | list[int]] = [prompt for prompt in prompts if isinstance(prompt, list)]
     return GenerateReqInput(
@@ -75,11 +75,11 @@ def request_for(body: PoolingRequest, prompts: list[str] | list[list[int]]) -> G
 
 
 def encoded(answer: Pooled) -> str:
-    """The vector as little-endian float32 in base64, as OpenAI's clients read it."""
+    """Returns the vector as little-endian float32 in base64, as OpenAI's clients read it."""
     return base64.b64encode(answer.vector.astype("<f4").tobytes()).decode("ascii")
 
 
 def usage(answers: list[Pooled]) -> dict[str, object]:
-    """Tokens of all prompts."""
+    """Returns tokens of all prompts."""
     tokens = sum(answer.chunk.prompt_tokens for answer in answers)
     return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}

@@ -48,8 +48,8 @@ class OpenAIServingModels:
         self._cards = {known: {"id": known, **card} for known in (name, *aliases)}
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The body of a request, whose field `model` asks for the served model. Raises what `read_model` and `check`
-        raise.
+        """Returns the body of a request, whose field `model` asks for the served model. Raises what `read_model` and
+        `check` raise.
         """
         body = await read_model(request, kind)
         self.check(vars(body)["model"])

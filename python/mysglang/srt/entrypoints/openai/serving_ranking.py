@@ -39,18 +39,18 @@ class OpenAIServingRanking:
         self._pooling = pooling
 
     async def classify(self, request: Request) -> Response:
-        """The most likely label of each prompt, and the probabilities of all."""
+        """Returns the most likely label of each prompt, and the probabilities of all."""
         body = await self._models.read(request, ClassifyRequest)
         return json_response(await while_connected(request, self._classified(body)))
 
     async def rerank(self, request: Request) -> Response:
-        """The documents, the most relevant first, as SGLang answers: a plain list."""
+        """Returns the documents, the most relevant first, as SGLang answers: a plain list."""
         body = await self._models.read(request, RerankRequest)
         ranked = await while_connected(request, self._ranked(body))
         return json_response([one.response(body.documents, with_text=body.return_documents) for one in ranked])
 
     async def cohere_rerank(self, request: Request) -> Response:
-        """The answer in the form of Cohere and Jina: an object with `results`."""
+        """Returns the answer in the form of Cohere and Jina: an object with `results`."""
         body = await self._models.read(request, CohereRerankRequest)
         ranked = await while_connected(request, self._ranked(body))
         results = [
@@ -64,7 +64,7 @@ class OpenAIServingRanking:
         return json_response({"id": f"rerank-{uuid.uuid4().hex}", "model": self._models.name, "results": results})
 
     async def score(self, request: Request) -> Response:
-        """How likely each label is as the next token of query and item, or a classifier's scores of them."""
+        """Returns how likely each label is as the next token of query and item, or a classifier's scores of them."""
         body = await self._models.read(request, ScoringRequest)
         return json_response(await while_connected(request, self._scored(body)))
 

@@ -24,11 +24,11 @@ class StreamFrames:
         self._tail = b'],"usage":null}\n\n' if usage_key else b"]}\n\n"
 
     def choice(self, choice: Mapping[str, object], usage: Mapping[str, object] | None = None) -> bytes:
-        """The frame of one choice."""
+        """Returns the frame of one choice."""
         return self._head + orjson.dumps(choice) + (self._tail if usage is None else _usage_tail(usage))
 
     def usage(self, usage: Mapping[str, object]) -> bytes:
-        """The frame behind all choices, with what they used together."""
+        """Returns the frame behind all choices, with what they used together."""
         return self._head + _usage_tail(usage)
 
 
@@ -39,7 +39,7 @@ class TextFrame:
         self._before, self._behind = frame_with(_MARK).split(orjson.dumps(_MARK))
 
     def with_text(self, text: str) -> bytes:
-        """The bytes of `frame_with` for this text."""
+        """Returns the bytes of `frame_with` for this text."""
         return self._before + orjson.dumps(text) + self._behind
 
 

@@ -22,7 +22,7 @@ Structured = Sequence[tuple[FunctionDefinition, CallStructure]]
 
 
 def strict_calls(functions: Structured) -> str:
-    """A structural tag: free text, in which calls keep to the schemas of the functions that are strict."""
+    """Returns a structural tag: free text, in which calls keep to the schemas of the functions that are strict."""
     structures = [
         {"begin": found.begin, "schema": _schema(function) if function.strict else {"type": "object"}, "end": found.end}
         for function, found in functions
@@ -32,19 +32,19 @@ def strict_calls(functions: Structured) -> str:
 
 
 def calls_alone(functions: Structured, *, several: bool) -> str:
-    """A structural tag: at least one call in the model's own format, and nothing else."""
+    """Returns a structural tag: at least one call in the model's own format, and nothing else."""
     return _tag_text(_calls([(function, found.begin, found.end) for function, found in functions], "\n", several))
 
 
 def list_of_calls(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
-    """A structural tag: the same as a JSON list, without a space that a model could lose itself in."""
+    """Returns a structural tag: the same as a JSON list, without a space that a model could lose itself in."""
     calls = [(function, f'{{"name": {json_text(function.name)}, "parameters": ', "}") for function in functions]
     elements = [_literal("["), _calls(calls, ", ", several), _literal("]")]
     return _tag_text({"type": "sequence", "elements": elements})
 
 
 def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
-    """The JSON schema of such a list, for libraries that do not support structural tags of that kind."""
+    """Returns the JSON schema of such a list, for libraries that do not support structural tags of that kind."""
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(one) for one in functions]}}
     if not several:
         schema["maxItems"] = 1
@@ -82,7 +82,7 @@ def _tag_text(form: dict[str, Any]) -> str:
 
 
 def _schema(function: FunctionDefinition) -> dict[str, Any]:
-    """The schema of the arguments, which must be an object whatever the given schema allows."""
+    """Returns the schema of the arguments, which must be an object whatever the given schema allows."""
     return {"type": "object", **function.parameters}
 
 
@@ -97,7 +97,7 @@ def _call(function: FunctionDefinition) -> dict[str, Any]:
 
 
 def _definitions(functions: Sequence[FunctionDefinition], kind: str) -> dict[str, Any]:
-    """All definitions that the schemas refer to: a reference is relative to the root of the whole schema."""
+    """Returns all definitions that the schemas refer to: a reference is relative to the root of the whole schema."""
     found: dict[str, Any] = {}
     for function in functions:
         own = function.parameters.get(kind)

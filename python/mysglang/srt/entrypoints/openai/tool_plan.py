@@ -107,7 +107,9 @@ def _forced_choice(
 
 
 def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> Structured | None:
-    """How calls of each are written; None where no grammar can say that: a special token is no text to a grammar."""
+    """Returns how calls of each are written; None where no grammar can say that: a special token is no text to a
+    grammar.
+    """
     if formats.detector is None or formats.calls_are_special:
         return None
     found = [(function, formats.detector.structure(function.name)) for function in functions]

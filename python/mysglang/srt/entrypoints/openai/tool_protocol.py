@@ -48,7 +48,7 @@ class Tool(StrictModel):
     unsupported = not_here("defer_loading", unless=(False,))
 
     def as_sent(self) -> dict[str, Any]:
-        """The fields that the client sent, without defaults, for the chat template."""
+        """Returns the fields that the client sent, without defaults, for the chat template."""
         return {"type": self.type, "function": self.function.model_dump(exclude_unset=True)}
 
 

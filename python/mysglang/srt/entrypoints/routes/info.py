@@ -91,7 +91,7 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
 
 
 def no_metrics_router() -> APIRouter:
-    """The answer at /metrics of a server without metrics."""
+    """Returns the answer at /metrics of a server without metrics."""
     router = APIRouter()
 
     @router.get("/metrics", include_in_schema=False)
@@ -102,13 +102,13 @@ def no_metrics_router() -> APIRouter:
 
 
 def _weight_version(front: Front, model_info: Mapping[str, Any]) -> Any:
-    """The version that the scheduler sent last; before its first message, the one from the start."""
+    """Returns the version that the scheduler sent last; before its first message, the one from the start."""
     heartbeat = front.tokenizer_manager.signs.heartbeat
     return model_info.get("weight_version") if heartbeat is None else heartbeat.weight_version
 
 
 def _figures(front: Front) -> SchedulerFigures:
-    """The figures that the scheduler sent last, at most about a second ago."""
+    """Returns the figures that the scheduler sent last, at most about a second ago."""
     heartbeat = front.tokenizer_manager.signs.heartbeat
     return SchedulerFigures() if heartbeat is None else heartbeat.figures
 
@@ -139,7 +139,7 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
 
 
 def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
-    """The number that pairs a reply with its question is internal."""
+    """Returns the number that pairs a reply with its question is internal."""
     told = {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id" and value is not None}
     ranks = [_without_id(other) for other in state.ranks]
     return told | {"memory_usage": {**state.memory_usage, **_capacity(state)}, "ranks": ranks}

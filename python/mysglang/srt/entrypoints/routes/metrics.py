@@ -97,7 +97,7 @@ class ProcessorTime:
         self._spent: dict[str, float] = {}
 
     async def by_component(self) -> dict[str, float]:
-        """Seconds by component. Requests that come while one looks wait for what it finds."""
+        """Returns seconds by component. Requests that come while one looks wait for what it finds."""
         async with self._lock:
             if self._looked_at is None or time.monotonic() - self._looked_at >= CPU_SECONDS_AGE_S:
                 self._spent = await asyncio.to_thread(_cpu_seconds)
@@ -226,7 +226,9 @@ def _cpu_seconds() -> dict[str, float]:
 
 
 def _server_process() -> psutil.Process:
-    """The process that all others of this server are children of: this one, or the parent of a further front."""
+    """Returns the process that all others of this server are children of: this one, or the parent of a further
+    front.
+    """
     me = psutil.Process()
     parent = me.parent()
     is_worker = (me.cmdline() or [""])[0].startswith(FRONT_TITLE)

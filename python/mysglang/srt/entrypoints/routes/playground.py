@@ -83,7 +83,7 @@ def playground(front: Front, *, shows_text: bool) -> Playground:
 
 
 def no_playground() -> Playground:
-    """The root says that the server runs, to clients with a key; nothing else is there."""
+    """Returns the root says that the server runs, to clients with a key; nothing else is there."""
     figures = APIRouter(tags=["info"])
 
     @figures.head("/", response_class=Response)
@@ -207,7 +207,7 @@ def _is_own_page(scope: Scope) -> bool:
 
 
 async def _with_text(front: Front, nodes: list[dict[str, Any]], shown: bool) -> list[dict[str, Any]]:
-    """The nodes with the text of their first tokens, if it may be shown, in place of these tokens."""
+    """Returns the nodes with the text of their first tokens, if it may be shown, in place of these tokens."""
 
     def text(ids: list[int]) -> str | None:
         if not shown or not ids or front.tokenizer is None:

@@ -64,7 +64,7 @@ def biases_of(biases: Biases, expert: int) -> tuple[Tensor | None, Tensor | None
 
 
 def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-    """The sum over a row's experts of gate * product."""
+    """Returns the sum over a row's experts of gate * product."""
     (rows, top_k), width = ids.shape, x.shape[1]
     # Pairs of (row, expert) sorted by expert: each expert's rows are then one product. The sort is stable, so that they
     # stand in the order of the rows.

@@ -200,7 +200,7 @@ def _rows(x: Tensor) -> Iterator[slice]:
 
 
 def _product_rows(weight: Tensor) -> int:
-    """How many rows may be multiplied at once: so many that a row's place among them changes nothing."""
+    """Returns how many rows may be multiplied at once: so many that a row's place among them changes nothing."""
     key = (weight.shape, weight.dtype, weight.is_mkldnn)
     rows = _rows_at_once.get(key)
     if rows is None:

@@ -361,7 +361,7 @@ class Blocks:
 def blocks_of(
     rows: int, outputs: int, depth: int, warps: int, stages: int, *, sort: bool = True, copied: bool = False
 ) -> Blocks:
-    """A plan in which a tile of down has as many outputs as one of gate and up together."""
+    """Returns a plan in which a tile of down has as many outputs as one of gate and up together."""
     first, second = (Tile(rows, wide, depth, warps, stages, copied) for wide in (outputs, 2 * outputs))
     return Blocks(first, second, sort=sort)
 

@@ -43,7 +43,7 @@ TUNED: Mapping[Shape, tuple[tuple[int, Plan], ...]] = {
 
 
 def best_plan(mixture: Mixture) -> Plan:
-    """The plan for these rows."""
+    """Returns the plan for these rows."""
     rows = len(mixture.x)
     for most, plan in _tuned(mixture):
         if rows <= most:
@@ -59,7 +59,7 @@ def best_plan(mixture: Mixture) -> Plan:
 
 
 def plans_of(mixture: Mixture) -> tuple[Plan, ...]:
-    """All plans that experts of these sizes can have."""
+    """Returns all plans that experts of these sizes can have."""
     tuned = _tuned(mixture)
     return (*(plan for _, plan in tuned), *PLANS)
 

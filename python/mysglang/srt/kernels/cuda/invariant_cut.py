@@ -25,7 +25,7 @@ class Cut:
 
 
 def cut_of(rows: int, max_context: int, num_kv_heads: int, *, decoding: bool) -> Cut:
-    """The cut for the sizes of a captured step; it depends on no length."""
+    """Returns the cut for the sizes of a captured step; it depends on no length."""
     spans = -(-max_context // SPAN)
     if not decoding or rows > SPLIT_ROWS:
         return Cut(1, spans, 1)

@@ -123,7 +123,7 @@ FEWEST = Ways(waves=False, large_tiles=False)
 
 @cache
 def _ways(device: torch.device, dtype: torch.dtype) -> Ways:
-    """The methods that give the same bits on this device."""
+    """Returns the methods that give the same bits on this device."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return FEWEST
     assert not torch.cuda.is_current_stream_capturing(), "products are tried out before anything is captured"
@@ -227,7 +227,7 @@ def fixed_tile(outputs: int) -> Tile:
 
 
 def best_tile(rows: int, outputs: int) -> Tile:
-    """The largest that leaves enough programs."""
+    """Returns the largest that leaves enough programs."""
     for tile in LARGE_TILES:
         if triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs) >= ENOUGH_PROGRAMS:
             return tile
@@ -235,7 +235,7 @@ def best_tile(rows: int, outputs: int) -> Tile:
 
 
 def _with_tile(tile: Tile) -> Product:
-    """The product by the Triton kernel with this tile."""
+    """Returns the product by the Triton kernel with this tile."""
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         outputs, inputs = weight.shape
@@ -269,7 +269,9 @@ def _has_waves() -> bool:
 
 
 def _by_waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """The product by Hopper's kernel; None if it does not support the shape, or the copy engine not the addresses."""
+    """Returns the product by Hopper's kernel; None if it does not support the shape, or the copy engine not the
+    addresses.
+    """
     waves = importlib.import_module("mysgl_kernel.gemm")
     aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
     plan = waves.whole_plan(len(x), *weight.shape) if aligned and len(x) else None
@@ -277,7 +279,7 @@ def _by_waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def _waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product by Hopper's kernel, for shapes that it supports."""
+    """Returns the product by Hopper's kernel, for shapes that it supports."""
     found = _by_waves(x, weight, bias)
     assert found is not None
     return found

@@ -36,7 +36,7 @@ class Mixture:
     """Only for plans that take one."""
 
     def run(self, plan: Plan) -> Tensor:
-        """The result [rows, width]."""
+        """Returns the result [rows, width]."""
         out = self.x.new_empty(len(self.x), self.down.shape[1])
         if len(self.x):
             for kernel, grid, arguments, constants in plan.launches(self, out):

@@ -30,8 +30,8 @@ STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 4, 4, 4, 2
 
 
 def tile(size: int) -> int:
-    """A side of a tile for tensor cores. On an H200, Triton 3.6 ended in illegal memory accesses with sides of 16, as
-    others report of small tiles there (triton-lang/triton issues 5125 and 11366); with 64 and 128 it did not.
+    """Returns a side of a tile for tensor cores. On an H200, Triton 3.6 ended in illegal memory accesses with sides of
+    16, as others report of small tiles there (triton-lang/triton issues 5125 and 11366); with 64 and 128 it did not.
     """
     return max(int(triton.next_power_of_2(size)), 64)
 

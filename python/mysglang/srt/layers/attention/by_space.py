@@ -97,8 +97,8 @@ def by_space(pool: KvStore, backends: Mapping[int, AttentionBackend]) -> Attenti
 
 
 def host_in(batch: ModelWorkerBatch, space: int) -> ModelWorkerBatch:
-    """The step as plain arrays for one space. What rows share is known of the first: elsewhere each reads for itself,
-    since each sees another part of it.
+    """Returns the step as plain arrays for one space. What rows share is known of the first: elsewhere each reads for
+    itself, since each sees another part of it.
     """
     return batch if space == 0 or batch.shared is None else replace(batch, shared=None)
 
@@ -109,6 +109,6 @@ def steps_of(metadata: AttentionMetadata) -> Mapping[int, ForwardBatch]:
 
 
 def columns_of(space: int, columns: Mapping[str, Column]) -> dict[str, Column]:
-    """The columns of one space, under the names that its backend knows."""
+    """Returns the columns of one space, under the names that its backend knows."""
     prefix = f"{space}:"
     return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}

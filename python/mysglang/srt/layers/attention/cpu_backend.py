@@ -90,5 +90,5 @@ class CpuBackend:
 
 
 def make_invariant(pool: KvPool, page_table: Tensor) -> CpuBackend:
-    """The backend of deterministic inference."""
+    """Returns the backend of deterministic inference."""
     return CpuBackend(pool, page_table, alike=True)

@@ -161,7 +161,7 @@ class DecodePlanner:
             assert fits
 
     def _shared_layout(self, shared: SharedPrefixes) -> Layout:
-        """The groups' lines before the rows' own; without them where they do not fit."""
+        """Returns the groups' lines before the rows' own; without them where they do not fit."""
         if self.shape.window is not None:
             return self._alone  # each row of a group would see another part of it
         if self._last is None or self._last[0] is not shared:
@@ -282,7 +282,7 @@ class DecodePlanner:
 
 
 def chain(*tables: Lines) -> Lines:
-    """The lines of one after those of another."""
+    """Returns the lines of one after those of another."""
     offsets = np.cumsum([0, *(len(table.rows) for table in tables[:-1])])
     return Lines(
         np.concatenate([table.items for table in tables]),

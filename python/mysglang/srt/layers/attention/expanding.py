@@ -83,7 +83,7 @@ class ExpandingBackend:
             yield ExpandedRow(slice(int(ends[row] - host.extend_lens[row]), int(ends[row])), keys)
 
     def _alone(self, batch: ForwardBatch, rows: Longs) -> Tail:
-        """The tokens of these rows, and the step with them alone, planned."""
+        """Returns the tokens of these rows, and the step with them alone, planned."""
         host = batch.host
         tokens = np.flatnonzero(np.isin(np.repeat(np.arange(host.num_rows), host.extend_lens), rows))
         at, of = self._pages.on_device(tokens), self._pages.on_device(rows)

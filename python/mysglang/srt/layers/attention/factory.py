@@ -236,8 +236,8 @@ def _why_not_layers(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtyp
 
 
 def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int) -> int:
-    """Bytes that attention takes in addition to its arguments and results, in a step of at most that many new tokens
-    and rows of that length.
+    """Returns bytes that attention takes in addition to its arguments and results, in a step of at most that many new
+    tokens and rows of that length.
     """
     if "invariant_triton" not in (names.prefill, names.decode):
         return 0
@@ -250,8 +250,8 @@ def create_attention_backend(
     page_tables: Sequence[Tensor],
     specs: Sequence[AttentionSpec],
 ) -> AttentionBackend:
-    """The chosen ones over the pool and the page tables, one for each page space ([num_slots + 1, max_pages] int32,
-    changed by others).
+    """Returns the chosen ones over the pool and the page tables, one for each page space ([num_slots + 1, max_pages]
+    int32, changed by others).
     """
     if len(page_tables) == 1:
         return _create(names, pool, page_tables[0], specs)

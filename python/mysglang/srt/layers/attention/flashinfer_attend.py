@@ -253,5 +253,5 @@ def host_lists(seq_lens: Ints, page_size: int) -> tuple[Ints, Ints]:
 
 
 def pinned(array: Ints) -> Tensor:
-    """A copy that the device can fetch by itself."""
+    """Returns a copy that the device can fetch by itself."""
     return torch.from_numpy(array).pin_memory()

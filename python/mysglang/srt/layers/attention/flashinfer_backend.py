@@ -47,8 +47,8 @@ _workspaces: WeakValueDictionary[torch.device, Tensor] = WeakValueDictionary()
 
 
 def workspace_on(device: torch.device) -> Tensor:
-    """The workspace of a device, freed when its last user is. Layers with a window may have a backend of their own,
-    which shares it.
+    """Returns the workspace of a device, freed when its last user is. Layers with a window may have a backend of their
+    own, which shares it.
     """
     found = _workspaces.get(device)
     if found is None:
@@ -141,7 +141,7 @@ class FlashInferBackend:
         return int(seq_lens.sum()) <= len(self._replay_indices)
 
     def _open(self, kind: AttentionSpec, metadata: FlashInferMetadata, dtype: torch.dtype) -> Wrapper:
-        """The wrapper for this kind of layer, planned for the step."""
+        """Returns the wrapper for this kind of layer, planned for the step."""
         if kind not in self._kinds:
             self._kinds[kind] = Kind(kind, dtype, self.kv_pool, self._workspace)
         state = self._kinds[kind]
@@ -170,7 +170,7 @@ class Kind:
         )
 
     def decode_wrapper(self, lists: PageLists, *, captured: bool) -> Wrapper:
-        """The wrapper of uncaptured decoding, or a new one whose arrays keep their addresses."""
+        """Returns the wrapper of uncaptured decoding, or a new one whose arrays keep their addresses."""
         if not captured:
             wrapper: Wrapper = self._decode
             return wrapper

@@ -195,8 +195,9 @@ class PrefillKind:
 
 
 def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) -> str:
-    """The FlashInfer backend for these layers. Only the plain kernel of FlashAttention 3 is used, because each variant
-    takes a minute to compile at first use. It reads pages of eight-bit numbers only under queries of such numbers.
+    """Returns the FlashInfer backend for these layers. Only the plain kernel of FlashAttention 3 is used, because each
+    variant takes a minute to compile at first use. It reads pages of eight-bit numbers only under queries of such
+    numbers.
     """
     variant = spec.window is not None or spec.logit_cap > 0 or stored in LARGEST
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 and not variant else "fa2"

@@ -31,7 +31,7 @@ class GraphColumns(FillsColumns, Protocol):
     """A source of arrays that go with the one upload of a captured decode step."""
 
     def graph_columns(self, size: int) -> HostColumns:
-        """Names, shapes and dtypes (contents: padding) of what is added to the upload of a step of `size` rows.
+        """Returns names, shapes and dtypes (contents: padding) of what is added to the upload of a step of `size` rows.
 
         The tensors that arrive are `ForwardBatch.attn_columns`, under the same names, at fixed addresses.
         """
@@ -112,7 +112,7 @@ class MixedCapture(PromptCapture, Protocol):
     """
 
     def columns(self) -> HostColumns:
-        """Names, shapes and dtypes of what the decoding rows add to the upload."""
+        """Returns names, shapes and dtypes of what the decoding rows add to the upload."""
         ...
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
@@ -132,15 +132,15 @@ class MixedGraphBackend(AttentionBackend, Protocol):
 
 
 def mixed_capture(backend: AttentionBackend, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
-    """How steps of prompts and `decoding` decoding rows are captured; None if they cannot be."""
+    """Returns how steps of prompts and `decoding` decoding rows are captured; None if they cannot be."""
     return backend.mixed_capture(specs, decoding) if isinstance(backend, MixedGraphBackend) else None
 
 
 def decode_capture(backend: AttentionBackend) -> GraphAttentionBackend | None:
-    """The backend as one whose decode steps can be captured, if it is one."""
+    """Returns the backend as one whose decode steps can be captured, if it is one."""
     return backend if isinstance(backend, GraphAttentionBackend) else None
 
 
 def prompt_capture(backend: AttentionBackend, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
-    """How steps with new tokens are captured with this backend and these layers; None if they cannot be."""
+    """Returns how steps with new tokens are captured with this backend and these layers; None if they cannot be."""
     return backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None

@@ -59,7 +59,7 @@ class InvariantMetadata:
         self._masks: dict[tuple[int, int, Reach], Tensor | None] = {}
 
     def spans(self, block: Block, reach: Reach) -> range:
-        """The spans that hold keys which some query of the block may see."""
+        """Returns the spans that hold keys which some query of the block may see."""
         return range(_first(reach, block.begin) // SPAN, -(-block.end // SPAN))
 
     def slots(self, block: Block, span: int, reach: Reach) -> Tensor:
@@ -126,7 +126,7 @@ def blocks_of(host: ModelWorkerBatch) -> Iterator[Block]:
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, block: Block, metadata: InvariantMetadata
 ) -> Tensor:
-    """The queries of a block: [n, num_heads * head_dim] -> [n, num_heads * value_dim]."""
+    """Returns the queries of a block: [n, num_heads * head_dim] -> [n, num_heads * value_dim]."""
     heads, dim, group = spec.num_kv_heads, spec.head_dim, spec.num_heads // spec.num_kv_heads
     place = block.begin - block.first
     padded = torch.zeros(QUERIES, heads, group, dim)

@@ -29,14 +29,14 @@ class MixedMetadata:
 
 
 def decoding_rows(batch: ModelWorkerBatch) -> int:
-    """How many rows at the end of a step with prompts have one new token; 0 if they are too few for a part."""
+    """Returns how many rows at the end of a step with prompts have one new token; 0 if they are too few for a part."""
     several = np.flatnonzero(batch.extend_lens > 1)
     count = 0 if not len(several) else batch.num_rows - int(several[-1]) - 1
     return count if count >= WORTH_A_PART else 0
 
 
 def parted(batch: ForwardBatch, decoding: int) -> tuple[ForwardBatch, ForwardBatch]:
-    """The rows before the last `decoding` ones, and these as a decode step. Neither is planned."""
+    """Returns the rows before the last `decoding` ones, and these as a decode step. Neither is planned."""
     tokens, rows = batch.host.num_tokens - decoding, batch.host.num_rows - decoding
     prompts, decode = host_parts(batch.host, decoding)
     return (
@@ -46,7 +46,7 @@ def parted(batch: ForwardBatch, decoding: int) -> tuple[ForwardBatch, ForwardBat
 
 
 def host_parts(host: ModelWorkerBatch, decoding: int) -> tuple[ModelWorkerBatch, ModelWorkerBatch]:
-    """The columns of the rows before the last `decoding` ones, and of these as a decode step."""
+    """Returns the columns of the rows before the last `decoding` ones, and of these as a decode step."""
     tokens, rows = host.num_tokens - decoding, host.num_rows - decoding
     return (
         _host_part(host, slice(0, tokens), slice(0, rows), host.mode),

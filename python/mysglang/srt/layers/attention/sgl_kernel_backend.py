@@ -155,7 +155,7 @@ def column_name(number: int, name: str) -> str:
 
 
 def padded(values: npt.NDArray[np.signedinteger[Any]], size: int, padding: int) -> Ints:
-    """The values, and padding up to the size."""
+    """Returns the values, and padding up to the size."""
     column = np.full(size, padding, dtype=np.int32)
     column[: len(values)] = values
     return column

@@ -47,7 +47,7 @@ class SplitBackend:
         return torch.cat((prompts, self._decode.forward(q[tokens:], k[tokens:], v[tokens:], spec, metadata.decoding)))
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
-        """The prompt capture of the backend for prompts, if it has one."""
+        """Returns the prompt capture of the backend for prompts, if it has one."""
         return self._prefill.prompt_capture(specs) if isinstance(self._prefill, PromptGraphBackend) else None
 
     def _backend_for(self, batch: ForwardBatch) -> AttentionBackend:
@@ -98,7 +98,7 @@ class SplitGraphBackend(SplitBackend):
         self._captured = decode
 
     def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> SplitCapture | None:
-        """The capture of both parts, if the backend for prompts has one."""
+        """Returns the capture of both parts, if the backend for prompts has one."""
         prompts = self.prompt_capture(specs)
         return None if prompts is None else SplitCapture(prompts, self._captured, decoding)
 

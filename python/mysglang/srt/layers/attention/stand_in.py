@@ -48,7 +48,7 @@ class StandIn:
         return self._backend.forward(q, k, v, spec, batch)
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
-        """The prompt capture of the backend that runs now, if it has one."""
+        """Returns the prompt capture of the backend that runs now, if it has one."""
         return prompt_capture(self._backend, specs)
 
     def replace(self) -> None:
@@ -65,7 +65,7 @@ class KernelBuild(Protocol):
         ...
 
     def backend(self, now: MakeBackend, wanted: MakeBackend) -> AttentionBackend:
-        """The backend for prompts: `wanted`, or `now` in its place until the kernels are there."""
+        """Returns the backend for prompts: `wanted`, or `now` in its place until the kernels are there."""
         ...
 
     def catch_up(self) -> bool:

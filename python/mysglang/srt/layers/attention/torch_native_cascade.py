@@ -136,7 +136,7 @@ class Merged:
 
     @classmethod
     def before(cls, rows: int, spec: AttentionSpec, device: torch.device) -> Merged:
-        """The state before any part: empty, or the layer's sinks, whose values are zero."""
+        """Returns the state before any part: empty, or the layer's sinks, whose values are zero."""
         out = torch.zeros(rows, spec.num_heads, spec.value_dim, device=device)
         if spec.sinks is not None:
             return cls(out, spec.sinks.expand(rows, -1).clone())

@@ -145,8 +145,8 @@ class SplitDeltaNet(GatedDeltaNet):
 
 
 def unquantized(context: LayerContext) -> LayerContext:
-    """The context without quantization, for a small projection whose rounding error would enter the state at every
-    token.
+    """Returns the context without quantization, for a small projection whose rounding error would enter the state at
+    every token.
     """
     return replace(context, quant=Unquantized())
 

@@ -199,7 +199,7 @@ class SharedNormThenGate(SharedGateThenNorm):
 
 
 def gated_norm(section: Section, groups: int, eps: float, context: LayerContext, *, gate_first: bool) -> nn.Module:
-    """The norm of what a mixer's heads give, of which this rank has `section`. `groups`: parts of the whole."""
+    """Returns the norm of what a mixer's heads give, of which this rank has `section`. `groups`: parts of the whole."""
     if (own := groups // context.tp.size) == 0:
         return (SharedGateThenNorm if gate_first else SharedNormThenGate)(section, groups, eps, context)
     return (GateThenNorm if gate_first else NormThenGate)(section, own, eps, context)

@@ -68,5 +68,5 @@ class ShortConvolution(nn.Module):
 
 
 def state_specs(model: nn.Module) -> list[StateSpec]:
-    """The spec of each layer of a model that keeps a state for each request, in the order of its modules."""
+    """Returns the spec of each layer of a model that keeps a state for each request, in the order of its modules."""
     return [module.spec for module in model.modules() if isinstance(module, StateLayer)]

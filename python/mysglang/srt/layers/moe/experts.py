@@ -164,7 +164,7 @@ class MixtureOfExperts(nn.Module):
         return shared.add_(self._mixed(x, ids, gates))
 
     def _mix_scaled(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """The sum over a token's experts of expert(gate * x)."""
+        """Returns the sum over a token's experts of expert(gate * x)."""
         rows, top_k = ids.shape
         given = (x[:, None] * gates[..., None].to(x.dtype)).flatten(0, 1)
         each: Tensor = self.experts(given, ids.view(-1, 1), torch.ones_like(gates).view(-1, 1))

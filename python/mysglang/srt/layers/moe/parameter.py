@@ -47,7 +47,7 @@ class ExpertsParameter(WeightParameter):
         return self
 
     def read(self, section: int | None = None) -> Tensor:
-        """The values that `load` of the section wrote; without a section, all experts' matrices."""
+        """Returns the values that `load` of the section wrote; without a section, all experts' matrices."""
         if section is None:
             return self.data
         expert, part = divmod(section, len(self.parts))
@@ -93,7 +93,7 @@ class FusedExpertsParameter(ExpertsParameter):
         return self
 
     def read(self, section: int | None = None) -> Tensor:
-        """The values that `load` wrote, in the checkpoint's order."""
+        """Returns the values that `load` wrote, in the checkpoint's order."""
         sizes = [part.size for part in self.parts]
         parts = [self.data.narrow(self.shard_dim, sum(sizes[:at]), size) for at, size in enumerate(sizes)]
         if len(parts) > 1 and self.fused.interleaved:

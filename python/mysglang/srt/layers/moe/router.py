@@ -87,7 +87,7 @@ Route = Callable[[Tensor, Tensor, Tensor | None, Routing, Tensor | None], tuple[
 
 
 def _best(score: Literal["softmax", "sigmoid"]) -> Route:
-    """The experts with the greatest scores. With `softmax` a score is the expert's probability (Qwen3-MoE,
+    """Returns the experts with the greatest scores. With `softmax` a score is the expert's probability (Qwen3-MoE,
     DeepSeek-V2); with `sigmoid` each expert is scored by itself (DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section
     2.1.2).
     """

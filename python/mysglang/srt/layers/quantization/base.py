@@ -61,11 +61,13 @@ class QuantConfig(Protocol):
     """The quantization of one checkpoint."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
-        """The method for the linear layer whose parameters start with `prefix` (layers.0.self_attn.qkv_proj)."""
+        """Returns the method for the linear layer whose parameters start with `prefix`
+        (layers.0.self_attn.qkv_proj).
+        """
         ...
 
     def experts_method(self, prefix: str) -> ExpertsMethod:
-        """The method for the experts whose parameters start with `prefix` (layers.0.mlp.experts).
+        """Returns the method for the experts whose parameters start with `prefix` (layers.0.mlp.experts).
 
         Raises ConfigError if experts cannot be quantized so.
         """

@@ -63,7 +63,7 @@ def reopen_weight(layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> N
 
 
 def plain_weight(weight: Tensor) -> Tensor:
-    """The weight [output, input] that was packed; any other tensor as it is."""
+    """Returns the weight [output, input] that was packed; any other tensor as it is."""
     return unpack_linear_weight(weight)
 
 

@@ -42,7 +42,7 @@ class KvPool(ABC):
         return (self,)
 
     def space_of(self, layer_id: int) -> int:
-        """The number of the page space that the layer's pages are of."""
+        """Returns the number of the page space that the layer's pages are of."""
         return self.space
 
     @property
@@ -58,7 +58,9 @@ class KvPool(ABC):
         return UNSCALED
 
     def over_stored(self, spec: AttentionSpec) -> AttentionSpec:
-        """The layer as attention over the stored numbers computes it: both scales are factors that sums let through."""
+        """Returns the layer as attention over the stored numbers computes it: both scales are factors that sums let
+        through.
+        """
         scales = self.scales(spec.layer_id)
         if scales == UNSCALED:
             return spec
@@ -92,7 +94,7 @@ class KvPool(ABC):
         """Returns the tensors that hold a layer's KV slots, their first dimension. Each byte is in one tensor only."""
 
     def pages(self, layer_id: int) -> tuple[Tensor, ...]:
-        """The buffers page by page, each [num_pages + 1, page_size, ...]: what is copied when a page moves."""
+        """Returns the buffers page by page, each [num_pages + 1, page_size, ...]: what is copied when a page moves."""
         shape = (self.num_pages + 1, self.page_size)
         return tuple(buffer.view(*shape, *buffer.shape[1:]) for buffer in self.buffers(layer_id))
 

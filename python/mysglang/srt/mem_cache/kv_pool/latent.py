@@ -30,13 +30,13 @@ class LatentLayout:
     dtype: torch.dtype
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
-        """Bytes that one token's rows take in these layers."""
+        """Returns bytes that one token's rows take in these layers."""
         return sum(spec.head_dim for spec in specs) * self.dtype.itemsize
 
     def make_store(
         self, specs: Sequence[AttentionSpec], space: int, shape: SpaceShape, device: torch.device
     ) -> LatentKvPool:
-        """The store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
+        """Returns the store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
         assert shape.window is None, "latent rows have no windows"
         return LatentKvPool(
             specs,

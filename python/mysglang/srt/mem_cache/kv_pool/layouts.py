@@ -19,19 +19,19 @@ class Layout(Protocol):
     """The content of a page for the layers of a model."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
-        """Bytes that one token takes in these layers."""
+        """Returns bytes that one token takes in these layers."""
         ...
 
     def make_store(self, specs: Sequence[AttentionSpec], space: int, shape: SpaceShape, device: torch.device) -> KvPool:
-        """The store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
+        """Returns the store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
         ...
 
 
 def layout_of(
     specs: Sequence[AttentionSpec], dtype: torch.dtype, scales: Mapping[int, KvScales] | None = None
 ) -> Layout:
-    """The layout of a model with these layers, which all have latent rows or none has. dtype: of the stored numbers.
-    scales: by layer, where they are not 1; latent rows have none.
+    """Returns the layout of a model with these layers, which all have latent rows or none has. dtype: of the stored
+    numbers. scales: by layer, where they are not 1; latent rows have none.
     """
     latent = {spec.latent_dim is not None for spec in specs}
     assert len(latent) < 2, "a model keeps latent rows in all of its layers or in none"

@@ -30,13 +30,13 @@ class MhaLayout:
     """Layer -> its scales, where they are not 1. Only numbers of eight bits have scales."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
-        """Bytes that one token's keys and values take in these layers."""
+        """Returns bytes that one token's keys and values take in these layers."""
         return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * self.dtype.itemsize
 
     def make_store(
         self, specs: Sequence[AttentionSpec], space: int, shape: SpaceShape, device: torch.device
     ) -> MhaKvPool:
-        """The store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
+        """Returns the store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
         return MhaKvPool(
             specs,
             space=space,

@@ -84,5 +84,5 @@ class StatePool:
 
 
 def state_bytes(layouts: Sequence[StateLayout]) -> int:
-    """Bytes of one state, over the layers of all models."""
+    """Returns bytes of one state, over the layers of all models."""
     return sum(layout.nbytes for layout in layouts)

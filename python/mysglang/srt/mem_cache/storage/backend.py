@@ -21,11 +21,11 @@ class StorageBackend(Protocol):
     """Called on threads that may wait; of each verb one call at a time."""
 
     def exists(self, keys: Sequence[str]) -> int:
-        """How many of the first keys are there, up to the first that is not."""
+        """Returns how many of the first keys are there, up to the first that is not."""
         ...
 
     def read(self, key: str) -> bytes | None:
-        """The data that was written under the key; None if it is absent, incomplete or damaged."""
+        """Returns the data that was written under the key; None if it is absent, incomplete or damaged."""
         ...
 
     def write(self, key: str, data: bytes) -> bool:
@@ -34,7 +34,7 @@ class StorageBackend(Protocol):
 
 
 def block_keys(identity: str, namespace: str, ids: Ints, block_tokens: int) -> list[str]:
-    """Names of the whole blocks of `ids`, the first of which begins a prompt."""
+    """Returns names of the whole blocks of `ids`, the first of which begins a prompt."""
     before = sha256(repr((identity, namespace)).encode()).digest()
     data = np.ascontiguousarray(ids, dtype="<i4").tobytes()
     width = 4 * block_tokens

@@ -113,8 +113,8 @@ class FileBackend:
 
 
 def _read_block(path: Path, key: str) -> bytes | None:
-    """The block in a file, None if it is damaged. A pipe does not block, and a file of a wrong size is not read: it may
-    have gigabytes of zeros. Raises OSError.
+    """Returns the block in a file, None if it is damaged. A pipe does not block, and a file of a wrong size is not
+    read: it may have gigabytes of zeros. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

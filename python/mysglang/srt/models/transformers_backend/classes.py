@@ -39,7 +39,7 @@ ExpertsInterface.register(NO_EXPERTS, _no_experts)
 
 
 def causal_lm_class(architecture: str) -> type[PreTrainedModel]:
-    """The class of that name. Raises Refused if there is none, or if it cannot attend over our pages."""
+    """Returns the class of that name. Raises Refused if there is none, or if it cannot attend over our pages."""
     names: set[str] = set()
     for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         names.update([value] if isinstance(value, str) else value)
@@ -54,7 +54,7 @@ def causal_lm_class(architecture: str) -> type[PreTrainedModel]:
 
 
 def config_of(kind: type[PreTrainedModel], keys: Mapping[str, Any]) -> PretrainedConfig:
-    """The config that a config.json means. Raises Refused for what it asks for and is not served."""
+    """Returns the config that a config.json means. Raises Refused for what it asks for and is not served."""
     config_class = kind.config_class
     wanted = config_class.model_type
     if keys.get("model_type", wanted) != wanted:
@@ -88,7 +88,7 @@ def check_config(config: PretrainedConfig) -> None:
 def build(
     kind: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, *, experts: str = "eager"
 ) -> PreTrainedModel:
-    """The model with parameters that have no memory (on the meta device) and real buffers, in `dtype`.
+    """Returns the model with parameters that have no memory (on the meta device) and real buffers, in `dtype`.
 
     Raises Refused if its class does not take the config.
     """

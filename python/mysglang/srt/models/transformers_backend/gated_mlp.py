@@ -58,7 +58,7 @@ def renamed_parts(name: str) -> dict[str, Target]:
 
 
 def activation_of(function: object) -> str | None:
-    """The name of the one of `ACTIVATIONS` that computes the same, found by values; None: none of them."""
+    """Returns the name of the one of `ACTIVATIONS` that computes the same, found by values; None: none of them."""
     x = torch.linspace(-6, 6, 97, device="cpu")
     found = cast(Callable[[Tensor], Tensor], function)(x)
     same = (name for name in ACTIVATIONS if torch.allclose(found, plain_activation(name)(x), rtol=1e-5, atol=1e-6))

@@ -35,7 +35,7 @@ class Attends(Protocol):
         ...
 
     def embedded(self, x: Tensor) -> Tensor:
-        """The embeddings [1, T, hidden_size] of the pass, with what takes the place of some."""
+        """Returns the embeddings [1, T, hidden_size] of the pass, with what takes the place of some."""
         ...
 
 
@@ -53,7 +53,7 @@ def attending(attends: Attends) -> Iterator[None]:
 
 
 def current() -> Attends:
-    """The object that answers attention calls now."""
+    """Returns the object that answers attention calls now."""
     return _current.get()
 
 

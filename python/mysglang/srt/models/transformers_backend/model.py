@@ -164,7 +164,9 @@ class TransformersCausalLM(TokenModel):
 
 
 def _layer(module: nn.Module, call: Call, device: torch.device) -> tuple[nn.Module, RadixAttention]:
-    """A module, and the attention that one of its calls means. Its sinks are kept in float32, as backends read them."""
+    """Returns a module, and the attention that one of its calls means. Its sinks are kept in float32, as backends read
+    them.
+    """
     if call.sinks is None:
         return module, RadixAttention(call.spec)
     if getattr(module, call.sinks).dtype is not torch.float32:
@@ -233,7 +235,7 @@ class HandedStates:
 
 
 def _head_of(lm: Any) -> tuple[nn.Module, Handed]:
-    """A copy of the model that shares its parts and whose body returns given hidden states, and that body."""
+    """Returns a copy of the model that shares its parts and whose body returns given hidden states, and that body."""
     head, body = copy.copy(lm), Handed()
     head._modules = {**lm._modules, lm.base_model_prefix: body}
     return head, body

@@ -84,7 +84,7 @@ def check_conversions(model: PreTrainedModel) -> None:
 
 
 def _section(name: str, pattern: str, converter: WeightConverter) -> int:
-    """Which part of the parameter a tensor of one expert is."""
+    """Returns which part of the parameter a tensor of one expert is."""
     numbers = re.findall(r"\.experts\.(\d+)\.", name)
     if len(numbers) != 1:
         raise Refused(f"tensor {name} of its checkpoint is merged with others, and is of no expert")

@@ -73,7 +73,7 @@ class Probe:
 def spec_of(
     number: int, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, arguments: Mapping[str, Any]
 ) -> AttentionSpec:
-    """The attention spec that this call asks for. Raises Refused for unsupported arguments."""
+    """Returns the attention spec that this call asks for. Raises Refused for unsupported arguments."""
     kind = type(module).__name__
     if not isinstance(mask, CausalMask):
         made = "makes a mask of its own" if mask is not None else "attends without a mask"
@@ -108,7 +108,7 @@ def spec_of(
 
 
 def sinks_of(module: nn.Module, arguments: Mapping[str, Any]) -> str | None:
-    """The name of the parameter that the module hands over as sinks (s_aux), a number for each head."""
+    """Returns the name of the parameter that the module hands over as sinks (s_aux), a number for each head."""
     sinks = arguments.get("s_aux")
     if sinks is None:
         return None

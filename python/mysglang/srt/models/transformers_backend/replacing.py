@@ -149,7 +149,7 @@ class _Replacing:
         self._norms: dict[tuple[object, ...], str | None] = {}
 
     def instead_of(self, name: str, module: nn.Module) -> nn.Module | None:
-        """The replacement of a module, or None if it stays."""
+        """Returns the replacement of a module, or None if it stays."""
         if any(are_experts(child) for child in module.children()):
             self._routers.update(child for child in module.children() if not any(True for _ in child.children()))
         if isinstance(module, nn.Embedding):
@@ -216,7 +216,7 @@ class _Replacing:
         return TiedHead(head.out_features, cast(VocabParallelEmbedding, table), context=context)
 
     def _norm_kind(self, module: nn.Module) -> str | None:
-        """Which of our RMS norms computes what this module does; None: no one, or it is no norm.
+        """Returns which of our RMS norms computes what this module does; None: no one, or it is no norm.
 
         Both are run on random numbers, once for each class, size and epsilon: in float32, and in the dtype of the
         model, where they may round in different places.

@@ -54,7 +54,9 @@ class Facts:
         return value
 
     def of_model(self, key: str) -> Any:
-        """A number of the architecture, or None. A list of equal numbers, one for each layer, is that number."""
+        """Returns a number of the architecture, or None. A list of equal numbers, one for each layer, is that
+        number.
+        """
         value = self.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             value = value[0]
@@ -65,7 +67,7 @@ class Facts:
         return value
 
     def number(self, key: str) -> int:
-        """A number that must be present."""
+        """Returns a number that must be present."""
         value = self.of_model(key)
         if not isinstance(value, int):
             raise ConfigError(f"{self._header.path} lacks the metadata key {self.architecture}.{key}")
@@ -75,7 +77,7 @@ class Facts:
         return tensor in self.tensors
 
     def floats(self, tensor: GgufTensor) -> tuple[float, ...]:
-        """The values of a small tensor of F32."""
+        """Returns the values of a small tensor of F32."""
         if tensor.type.name != "F32" or math.prod(tensor.shape) > MAX_FREQUENCIES:
             raise ConfigError(f"{self._header.path}: tensor {tensor.name} is no short list of F32")
         with self._header.path.open("rb") as file:
@@ -243,7 +245,9 @@ def _rope(facts: Facts) -> dict[str, Any]:
 
 
 def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
-    """The parameters from which these divisors of the rotary frequencies follow. Raises ConfigError if none do."""
+    """Returns the parameters from which these divisors of the rotary frequencies follow. Raises ConfigError if none
+    do.
+    """
     scaling = {"rope_type": "llama3", "factor": max(divisors), **LLAMA3}
     theta = facts.of_model("rope.freq_base") or 10000.0
     known = isinstance(theta, int | float) and 1 < theta <= MOST and all(1 <= divisor <= MOST for divisor in divisors)
@@ -268,7 +272,7 @@ def _llama3_divisors(scaling: Mapping[str, Any], theta: float, count: int) -> li
 
 
 def _ends(facts: Facts) -> dict[str, Any]:
-    """The ids of tokens that begin and end a text."""
+    """Returns the ids of tokens that begin and end a text."""
     ids = {name: facts.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
     ends = [ids[name] for name in ("eos", "eot", "eom") if isinstance(ids[name], int)]
     return {"bos_token_id": ids["bos"], "eos_token_id": ends or None}

@@ -234,7 +234,7 @@ class _Reader:
 
 
 def _shortest(value: float) -> float:
-    """The decimal number of fewest digits that is `value` in float32: 1e-06 and not 9.999999974752427e-07.
+    """Returns the decimal number of fewest digits that is `value` in float32: 1e-06 and not 9.999999974752427e-07.
 
     That is what config.json said before it was written in 32 bits.
     """

@@ -26,7 +26,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """The files that a model consists of, by the first of them. Raises ConfigError for one that is missing."""
+    """Returns the files that a model consists of, by the first of them. Raises ConfigError for one that is missing."""
     match = _PART.fullmatch(path.name)
     if match is None:
         return [path]
@@ -42,7 +42,7 @@ def gguf_parts(path: Path) -> list[Path]:
 
 
 def ggufs_in(folder: Path) -> list[Path]:
-    """The models in a directory: each by its file, or by the first of its parts."""
+    """Returns the models in a directory: each by its file, or by the first of its parts."""
     found = sorted(folder.glob("*.gguf"))
     # Towers for pictures come in a file of their own, and text needs none.
     found = [path for path in found if not path.name.startswith("mmproj")]
@@ -50,7 +50,7 @@ def ggufs_in(folder: Path) -> list[Path]:
 
 
 def listed_files(paths: list[Path]) -> str:
-    """The names of the first few."""
+    """Returns the names of the first few."""
     return ", ".join(path.name for path in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
 
 
@@ -69,7 +69,7 @@ class GgufModel:
         self._facts = Facts(self.headers[0], by_name)
 
     def parts(self, header: GgufHeader) -> list[NamedPart]:
-        """The tensors in one of the files, by the names of Hugging Face's checkpoints."""
+        """Returns the tensors in one of the files, by the names of Hugging Face's checkpoints."""
         facts = self._facts
         naming = family_of(facts).naming(facts)
         heads = facts.number("attention.head_count")
@@ -89,15 +89,15 @@ class GgufModel:
         ]
 
     def config(self) -> dict[str, Any]:
-        """The content of an equivalent config.json."""
+        """Returns the content of an equivalent config.json."""
         return config_json(self._facts)
 
     def tokenizer_json(self) -> bytes:
-        """The content of an equivalent tokenizer.json."""
+        """Returns the content of an equivalent tokenizer.json."""
         return tokenizer_json(self._facts)
 
     def tokenizer_config(self) -> dict[str, Any]:
-        """The content of an equivalent tokenizer_config.json."""
+        """Returns the content of an equivalent tokenizer_config.json."""
         config = tokenizer_config(self._facts)
         templates = config.get("chat_template")
         for text in [each["template"] for each in templates] if isinstance(templates, list) else [templates or ""]:

@@ -88,7 +88,7 @@ WORDS: Mapping[str, Words] = {
 
 
 def tokenizer_json(facts: Facts) -> bytes:
-    """The tokenizer.json. Raises ConfigError for a tokenizer that is missing, damaged or of another kind."""
+    """Returns the tokenizer.json. Raises ConfigError for a tokenizer that is missing, damaged or of another kind."""
     whole = facts.metadata.get("tokenizer.huggingface.json")
     if isinstance(whole, str):
         return whole.encode()
@@ -104,7 +104,7 @@ def tokenizer_json(facts: Facts) -> bytes:
 
 
 def tokenizer_config(facts: Facts) -> dict[str, Any]:
-    """The tokenizer_config.json."""
+    """Returns the tokenizer_config.json."""
     tokens = _tokens(facts) if "tokenizer.ggml.tokens" in facts.metadata else []
     config: dict[str, Any] = {}
     for name in ("bos", "eos", "unknown", "padding", "mask"):
@@ -122,7 +122,7 @@ def tokenizer_config(facts: Facts) -> dict[str, Any]:
 
 
 def _templates(facts: Facts) -> Any:
-    """The chat template, or a list of several by name."""
+    """Returns the chat template, or a list of several by name."""
     template = facts.metadata.get("tokenizer.chat_template")
     names = facts.metadata.get("tokenizer.chat_templates")
     named = {"default": template} if isinstance(template, str) else {}
@@ -204,7 +204,7 @@ def _scored_merges(facts: Facts, tokens: list[str]) -> list[tuple[str, str]]:
 
 
 def _frame(facts: Facts) -> dict[str, Any]:
-    """The part that all kinds share: tokens that are found in a text before it is split into words."""
+    """Returns the part that all kinds share: tokens that are found in a text before it is split into words."""
     tokens = _tokens(facts)
     kinds = _types(facts, len(tokens))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

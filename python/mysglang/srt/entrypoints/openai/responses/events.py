@@ -47,7 +47,9 @@ class TokenShares:
             self._tokens.append((begin, self._start + len(self._data), entry))
 
     def take(self, text: str) -> list[TokenEntry]:
-        """The tokens of the next piece. If their bytes are not those of the text (they were no characters), all."""
+        """Returns the tokens of the next piece. If their bytes are not those of the text (they were no characters),
+        all.
+        """
         wanted = text.encode()
         # The last occurrence: text before it that was not sent is a marker.
         at = self._data.rfind(wanted)
@@ -89,8 +91,8 @@ class OutputEvents:
         """Log-probabilities of the open message."""
 
     def say(self, parts: Iterable[AnswerPart], tokens: Iterable[TokenEntry] = ()) -> list[Event]:
-        """The events for these parts. `tokens`: the tokens that arrived with them, if their log-probabilities are
-        wanted.
+        """Returns the events for these parts. `tokens`: the tokens that arrived with them, if their log-probabilities
+        are wanted.
         """
         told: list[Event] = []
         self._shares.add(tokens)
@@ -108,7 +110,7 @@ class OutputEvents:
         return told
 
     def finish(self, status: str = "completed") -> list[Event]:
-        """The end of the open item, if one is."""
+        """Returns the end of the open item, if one is."""
         if self._kind is None:
             return []
         text = "".join(self._pieces)
@@ -129,7 +131,7 @@ class OutputEvents:
         return told
 
     def _begin(self, kind: Kind, more: StoredItem) -> list[Event]:
-        """An item of that kind, unless one is open; two calls are two items."""
+        """Returns an item of that kind, unless one is open; two calls are two items."""
         if self._kind == kind:
             return []
         told = self.finish()

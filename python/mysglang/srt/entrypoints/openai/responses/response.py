@@ -45,7 +45,7 @@ class Job:
         last: ChatNews | None = None,
         error: ErrorFacts | None = None,
     ) -> dict[str, Any]:
-        """The response in its present state. `last`: the end of the answer, which has the usage."""
+        """Returns the response in its present state. `last`: the end of the answer, which has the usage."""
         body, params = self.body, self.call.obj.sampling_params
         assert not isinstance(params, list), "one conversation"
         return {

@@ -49,7 +49,7 @@ class OpenAIServingResponses:
         self._background = BackgroundJobs(num_keys)
 
     async def create(self, request: Request) -> Response:
-        """The response to `request`. Raises what `error_responses` knows."""
+        """Returns the response to `request`. Raises what `error_responses` knows."""
         body = await self._models.read(request, ResponsesRequest)
         if body.stream:
             frames = self._stream(body) if not body.background else await self._start_stream(body)
@@ -58,7 +58,7 @@ class OpenAIServingResponses:
         return json_response(await while_connected(request, answer))
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens the prompt of a response to `request` has."""
+        """Returns how many tokens the prompt of a response to `request` has."""
         body = await self._models.read(request, CountResponseTokensRequest)
         count = await while_connected(request, self._count(body))
         return json_response({"object": "response.input_tokens", "input_tokens": count})
@@ -97,7 +97,7 @@ class OpenAIServingResponses:
         return response
 
     def input_items(self, response_id: str, *, limit: int, order: str, after: str | None) -> dict[str, Any]:
-        """A page of the conversation that it answers. Raises NotFound, InvalidRequest."""
+        """Returns a page of the conversation that it answers. Raises NotFound, InvalidRequest."""
         items: Sequence[StoredItem] = self._store.get(response_id).items
         if order == "desc":
             items = items[::-1]
@@ -248,7 +248,7 @@ class OpenAIServingResponses:
         return stored.conversation
 
     def _end(self, job: Job, output: OutputEvents, last: ChatNews) -> tuple[list[Event], dict[str, Any]]:
-        """The last events, and the stored response. Raises Aborted for a response that was aborted."""
+        """Returns the last events, and the stored response. Raises Aborted for a response that was aborted."""
         assert last.ending is not None, "asked at the end"
         if last.ending.reason == "abort":
             raise aborted()

@@ -45,7 +45,7 @@ def new_item_id(kind: str) -> str:
 
 
 def stored_items(items: Sequence[Item]) -> list[StoredItem]:
-    """The items of the client as they are stored: every item has an id."""
+    """Returns the items of the client as they are stored: every item has an id."""
     return [
         {**item.model_dump(exclude_none=True), "id": item.id or new_item_id(item.type), "status": "completed"}
         for item in items
@@ -73,7 +73,9 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
 
 
 def encrypted(thought: str) -> str:
-    """A token that carries a thought through a client that stores no text of it. It is only encoded, not secret."""
+    """Returns a token that carries a thought through a client that stores no text of it. It is only encoded, not
+    secret.
+    """
     return base64.b64encode(thought.encode()).decode()
 
 
