@@ -318,7 +318,7 @@ def _comparing(kind: str) -> Filter:
 
 
 def _numeric(name: str) -> Filter:
-    """Raises, because a text before `%` would be a format."""
+    """Returns the test of that name for numbers alone: a text before `%` would be a format."""
 
     def run(value: Any, *args: Any) -> Any:
         if not all(isinstance(given, (int, float, Undefined)) for given in (value, *args)):
