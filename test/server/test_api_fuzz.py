@@ -32,7 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The embedded model with all of its routes open, to names that it does not know as well."""
     files = tmp_path_factory.mktemp("files")
     options = ("--dtype", "float32", "--log-level", "error", "--file-storage-path", str(files))
-    with WarmServer(*options, "--admin-api-key", ADMIN_KEY) as server:
+    # Drawn requests name folders, which a server makes where it works.
+    with WarmServer(*options, "--admin-api-key", ADMIN_KEY, PWD=str(files)) as server:
         assert server.url
         yield server
 
