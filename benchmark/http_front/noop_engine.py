@@ -18,7 +18,7 @@ import numpy as np
 from mysglang.srt.entrypoints.http_server import launch_server
 from mysglang.srt.entrypoints.launcher import ChildModules
 from mysglang.srt.managers.child import SchedulerLaunch, run_child, scheduler_title, tell_parent
-from mysglang.srt.managers.model_files import load_tokenizer
+from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, pack_ids, scheduler_codec
 from mysglang.srt.messages.control import GetInternalStateReq, GetInternalStateReqOutput, HeartBeat
