@@ -1,4 +1,4 @@
-"""What benchmarks, examples and scripts import from our packages is there: no other test runs all of them."""
+"""Imports of our packages in benchmarks, examples and scripts name what is there: no other test runs all of them."""
 
 import ast
 import importlib.util
