@@ -312,7 +312,7 @@ def delta_runs(
     runs: Runs,
 ) -> Tensor:
     """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
-    if not proved(q, k, v):
+    if not proved(v.dtype):
         return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs)
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device
