@@ -51,7 +51,7 @@ FIGURES = (
 
 
 def main(argv: Sequence[str], prog: str = PROG) -> int:
-    """0 if every request of every run succeeded."""
+    """Runs the tool. Returns 0 if every request of every run succeeded."""
     options, rest = make_parser(prog).parse_before_server(argv)
     for word in rest:
         if word.partition("=")[0] in OTHERS_ONLY:
@@ -115,7 +115,7 @@ def medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def ratios(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Server -> figure -> its part of the first server's; None where that is 0."""
+    """Returns server -> figure -> its ratio to the first server's figure; None where that is 0."""
     first = next(iter(found.values()))
     return {
         name: {figure.key: figures[figure.key] / first[figure.key] if first[figure.key] else None for figure in FIGURES}
@@ -124,7 +124,7 @@ def ratios(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float | No
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """One column for each server; behind all but the first, the ratio to the first."""
+    """Formats the table: a column for each server, and for all but the first the ratio to the first."""
     parts = ratios(found)
     width = max(12, *(len(name) for name in found)) + 2
     head = f"{'':<20}" + "".join(

@@ -76,7 +76,9 @@ def _measure(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prompts(engine: Engine, options: argparse.Namespace) -> list[Prompt]:
-    """Texts, so that their tokens are counted too, as in a server; ids for an engine without a tokenizer."""
+    """Makes the prompts: texts, so that tokenizing counts too, as in a server; ids for an engine without a
+    tokenizer.
+    """
     model = engine.server_args.model
     if model.skip_tokenizer_init:
         vocabulary = Vocabulary.of_size(engine.get_server_info()["scheduler_info"]["vocab_size"])

@@ -34,7 +34,7 @@ SGLANG_ONLY = f"{PROFILING} correct correctness-test cut-len prompt-filename"
 
 
 def main(argv: Sequence[str], prog: str = PROG) -> int:
-    """0 if at least one shape was measured."""
+    """Runs the tool. Returns 0 if at least one shape was measured."""
     options, rest = make_parser(prog).parse_before_server(argv, SGLANG_ONLY)
     try:
         server_args, model = find_model(ServerArgs.from_cli([*_room_for(max(options.batch_size)), *rest]))
@@ -77,7 +77,7 @@ def _room_for(batch_size: int) -> list[str]:
 
 
 def _table(result: OneBatchResult, every: int) -> str:
-    """SGLang's lines; the first decode steps and every `every`-th."""
+    """Formats the result as SGLang's tool does, with the first decode steps and every `every`-th one after them."""
     size = result.batch_size
     lines = [
         f"\nBenchmark: batch size {size}, input length {result.input_len}, output length {result.output_len}",

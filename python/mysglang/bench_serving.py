@@ -42,7 +42,7 @@ return-routed-experts rust-client served-model-name top-logprobs-num use-trace-t
 
 
 def main(argv: Sequence[str], prog: str = PROG) -> int:
-    """0 if at least one request succeeded."""
+    """Runs the tool. Returns 0 if at least one request succeeded."""
     options = read_options(argv, prog)
     if options.plot:
         plot.require_matplotlib()
@@ -86,7 +86,7 @@ def result(options: argparse.Namespace, done: Run) -> dict[str, Any]:
 
 
 def _details(done: Run) -> dict[str, Any]:
-    """One entry for each request, in the order of the workload; times in seconds."""
+    """Returns lists with one entry for each request, in the order of the workload; times in seconds."""
     records = done.load.records
     return {
         "input_lens": [record.prompt_tokens for record in records],
@@ -102,7 +102,7 @@ def _details(done: Run) -> dict[str, Any]:
 
 
 def _remark(done: Run) -> None:
-    """Notes that a reader of the table needs."""
+    """Prints what a reader of the table must know, such as failed requests."""
     if done.metrics.failed:
         first = next(record.error for record in done.load.records if not record.ok)
         print(f"{done.metrics.failed} requests failed, the first with: {first}", file=sys.stderr)
@@ -188,7 +188,7 @@ def _heading(options: argparse.Namespace) -> str:
 
 
 def _many_open_files() -> None:
-    """Every request has a connection of its own."""
+    """Raises the limit of open files to its maximum, because every request has its own connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -52,7 +52,7 @@ class Start:
 
 
 def main(argv: Sequence[str], prog: str = PROG) -> int:
-    """0 if every run came to its first token. Raises Failed if one does not."""
+    """Runs the tool. Returns 0 if every run reached its first token; raises Failed otherwise."""
     words, command = _split(argv)
     options = make_parser(prog).parse_all(words)
     command = command or shlex.split(DEFAULT_COMMAND)
@@ -89,7 +89,7 @@ def make_parser(prog: str = PROG) -> ToolParser:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those of the command."""
+    """Splits the command line at `--` into the tool's own words and the command."""
     words = list(argv)
     if "--" not in words:
         return words, []
@@ -109,7 +109,7 @@ def _start(command: Sequence[str], base_url: str | None, timeout: float) -> Star
 
 @contextlib.contextmanager
 def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The command, ended on leaving with all that it has started."""
+    """Starts the command; on exit from the block, ends it and every process that it started."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
     except OSError as error:

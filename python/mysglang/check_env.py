@@ -27,7 +27,7 @@ OTHER_VARIABLES = """
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """(what, value) in the order in which they are printed."""
+    """Yields pairs (name, value) in the order in which they are printed."""
     yield "mysglang", f"{__version__} in {Path(__file__).parent}"
     yield "python", f"{platform.python_version()} ({sys.executable})"
     yield "system", platform.platform()

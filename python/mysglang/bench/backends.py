@@ -191,7 +191,7 @@ def make_backend(name: str, *, incremental: bool = False) -> Backend:
 
 
 def _error(raw: msgspec.Raw) -> str:
-    """Error message of a frame; empty if the field is absent or null."""
+    """Returns the error message of a frame; empty if the field is absent or null."""
     text = bytes(raw).decode(errors="replace")
     return "" if text == "null" else text
 
@@ -209,6 +209,6 @@ def _common(options: AskOptions) -> dict[str, Any]:
 
 
 def _over(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """`extra` over `body`; objects in both are put together."""
+    """Returns `extra` merged into `body`; where both have an object under one key, the two objects are merged."""
     both = {name: body[name] | value for name, value in extra.items() if isinstance(body.get(name), dict)}
     return body | extra | both

@@ -30,7 +30,9 @@ def read_sharegpt(path: str) -> list[Exchange]:
 
 
 def read_custom(path: str) -> list[Exchange]:
-    """Lines {"prompt": …, "output_len": …} or {"conversations": [question, answer]}. Raises Refused."""
+    """Reads a file of JSON lines, {"prompt": …, "output_len": …} or {"conversations": [question, answer]}. Raises
+    Refused.
+    """
     exchanges = []
     for number, line in enumerate(_read(path).splitlines(), 1):
         if not line.strip():

@@ -54,7 +54,7 @@ class DatasetOptions:
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, seed: int) -> None:
-    """The flags that DatasetOptions reads; `seed` is the tool's default."""
+    """Adds the flags that DatasetOptions reads. `seed` is the tool's default seed."""
     part = parser.add_argument_group("dataset")
     part.add_argument("--dataset-name", choices=list(_DATASETS), default="sharegpt", help="Where prompts come from.")
     part.add_argument("--dataset-path", default="", metavar="FILE", help="For sharegpt, custom and random.")
@@ -122,7 +122,7 @@ def _sharegpt(
 
 
 def _custom(options: DatasetOptions, vocabulary: Vocabulary, writer: Writer, rng: np.random.Generator) -> list[Prompt]:
-    """Prompts in the order of the user's file."""
+    """Returns the prompts of the user's file, in its order."""
     return _usable(options, vocabulary, writer, read_custom(_path(options)))
 
 
@@ -151,7 +151,7 @@ def _output_len(options: DatasetOptions, vocabulary: Vocabulary, exchange: Excha
 
 
 def _random_lens(options: DatasetOptions, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """(input, output) of each request."""
+    """Draws the pair (input tokens, output tokens) of each request."""
 
     def lens(longest: int) -> Longs:
         shortest = max(1, int(longest * options.random_range_ratio))
@@ -166,7 +166,7 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
 
 
 def _first(ids: list[int], count: int) -> Iterator[int]:
-    """`count` ids: the beginning, or the whole again and again."""
+    """Yields `count` ids: the beginning of `ids`, or `ids` repeated until there are enough."""
     return (item for item, _ in zip(cycle(ids), range(count), strict=False))
 
 

@@ -45,7 +45,9 @@ class ToolParser(argparse.ArgumentParser):
         raise Refused(f"{message}; --help lists the options.")
 
     def parse_all(self, argv: Sequence[str], sglang_only: str = "") -> argparse.Namespace:
-        """All words must be ours. `sglang_only`: names that SGLang's tool has and this one has not."""
+        """Parses the command line and refuses unknown words. `sglang_only`: flags of SGLang's tool that this one does
+        not have.
+        """
         found, rest = self.parse_known_args(argv)
         if rest:
             raise Refused(*self._strangers(rest, frozenset(sglang_only.split())))

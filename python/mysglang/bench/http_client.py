@@ -78,7 +78,7 @@ class HttpClient:
             transport.abort()
 
     async def fetch(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Status and whole body. Raises ConnectionFailed."""
+        """Sends one request and returns the status and the whole body. Raises ConnectionFailed."""
         pieces: list[bytes] = []
         status = await self.request(method, path, body, lambda _status, piece: pieces.append(piece))
         return status, b"".join(pieces)

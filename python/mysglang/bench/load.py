@@ -35,7 +35,10 @@ class LoadResult:
 
 
 def arrival_times(count: int, rate: float, rng: np.random.Generator) -> list[float]:
-    """When each request comes, in seconds from the first: a Poisson process of `rate` a second, inf for all at once."""
+    """Returns the arrival time of each request, in seconds after the first.
+
+    Arrivals are a Poisson process of `rate` requests a second; with a rate of inf, all arrive at once.
+    """
     if math.isinf(rate):
         return [0.0] * count
     gaps = rng.exponential(1 / rate, count - 1)

@@ -36,7 +36,7 @@ class Spread:
         return cls(float(ms.mean()), median, float(ms.std()), p90, p95, p99, float(ms.max()))
 
     def named(self, what: str) -> dict[str, float]:
-        """{mean_WHAT_ms: …}, as in the JSON."""
+        """Returns {mean_WHAT_ms: …, …}, the keys and values for the JSON output."""
         return {f"{field.name}_{what}_ms": getattr(self, field.name) for field in fields(self)}
 
 
@@ -89,7 +89,7 @@ class ServingMetrics:
         return 100 * self.total_cached_tokens / max(1, self.total_input_tokens)
 
     def flat(self) -> dict[str, float | int | None]:
-        """Under SGLang's JSON keys."""
+        """Returns all metrics under SGLang's JSON keys."""
         return {
             "duration": self.duration,
             "completed": self.completed,
@@ -125,8 +125,9 @@ def measure(
     vocabulary: Vocabulary,
     objectives: Mapping[str, float] | None = None,
 ) -> ServingMetrics:
-    """Metrics of all requests that succeeded. `objectives`: limits in milliseconds for ttft, tpot or e2el, for
-    goodput.
+    """Computes the metrics of all requests that succeeded.
+
+    `objectives`: limits in milliseconds for ttft, tpot or e2el, by which goodput counts.
     """
     good = [record for record in records if record.ok]
     cached = [record.cached_tokens for record in good if record.cached_tokens is not None]

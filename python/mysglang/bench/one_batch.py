@@ -55,7 +55,7 @@ class OneBatchResult:
         return statistics.median(self.decode_latencies) if self.decode_latencies else None
 
     def flat(self) -> dict[str, Any]:
-        """Under SGLang's JSON keys."""
+        """Returns all figures under SGLang's JSON keys."""
         median = self.median_decode_latency
         decode = {} if median is None else {"median_decode_throughput": self.batch_size / median}
         return {
@@ -80,7 +80,7 @@ class OneBatch:
         self.chunk = chunk
 
     def why_not(self, batch_size: int, input_len: int, output_len: int) -> str | None:
-        """Why the worker cannot hold such a batch, or None if it can."""
+        """Returns why the worker cannot hold such a batch, or None if it can."""
         capacity, length = self._worker.capacity, input_len + output_len
         if batch_size > capacity.num_slots:
             return f"{batch_size} requests are more than the {capacity.num_slots} that can run at once"
@@ -98,7 +98,7 @@ class OneBatch:
         return None
 
     def rows(self, batch_size: int, input_len: int, *, seed: int) -> Rows:
-        """Random prompts, of which nothing has been computed yet."""
+        """Makes rows with random prompts, of which nothing has been computed yet."""
         vocab_size = self._worker.capacity.vocab_size
         ids = np.random.default_rng(seed).integers(0, vocab_size, (batch_size, input_len), dtype=np.int32)
         return Rows(self._worker, ids)
@@ -106,7 +106,7 @@ class OneBatch:
     def run(
         self, batch_size: int, input_len: int, output_len: int, *, seed: int, overlap: bool = False
     ) -> OneBatchResult:
-        """Random prompts of `input_len` tokens, answered greedily with `output_len`.
+        """Measures random prompts of `input_len` tokens, answered greedily with `output_len` tokens.
 
         With `overlap` the latency of a decode step is the time between its end and that of the step before.
         """
@@ -152,7 +152,7 @@ class Rows:
         self._lens: Ints = np.zeros(len(ids), dtype=np.int32)
 
     def prefill(self, chunk: int) -> Iterator[ModelWorkerBatch]:
-        """Steps that compute all prompts, row after row."""
+        """Yields the steps that compute all prompts, row after row."""
         whole = self._ids.shape[1]
         first = 0
         while first < len(self._slots):
@@ -172,7 +172,9 @@ class Rows:
             first += int(yields.sum())
 
     def decode(self) -> ModelWorkerBatch:
-        """One more token of each row; the newest one is known to the device only."""
+        """Plans a step that computes one more token of each row. Only the device knows the newest tokens, which are its
+        input.
+        """
         count = len(self._slots)
         ids: Ints = np.full(count, ON_DEVICE, dtype=np.int32)
         ones: Ints = np.ones(count, dtype=np.int32)
@@ -212,5 +214,5 @@ class Rows:
 
 
 def make_kv(capacity: WorkerCapacity) -> KvManager:
-    """KV cache for one batch whose requests share no prefix."""
+    """Returns the KV cache for one batch whose requests share no prefix."""
     return KvManager(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache("chunk"))

@@ -45,7 +45,7 @@ def draw(path: str, heading: str, records: Sequence[RequestRecord], start: float
 
 
 def _distribution(axis: Any, name: str, seconds: Sequence[float]) -> None:
-    """The share of requests that took no longer."""
+    """Draws the cumulative distribution: the share of requests that took at most so many milliseconds."""
     ms = np.sort(np.asarray(seconds)) * MS
     axis.plot(ms, np.arange(1, len(ms) + 1) / max(1, len(ms)), drawstyle="steps-post")
     for percent in (50, 99) if len(ms) else ():

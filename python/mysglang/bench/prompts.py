@@ -27,7 +27,7 @@ class Writer(Protocol):
     """Makes the contents of prompts, all in one kind."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Content:
-        """Random contents of `count` tokens."""
+        """Draws random content of `count` tokens."""
         ...
 
     def of_ids(self, ids: list[int]) -> Content: ...
@@ -39,7 +39,7 @@ class Writer(Protocol):
         ...
 
     def prompt(self, content: Content, output_len: int) -> Prompt:
-        """Counted."""
+        """Makes a prompt of `content` and counts its tokens."""
         ...
 
 

@@ -48,7 +48,7 @@ class RequestRecord:
         return (self.last_token - self.ttft) / (self.output_tokens - 1)
 
     def itls(self) -> list[float]:
-        """Time between tokens; tokens of one chunk share the gap before it evenly."""
+        """Returns the times between tokens in seconds. Tokens of one chunk share the gap before the chunk evenly."""
         gaps: list[float] = []
         for (before, _), (now, count) in zip(self.arrivals, self.arrivals[1:], strict=False):
             gaps += [(now - before) / count] * count

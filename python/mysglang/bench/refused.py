@@ -32,7 +32,9 @@ class Failed(Refused):
 
 
 def run_tool(main: Callable[[Sequence[str]], int]) -> int:
-    """`main` on the command line's words; the exit status of the tool. No traceback for what a user can cause."""
+    """Runs `main` on the words of the command line and returns the tool's exit status. Errors of the user get no
+    traceback.
+    """
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()

@@ -15,12 +15,12 @@ WIDTH = 50
 
 
 def title(text: str, rule: str = "=") -> str:
-    """`text` in the middle of a rule."""
+    """Returns `text` centred in a line of `rule` characters."""
     return f"{text:{rule}^{WIDTH}}"
 
 
 def line(name: str, value: Any) -> str:
-    """One figure; floats with two digits."""
+    """Formats one figure as a line of the report; floats get two digits."""
     return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value!s:<10}"
 
 
@@ -91,7 +91,9 @@ def offline_table(figures: Mapping[str, Any]) -> str:
 
 
 def append_json(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
-    """One line for each object at the end of the file: runs pile up. Raises Refused."""
+    """Appends one line of JSON to the file for each object, so that results of several runs collect there. Raises
+    Refused.
+    """
     try:
         with Path(path).open("ab") as file:
             file.writelines(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE) for item in objects)

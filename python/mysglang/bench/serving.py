@@ -65,7 +65,7 @@ class Server:
         self._client = client
 
     async def wait_ready(self, seconds: float) -> None:
-        """Until it lists its models. Raises Failed after so many seconds."""
+        """Waits until the server lists its models. Raises Failed after `seconds`."""
         end = time.monotonic() + seconds
         told = seconds < WORTH_TELLING_S
         while True:
@@ -145,7 +145,7 @@ async def run(options: argparse.Namespace) -> Run:
 
 
 def accept_length(info: Mapping[str, Any] | None) -> float | None:
-    """Accepted draft tokens per step as the server's /server_info reports them; None without speculative decoding."""
+    """Returns the accepted draft tokens per step that /server_info reports; None without speculative decoding."""
     match info:
         case {"internal_states": [{"avg_spec_accept_length": float() | int() as length}, *_]}:
             return float(length)
@@ -153,7 +153,9 @@ def accept_length(info: Mapping[str, Any] | None) -> float | None:
 
 
 async def _warm_up(asker: Asker, prompts: Sequence[Prompt], count: int) -> None:
-    """The first prompt so often, with a short answer. Raises Failed if one fails: the rest would too."""
+    """Sends the first prompt `count` times, with short answers. Raises Failed if one fails, since the others would
+    too.
+    """
     short = replace(prompts[0], output_len=min(prompts[0].output_len, WARMUP_TOKENS))
     for record in await asyncio.gather(*(asker.ask(short) for _ in range(count))):
         if not record.ok:

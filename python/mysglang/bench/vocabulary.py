@@ -49,7 +49,7 @@ class Vocabulary:
         return self._tokenizer is not None
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` ids, each as likely as any other."""
+        """Draws `count` token ids, each as likely as any other."""
         drawn: list[int] = rng.choice(self._ids, count).tolist()
         return drawn
 
@@ -65,7 +65,9 @@ class Vocabulary:
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without special tokens around it. Raises Refused if there is no tokenizer."""
+        """Returns the token ids of `text`, without special tokens around it. Raises Refused if there is no
+        tokenizer.
+        """
         ids: list[int] = self._texts().encode(text, add_special_tokens=False).ids
         return ids
 

@@ -65,7 +65,7 @@ class Answer:
         return message
 
     def _take_call(self, delta: Mapping[str, Any]) -> None:
-        """A call comes in pieces: its index first, then its name, then its arguments bit by bit."""
+        """Adds a piece of a tool call: its index comes first, then its name, then its arguments bit by bit."""
         index = delta["index"]
         while len(self.calls) <= index:
             self.calls.append(Call())

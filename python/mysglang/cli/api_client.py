@@ -61,8 +61,8 @@ class ApiClient:
         return self._whole("POST", path, body)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-        """The objects of a stream of server-sent events. Closing the iterator closes the connection, which ends the
-        request on the server.
+        """Yields the objects of a stream of server-sent events. Closing the iterator closes the connection, which ends
+        the request on the server.
         """
         connection, response = self._send("POST", path, body)
         try:

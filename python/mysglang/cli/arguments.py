@@ -9,7 +9,7 @@ from mysglang.srt.environ import API_KEY, BASE_URL
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, own: bool = False) -> None:
-    """Which server to ask. `own`: whether the command can start one itself."""
+    """Adds the flags that say which server to use. `own`: whether the command can start a server itself."""
     part = parser.add_argument_group("server")
     part.add_argument(
         "--base-url",
@@ -28,7 +28,7 @@ def add_server_flags(parser: argparse.ArgumentParser, *, own: bool = False) -> N
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """How answers are drawn. What is not given is the server's own default."""
+    """Adds the sampling flags. If a flag is not given, the server's default holds."""
     part = parser.add_argument_group("sampling")
     part.add_argument("--temperature", type=float, help="0 takes the likeliest token. Default: the model's.")
     part.add_argument("--top-p", type=float, help="Draw from the likeliest tokens of this total probability.")

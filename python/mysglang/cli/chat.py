@@ -108,7 +108,7 @@ class Chat:
         self._note(f"{harmless(model)} at {self._client.base_url}. /help lists commands; Ctrl-C stops an answer.")
 
     def run(self) -> None:
-        """Until the end of input, or /quit."""
+        """Reads and answers messages until the end of input, or /quit."""
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  (gives input() a history and an editor)
@@ -150,7 +150,7 @@ class Chat:
                 self._messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
     def _ask(self) -> list[Call]:
-        """One request. Returns the calls that wait for results."""
+        """Sends one request and shows its answer. Returns the tool calls that wait for results."""
         answer, begun = Answer(), time.perf_counter()
         stream = self._client.stream(PATH, self._body())
         stopped = False
@@ -243,5 +243,5 @@ class Chat:
 
 
 def _for_readline(style: Style, prompt: str) -> str:
-    """Bold, with the marks that tell readline which characters take no room."""
+    """Returns `prompt` in bold, with the marks that tell readline which characters take no space on the line."""
     return f"\x01\x1b[1m\x02{prompt}\x01\x1b[0m\x02" if style.colours else prompt

@@ -21,7 +21,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    """The first word may be the evaluation's name, or --eval-name says it."""
+    """Runs an evaluation. Its name is the first word, or follows --eval-name."""
     words = list(argv)
     if words and words[0] == TINY:
         # Imported here: it knows the embedded model, and no other does.

@@ -94,7 +94,7 @@ def _print_pieces(client: ApiClient, path: str, body: dict[str, Any], *, thought
 
 
 def _pieces(client: ApiClient, path: str, body: dict[str, Any]) -> Generator[tuple[str, str]]:
-    """(thought or text, piece) as they come."""
+    """Yields pairs (kind, piece) as they arrive; kind is `thought` or `text`."""
     for event in client.stream(path, {**body, "stream": True}):
         for choice in event.get("choices", ()):
             delta = choice.get("delta", choice)

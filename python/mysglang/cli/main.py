@@ -60,7 +60,7 @@ exit status: 0 done, 1 failed, 2 wrong command line, 130 ended with Ctrl-C."""
 
 
 def main() -> int:
-    """The console script. Returns the exit status."""
+    """Runs the `mysglang` command. Returns the exit status."""
     if completing():
         complete(COMMANDS)
     return run_tool(run)

@@ -115,7 +115,7 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 def architectures() -> dict[str, Any]:
-    """Architecture -> what it gives."""
+    """Returns the supported architectures: name -> its task, and whether it is an encoder."""
     return {name: {"task": row.task, "encoder": row.encoder} for name, row in ARCHITECTURES.items()}
 
 
@@ -164,7 +164,7 @@ def _stored(folder: Path, config: ModelConfig) -> dict[str, int]:
 
 
 def _memory(given: float | None) -> tuple[float, str]:
-    """Memory in GiB, and whether it is the GPU's or the machine's."""
+    """Returns the memory in GiB, and words that say where the figure comes from."""
     if given is not None:
         return given, "as given"
     gpus = detect_hardware().gpu_memory

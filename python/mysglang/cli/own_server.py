@@ -44,7 +44,8 @@ def parse_for_server(parser: ToolParser, argv: Sequence[str]) -> tuple[argparse.
 
 @contextlib.contextmanager
 def chosen_server(options: argparse.Namespace, flags: Sequence[str]) -> Iterator[ApiClient]:
-    """The server that --base-url or --model-path names. `flags` are words for a server of our own.
+    """Yields a client of the server that --base-url names, or of one that is started for --model-path. `flags` are
+    passed to a server that is started.
 
     Raises Failed if the server does not come to be ready.
     """

@@ -63,7 +63,7 @@ def make_parser(prog: str) -> ToolParser:
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    """0 if every trace was written in time."""
+    """Runs the tool. Returns 0 if every trace was written in time."""
     options = make_parser(prog).parse_all(argv, SGLANG_ONLY)
     url = options.base_url or BASE_URL.get()
     client = ApiClient(url, options.api_key)

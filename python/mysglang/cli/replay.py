@@ -74,7 +74,7 @@ def make_parser(prog: str) -> ToolParser:
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    """0 if every request was answered."""
+    """Runs the tool. Returns 0 if every request was answered."""
     options = make_parser(prog).parse_all(argv)
     records = _records(options)
     url = options.base_url or BASE_URL.get()

@@ -27,7 +27,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    """The exit codes of `launch_server`."""
+    """Starts the server. Returns the exit codes of `launch_server`."""
     open_standard_files()
     server_args = ServerArgs.from_kwargs(None, **parse(argv, Usage(prog, positional_model=True)))
     # Imported here: a wrong option is reported before anything else is loaded.

@@ -40,5 +40,5 @@ def style_of(stream: TextIO) -> Style:
 
 
 def harmless(text: str) -> str:
-    """`text` without what could steer a terminal: a model may write any character."""
+    """Returns `text` without control characters, by which a model's answer could steer the terminal."""
     return text.translate(CONTROL)

@@ -85,13 +85,15 @@ class Item:
         return self.turns[-1]
 
     def messages(self) -> list[dict[str, Any]]:
-        """Everything before the answer, as OpenAI chat messages, system message first if there is one."""
+        """Returns everything before the answer as OpenAI chat messages; the system message comes first, if there is
+        one.
+        """
         head = [{"role": "system", "content": self.system}] if self.system else []
         return head + [turn.message() for turn in self.turns[:-1]]
 
 
 def exam_items(per_task: int, seed: int = 0, tasks: Sequence[str] = TASKS, file: Path = EXAM_FILE) -> list[Item]:
-    """`per_task` different questions of each of `tasks`, the same for the same seed; seed 0 takes the first ones.
+    """Draws `per_task` different questions of each task, the same ones for the same seed. Seed 0 takes the first ones.
 
     Raises ConfigError if the file cannot be read, or has fewer questions of a task.
     """
@@ -144,7 +146,7 @@ def answer_text(turn: Turn, thinking: bool) -> str:
 
 
 def compact_json(value: Any) -> str:
-    """JSON as the chat template writes it."""
+    """Writes `value` as JSON, with the spacing that the chat template uses."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -163,7 +165,7 @@ def with_long_system(rng: Random, item: Item, characters: int) -> Item:
 
 
 def _foreign(rng: Random, characters: int) -> str:
-    """Paragraphs from one or several places of the reference text."""
+    """Returns up to `characters` characters of paragraphs from random places of the reference text."""
     paragraphs = _paragraphs()
     chosen: list[str] = []
     while characters > 0:

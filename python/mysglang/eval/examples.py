@@ -69,7 +69,7 @@ class Task(Protocol):
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file with one JSON object in each line, compressed if its name ends in .gz. Raises Failed."""
+    """Yields the objects of a JSON lines file, which is decompressed if its name ends in .gz. Raises Failed."""
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if not line.strip():
             continue
@@ -96,8 +96,8 @@ def fields(record: dict[str, Any], names: Sequence[str], path: Path) -> list[str
 
 
 def chosen(items: list[Any], options: TaskOptions, path: Path) -> list[Any]:
-    """`options.num_examples` of the items, drawn by the seed; all of them in their order if no number is given. Raises
-    Failed if there are none.
+    """Draws `options.num_examples` items by the seed, or returns all in order if no number is given. Raises Failed if
+    there are none.
     """
     if not items:
         raise Failed(f"{path} holds no question.")
@@ -113,7 +113,7 @@ def last_number(text: str) -> float | None:
 
 
 def judge_number(expected: float) -> Callable[[str], Verdict]:
-    """Right if the last number of the answer is `expected`."""
+    """Returns a judge that accepts an answer whose last number is `expected`."""
 
     def judge(answer: str) -> Verdict:
         found = last_number(answer)

@@ -19,7 +19,7 @@ def continue_text(s: ProgramState, shared: str, rest: str) -> None:
 
 
 def common_prefix(texts: Sequence[str]) -> str:
-    """Common prefix of all texts, which is that of the first and the last text in alphabetical order."""
+    """Returns the common prefix of all texts, which is that of the alphabetically first and last text."""
     first, last = min(texts), max(texts)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:same]
@@ -36,8 +36,8 @@ def ask_all(
     max_tokens: int,
     stop: Sequence[str],
 ) -> Iterator[tuple[str, int, str]]:
-    """Text, number of tokens, and what went wrong, for each prompt in order. Raises Failed if no server of ours answers
-    at `url`.
+    """Yields (text, number of tokens, error) for each prompt in order. Raises Failed if no mysglang server answers at
+    `url`.
     """
     shared = common_prefix(prompts) if len(prompts) > 1 else ""
     try:

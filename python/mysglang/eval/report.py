@@ -42,7 +42,7 @@ def total(results: Sequence[Scored]) -> float:
 
 
 def save(results: Iterable[Scored], path: Path) -> None:
-    """One JSON object a line."""
+    """Writes one JSON object per line for each result."""
     path.write_text("".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in results), encoding="utf-8")
 
 

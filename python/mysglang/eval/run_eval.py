@@ -54,7 +54,7 @@ class Answered:
 
 
 def main(argv: Sequence[str], prog: str = PROG) -> int:
-    """0 if every question was answered, right or wrong."""
+    """Runs the evaluation. Returns 0 if every question was answered, right or wrong."""
     options = make_parser(prog).parse_all(argv, SGLANG_ONLY)
     task = TASKS[options.eval_name]
     if options.eval_name in RUNS_CODE and not options.allow_code_execution:
@@ -184,7 +184,7 @@ def _body(options: argparse.Namespace, task: Task, example: Example, *, chat: bo
 
 
 async def _ask(client: HttpClient, body: dict[str, Any], *, chat: bool) -> tuple[str, int, str]:
-    """Text, tokens, and what went wrong."""
+    """Sends one request. Returns (text, number of tokens, error)."""
     path = "/v1/chat/completions" if chat else "/v1/completions"
     try:
         status, reply = await client.fetch("POST", path, orjson.dumps(body))

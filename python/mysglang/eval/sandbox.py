@@ -67,7 +67,7 @@ def cuts_network() -> bool:
 
 
 def _limit(seconds: float) -> None:
-    """In the child, before it becomes Python."""
+    """Limits the child's resources, after the fork and before it executes Python."""
     for what, most in (
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_AS, MEMORY_BYTES),

@@ -40,8 +40,8 @@ class Gsm8k:
     num_shots = 5
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """Examples from JSON lines with `question` and `answer`, which ends in `#### NUMBER`. The first ones are the
-        shots.
+        """Returns examples from JSON lines with `question` and `answer`, which ends in `#### NUMBER`. The first ones
+        are the few-shot examples.
         """
         path = options.data_path
         problems = [fields(record, ("question", "answer"), path) for record in read_lines(path)]
@@ -62,8 +62,8 @@ class Mgsm:
     num_shots = 0
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """Examples from a folder of files mgsm_LANGUAGE.tsv, or from one such file; each row has a question and a
-        number. If a number of examples is given, that many of each language are taken.
+        """Returns examples from a folder of files mgsm_LANGUAGE.tsv, or from one such file; each row has a question and
+        a number. If a number of examples is given, that many of each language are taken.
         """
         found: list[Example] = []
         for path in _languages(options.data_path):
@@ -112,7 +112,7 @@ class Mmlu:
     num_shots = 0
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """Examples from a CSV file with the columns Question, A, B, C, D, Answer, and optionally Subject."""
+        """Returns examples from a CSV file with the columns Question, A, B, C, D, Answer, and optionally Subject."""
         path = options.data_path
         head, *rows = read_table(path, delimiter=",") or [[]]
         if missing := [name for name in COLUMNS if name not in head]:
@@ -160,7 +160,7 @@ class HumanEval:
     num_shots = 0
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """Examples from JSON lines with `prompt`, `entry_point` and `test`."""
+        """Returns examples from JSON lines with `prompt`, `entry_point` and `test`."""
         path = options.data_path
         records = [fields(record, ("prompt", "entry_point", "test"), path) for record in read_lines(path)]
         return [self._example(*record) for record in chosen(records, options, path)]

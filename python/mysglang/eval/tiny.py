@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def _answers(items: Sequence[Item], options: argparse.Namespace, flags: Sequence[str]) -> Iterator[str]:
-    """The answers of the selected runner. Only that runner is imported, because their dependencies are very
+    """Yields the answers of the selected runner. Only that runner is imported, because their dependencies are very
     different.
     """
     if options.url:

@@ -11,7 +11,7 @@ from mysglang.eval.exam import LONGEST_ANSWER, TINY, Item, chat_template, prompt
 
 
 def answers(items: Sequence[Item], dtype: str, batch_size: int, folder: Path = TINY) -> Iterator[str]:
-    """The greedy answer to each item, in order."""
+    """Yields the greedy answer to each item, in order."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()

@@ -19,7 +19,9 @@ TIMEOUT_SECONDS = 300
 
 
 def answers(items: Sequence[Item], url: str) -> Iterator[str]:
-    """The greedy answer to each item, in order. Raises RuntimeError for a refusal, URLError without a server."""
+    """Yields the greedy answer to each item, in order. Raises RuntimeError if the server refuses, URLError without a
+    server.
+    """
     base = url.rstrip("/").removesuffix("/v1")
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         yield from tqdm(pool.map(lambda item: _ask(base, item), items), total=len(items), unit="item", disable=None)

@@ -90,7 +90,7 @@ def derive(render: Render, bos: str = "") -> ChatFormat:
 
 
 def _with_system(derived: ChatFormat, render: Render, bos: str, system: str, user: str) -> ChatFormat:
-    """`derived` with the text around a system message, if the template accepts one."""
+    """Returns `derived` with the text around a system message, if the template accepts one."""
     conversation = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     try:
         head, between, _ = _cut(render(conversation, False), (system, user))

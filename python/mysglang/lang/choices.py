@@ -111,7 +111,7 @@ def mean_logprob(tokens: Logprobs) -> float:
 
 
 def _values(tokens: Logprobs) -> list[float]:
-    """Log-probabilities; 0 for the first token of a text, which has none."""
+    """Returns the log-probability of each token; 0 for the first token of a text, which has none."""
     return [0.0 if token[0] is None else float(token[0]) for token in tokens]
 
 

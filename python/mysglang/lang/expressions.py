@@ -241,7 +241,7 @@ class SeparateReasoning(Expression):
 
 
 def expression(value: object) -> Expression:
-    """`value` as an expression. Raises TypeError for what cannot be added to a state."""
+    """Returns `value` as an expression. Raises TypeError if it cannot be added to a state."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, str):

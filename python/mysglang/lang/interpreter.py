@@ -192,7 +192,9 @@ class Interpreter:
         threading.Thread(target=self._context.run, args=(self._drain,), name="mysglang program", daemon=True).start()
 
     def fork(self, count: int) -> list[Interpreter]:
-        """`count` states that go on from here. Several of them share what the backend caches of the text so far."""
+        """Returns `count` copies of this state, which continue independently. They share what the backend caches of the
+        text so far.
+        """
         if count > 1 and self.text_:
             self.submit(Commit())
         self.sync()
@@ -220,7 +222,7 @@ class Interpreter:
             self._notify()
 
     def fail(self, error: Exception) -> None:
-        """The program's own function raised `error`: nothing more runs."""
+        """Stops execution, because the program's own function raised `error`."""
         with self._changed:
             self._error = self._error or error
             self._queue.clear()
@@ -266,7 +268,9 @@ class Interpreter:
             return str(self.variables.get(name, "")), over or (known and not self._awaited[name])
 
     def wait_for_progress(self, name: str | None, length: int) -> tuple[str, bool]:
-        """`progress`, once there are more than `length` characters, or all."""
+        """Waits until `progress` has more than `length` characters, or the text is complete. Returns what `progress`
+        returns.
+        """
         with self._changed:
             self._changed.wait_for(lambda: len((now := self.progress(name))[0]) > length or now[1])
             return self.progress(name)
@@ -298,7 +302,7 @@ class Interpreter:
                 self.fail(error)
 
     def _settle(self, name: str | None) -> None:
-        """One of the expressions that set `name` is done."""
+        """Notes that one of the expressions that set `name` is done."""
         with self._changed:
             if name is not None and self._awaited[name] > 0:
                 self._awaited[name] -= 1

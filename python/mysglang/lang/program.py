@@ -50,7 +50,7 @@ class SglFunction:
         self.__name__ = func.__name__
 
     def bind(self, **arguments: object) -> SglFunction:
-        """This program with some arguments given. Raises TypeError for a name that is not an argument."""
+        """Returns this program with some arguments given. Raises TypeError for a name that is not an argument."""
         self._refuse_unknown(arguments)
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **arguments})
 
@@ -132,7 +132,7 @@ class SglFunction:
             found.cache_prefix(prefix)
 
     def __call__(self, *args: object, **named: Any) -> ProgramState | TracedState:
-        """`run`; inside of a program that is traced, `trace`."""
+        """Runs the program; inside a program that is being traced, traces it."""
         around = tracing()
         if around is None:
             return self.run(*args, **named)

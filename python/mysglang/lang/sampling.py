@@ -46,12 +46,12 @@ class SamplingParams:
     json_schema: str | None = None
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
-        """These parameters; where one is unset, the value of `defaults`."""
+        """Returns these parameters, with unset ones taken from `defaults`."""
         said = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
         return replace(defaults, **said)
 
     def with_stops(self, more: Sequence[str]) -> SamplingParams:
-        """These parameters, with each of `more` as a further stop text."""
+        """Returns these parameters, with each of `more` as a further stop text."""
         return replace(self, stop=[*self.stops(), *more]) if more else self
 
     def stops(self) -> list[str]:
@@ -59,8 +59,9 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def typed(self) -> SamplingParams:
-        """These parameters with `dtype` replaced by its regular expression. Raises ValueError for an unknown type, and
-        for a `dtype` beside a `regex` or a `json_schema`: only one of them can decide what the answer looks like.
+        """Returns these parameters with `dtype` replaced by its regular expression. Raises ValueError for an unknown
+        type, and for a `dtype` beside a `regex` or a `json_schema`: only one of them can decide what the answer looks
+        like.
         """
         if self.dtype is None:
             return self
@@ -86,7 +87,7 @@ DEFAULTS = SamplingParams(max_new_tokens=128, temperature=1.0)
 
 
 def type_name(dtype: Dtype) -> str:
-    """`int`, `float`, `bool` or `str`. Raises ValueError for every other type."""
+    """Returns the name of a type: `int`, `float`, `bool` or `str`. Raises ValueError for every other type."""
     name = dtype if isinstance(dtype, str) else dtype.__name__
     name = {"string": "str", "boolean": "bool"}.get(name, name)
     if name not in _REGEX_BY_TYPE:

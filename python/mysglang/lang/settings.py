@@ -33,7 +33,7 @@ def backend_or_default(backend: Backend | None) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None, empty_cache: bool = True) -> object:
-    """Empty the prefix cache of a backend. False if there is no backend."""
+    """Empties the prefix cache of a backend. Returns False if there is no backend."""
     found = backend if backend is not None else settings.default_backend
     return False if found is None else found.flush_cache(empty_cache)
 

@@ -44,7 +44,7 @@ class Speculation(Protocol):
         ...
 
     def role_end(self, state: GrowingState) -> None:
-        """A message ends: everything that the speculation has collected must be executed now."""
+        """Ends a message: everything that the speculation has collected must be executed now."""
         ...
 
 
@@ -176,5 +176,5 @@ def _match(terms: list[_Term], answer: str) -> bool:
 
 
 def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Index of the first occurrence of any of `stops`."""
+    """Returns the index of the first occurrence of any of `stops`."""
     return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)

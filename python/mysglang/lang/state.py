@@ -76,13 +76,15 @@ class ProgramState:
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """Everything that is added inside the block becomes the variable `name`."""
+        """Stores everything that is added inside the block as the variable `name`."""
         self.interpreter.submit(VarScopeBegin(name))
         yield
         self.interpreter.submit(VarScopeEnd(name))
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
-        """`size` states that go on from here, at the same time. They share this state's cached prefix."""
+        """Returns `size` copies of this state, which continue at the same time. They share this state's cached
+        prefix.
+        """
         if size < 1:
             raise ValueError(f"size must be at least 1; got {size}.")
         if position_ids_offset is not None:
@@ -91,7 +93,7 @@ class ProgramState:
 
     @contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """One state that goes on from here; its variables are this state's, as lists of one, afterwards."""
+        """Yields one copy of this state. Afterwards its variables are this state's, as lists of one value."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -134,7 +136,9 @@ class ProgramState:
         return self.interpreter.meta_info.get(name)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text, or a variable's, piece by piece as it comes. Without `stream=True`, in one piece."""
+        """Yields the text, or a variable's text, piece by piece as it arrives. Without `stream=True`, there is one
+        piece.
+        """
         given, over = 0, False
         while not over:
             text, over = self.interpreter.wait_for_progress(var_name, given)
@@ -144,7 +148,9 @@ class ProgramState:
         self._raise_if_failed()
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop; with `return_meta_data`, pairs of a piece and its meta information."""
+        """Does what `text_iter` does for an event loop; with `return_meta_data`, yields pairs of a piece and its meta
+        information.
+        """
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -58,7 +58,7 @@ class NativeBackend(Backend):
 
     @abstractmethod
     def ask_stream(self, body: Body) -> Iterator[Mapping[str, Any]]:
-        """Responses to one request; each holds the whole text so far."""
+        """Yields the responses to one request; each holds the whole text so far."""
 
     @abstractmethod
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
@@ -156,8 +156,10 @@ class NativeBackend(Backend):
         return {"text": prompt.text, "sampling_params": typed.named(_SAMPLING), **typed.named(_BESIDE)}
 
     def _next_token_logprobs(self, prompt: Prompt, params: SamplingParams) -> Generated:
-        """`gen(max_tokens=0, return_logprob=True)`: how likely each next token is, and no text. A request for no token
-        computes nothing behind its prompt, so one token is asked for and dropped.
+        """Returns the log-probability of each possible next token, and no text: `gen(max_tokens=0,
+        return_logprob=True)`.
+
+        The server computes nothing behind the prompt for a request of 0 tokens, so one token is requested and dropped.
         """
         body = self._body(prompt, params)
         body["sampling_params"]["max_new_tokens"] = 1

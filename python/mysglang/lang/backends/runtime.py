@@ -57,7 +57,7 @@ class Runtime(NativeBackend):
         return str(answer["text"])
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
-        """The continuation of `prompt`, piece by piece, without a program."""
+        """Yields the continuation of `prompt`, piece by piece. No program is needed."""
         said = 0
         async for answer in await self.engine.async_generate(prompt, sampling_params, stream=True):
             yield answer["text"][said:]

@@ -44,7 +44,7 @@ class ArgGroups:
     observability: ObservabilityArgs = field(default_factory=ObservabilityArgs)
 
     def flat(self) -> dict[str, Any]:
-        """Every option by its name, groups forgotten."""
+        """Returns the value of every option by its name, without groups."""
         return {
             option.name: getattr(getattr(self, group), option.name)
             for group, members in group_options().items()
@@ -52,7 +52,7 @@ class ArgGroups:
         }
 
     def bad_values(self) -> Iterator[str]:
-        """One line for each option whose value has the wrong type or is out of range."""
+        """Yields one line for each option whose value has the wrong type or is out of range."""
         for group, members in group_options().items():
             for option in members:
                 if complaint := option.complaint(getattr(getattr(self, group), option.name)):
@@ -79,14 +79,14 @@ Groups = TypeVar("Groups", bound=ArgGroups)
 
 @cache
 def group_options() -> dict[str, list[Option]]:
-    """Group name -> its options."""
+    """Returns the options of each group: group name -> options."""
     defaults = ArgGroups()
     return {group.name: options(type(getattr(defaults, group.name))) for group in fields(ArgGroups)}
 
 
 @cache
 def _homes() -> dict[str, tuple[str, Option]]:
-    """Every name and alias -> group and option."""
+    """Returns where each option is: name or alias -> (group, option)."""
     return {
         name: (group, option)
         for group, members in group_options().items()
@@ -102,7 +102,8 @@ def option_named(name: str) -> Option | None:
 
 
 def from_flat(kind: type[Groups], values: Mapping[str, Any]) -> Groups:
-    """Groups out of flat options. Raises ConfigError with a line for each name that is unknown or not supported.
+    """Builds the groups from options by name. Raises ConfigError with a line for each name that is unknown or not
+    supported.
 
     An option of SGLang that is not supported may be given as None or False: that asks for nothing.
     """

@@ -106,7 +106,7 @@ def read_storage_config(text: str | None) -> StorageConfig:
 
 
 def complaint_about(text: str | None) -> str | None:
-    """A message if the config is invalid, or None."""
+    """Returns an error message if the config is invalid, or None."""
     try:
         read_storage_config(text)
     except ValueError as error:

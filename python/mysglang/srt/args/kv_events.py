@@ -48,7 +48,7 @@ def read_kv_events(text: str) -> KvEventsConfig:
 
 
 def complaint_about(text: str | None) -> str | None:
-    """A message if the option is invalid, or None."""
+    """Returns an error message if the option is invalid, or None."""
     try:
         if text is not None:
             read_kv_events(text)

@@ -36,7 +36,7 @@ CHUNK_BY_GPU_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (float("inf"), 16384
 
 
 def resolve(groups: Groups, hardware: Hardware, seed: int) -> Groups:
-    """`groups` with its open choices made for `hardware`; `seed` is taken where the user gave none."""
+    """Returns `groups` with unset values chosen for `hardware`. `seed` is used if the user gave none."""
     parallel = resolve_parallel(groups.parallel, hardware)
     model = resolve_model(groups.model, seed)
     schedule = resolve_shares(resolve_schedule(groups.schedule, parallel, hardware), groups.serving)
@@ -89,7 +89,7 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
 
 
 def resolve_shares(args: ScheduleArgs, given: ServingArgs) -> ScheduleArgs:
-    """Several API keys are several clients, none of which may starve another."""
+    """Turns on fair shares by API key if there are several keys, so that no client can starve another."""
     if args.fair_share_by is not None or len(set(given.keys())) < 2:
         return args
     return replace(args, fair_share_by="api_key")
@@ -114,7 +114,7 @@ def resolve_kernels(args: KernelArgs) -> KernelArgs:
 
 
 def _open(choice: Choice | None) -> Choice | None:
-    """None for what users may call auto."""
+    """Returns None for `auto`, other values as they are."""
     return None if choice == "auto" else choice
 
 

@@ -149,7 +149,7 @@ class ServingArgs:
         return not self.share_cache_between_keys and len(set(self.keys())) > 1
 
     def keys(self) -> tuple[str, ...]:
-        """Every API key of clients, read again from the files."""
+        """Returns every API key of clients. The key files are read again at each call."""
         named = () if not self.api_key else (self.api_key,)
         return named + (() if self.api_key_file is None else read_keys(self.api_key_file))
 

@@ -54,7 +54,7 @@ class SpeculativeArgs:
         return 0 if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
 
     def complaint(self) -> str | None:
-        """A message if the given flags contradict one another, or None."""
+        """Returns an error message if the given flags contradict one another, or None."""
         algorithm = self.speculative_algorithm
         of_model = {
             "--speculative-draft-model-path": self.speculative_draft_model_path,

@@ -32,7 +32,10 @@ class OtlpTarget:
 
 
 def read_endpoint(text: str) -> OtlpTarget:
-    """A URL with a path is HTTP; all else is gRPC, unless OpenTelemetry's variables say HTTP. Raises ValueError."""
+    """Reads the target of traces from its flag.
+
+    A URL with a path means HTTP; all else means gRPC, unless OpenTelemetry's variables say HTTP. Raises ValueError.
+    """
     found = _ENDPOINT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is neither HOST:PORT nor a URL")
@@ -46,13 +49,13 @@ def read_endpoint(text: str) -> OtlpTarget:
 
 
 def target_of(args: ObservabilityArgs) -> OtlpTarget:
-    """Target of the traces that `args` ask for. Raises ValueError."""
+    """Returns the target of the traces that `args` configure. Raises ValueError."""
     given = args.otlp_traces_endpoint
     return read_endpoint(DEFAULT_ENDPOINT if given is None else given)
 
 
 def complaint_about(args: ObservabilityArgs) -> str | None:
-    """A message if the options of traces are invalid, or None."""
+    """Returns an error message if the tracing options are invalid, or None."""
     for name in ("otlp_traces_endpoint", "otlp_service_name"):
         if getattr(args, name) is not None and not args.enable_trace:
             return f"--{name.replace('_', '-')} needs --enable-trace."

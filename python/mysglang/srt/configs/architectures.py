@@ -150,7 +150,7 @@ def decoder(name: str, config: type[DecoderConfig]) -> dict[str, Architecture]:
 
 
 def _reward(config: type[DecoderConfig]) -> Architecture:
-    """One number, if config.json names no labels."""
+    """Declares a reward model, whose answer is one number if config.json names no labels."""
     return Architecture("pooling_decoder:RewardModel", config, "classify", labels=1)
 
 

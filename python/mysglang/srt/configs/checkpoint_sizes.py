@@ -91,7 +91,7 @@ def check_context(config: ModelConfig, *, memory: float) -> None:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Parameters of the large matrices: embedding, output head, attention and MLP of every layer.
+    """Returns the number of parameters in the large matrices: embedding, output head, attention and MLP of every layer.
 
     Raises ConfigError for a model whose layers no plan describes.
     """
@@ -110,7 +110,9 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
-    """Function from the name of a checkpoint tensor to the matrix that it should be, or None if the name is unknown."""
+    """Returns a function from the name of a checkpoint tensor to the matrix that it should be, or None if the name is
+    unknown.
+    """
     tables = {matrix.name: matrix for matrix in _tables(config)}
     to_ours = renaming(() if config.decoder is None else (*config.decoder.renamed, *config.decoder.aliases))
 
@@ -130,7 +132,7 @@ def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
 
 
 def _tables(config: ModelConfig) -> Iterator[Matrix]:
-    """Outside the layers, by the last two parts of their names."""
+    """Yields the matrices outside the layers, named by the last two parts of their names."""
     vocabulary, hidden = Size("vocab_size", config.vocab_size), _hidden(config)
     if config.encoder is not None:
         positions = Size("max_position_embeddings", config.encoder.num_positions)

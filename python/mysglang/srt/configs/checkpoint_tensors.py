@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 @cache
 def renaming(pairs: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
-    """A function that renames a name with dots. `pairs` are (run of whole parts, replacement). If two runs begin at the
-    same place, the longer one is replaced. A replacement is not replaced again.
+    """Returns a function that renames a name with dots. `pairs` are (run of whole parts, replacement). If two runs
+    begin at the same place, the longer one is replaced. A replacement is not replaced again.
 
     `renaming((("a.b", "x"),))("a.b.c")` is `x.c`, and `aa.b` stays. A run with `^` before it counts only where the name
     begins; ends of pairs may have that, too, for the way back.

@@ -108,11 +108,13 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return LayerPlan(attention=self.mixer(index, rope), mlp=self.mlp(index), norms=self.norms())
 
     def mixer(self, index: int, rope: RopePlan) -> MixerPlan:
-        """Attention in every layer, if the family says nothing else. `rope`: that of config.json."""
+        """Returns the mixer of a layer: attention, unless the family overrides this. `rope`: the rotary plan of
+        config.json.
+        """
         return self.attention(index, rope)
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
-        """`rope`: that of config.json."""
+        """Returns the attention plan of a layer. `rope`: the rotary plan of config.json."""
         head_dim = self.dim_of_head
         return AttentionPlan(
             num_heads=self.num_attention_heads,

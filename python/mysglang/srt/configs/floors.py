@@ -33,7 +33,7 @@ class Ceilings:
 
     @classmethod
     def of(cls, measured: Mapping[str, Any]) -> Ceilings:
-        """Ceilings from the JSON object that `benchmark/ceilings.py` prints."""
+        """Builds the ceilings from the JSON object that `benchmark/ceilings.py` prints."""
         return cls(
             float(measured["read_tb_s"]) * TERA,
             float(measured["gemm_bf16_tflop_s"]) * TERA,
@@ -96,8 +96,9 @@ class ModelSizes:
 
     @classmethod
     def of(cls, config: ModelConfig, kv_cache_dtype: KvCacheDtype = "auto") -> ModelSizes:
-        """Sizes of a decoder in its dtype. Raises ConfigError for a KV cache that its config.json asks for and that is
-        not supported.
+        """Computes the sizes of a decoder in its dtype.
+
+        Raises ConfigError if its config.json asks for a KV cache that is not supported.
         """
         hidden, plan = Size("hidden_size", config.hidden_size), config.plan
         dtype_bytes = DTYPE_BYTES.get(config.dtype, 2)
@@ -132,11 +133,13 @@ class ModelSizes:
         return sum(weights.used * weights.elements for weights in self.layers) + self.head
 
     def kv_token_bytes(self, windows_share: float = 1.0) -> float:
-        """Memory of one token in the KV cache, if layers with a window keep `windows_share` of the tokens."""
+        """Returns the bytes of one token in the KV cache, if layers with a window keep `windows_share` of the
+        tokens.
+        """
         return sum(size * (1.0 if window is None else windows_share) for window, size in self.kv_bytes.items())
 
     def decode_step(self, rows: int, context: int) -> StepWork:
-        """One token for each of `rows` requests that have `context` tokens."""
+        """Returns the work of a decode step: one token for each of `rows` requests that have `context` tokens each."""
         read = sum(weights.read_by(rows) for weights in self.layers) + self.head
         keys = sum(size * min(context, window or context) for window, size in self.kv_bytes.items())
         # A state is read and written.

@@ -44,7 +44,7 @@ class RopePlan(msgspec.Struct, frozen=True):
     """Lane 2i is turned together with lane 2i + 1; else lane i together with lane i + half of what is turned."""
 
     def lanes(self, head_dim: int) -> int:
-        """Lanes of a head that are turned."""
+        """Returns how many dimensions of a head are rotated."""
         return int(head_dim * self.part)
 
 
@@ -73,7 +73,7 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return 0
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Matrices of this mixer in a checkpoint's layer."""
+        """Yields the matrices of this mixer in a checkpoint's layer."""
         yield from ()
 
 
@@ -99,7 +99,7 @@ class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Norm of the rows, and of the vectors that queries are made from."""
 
     def matrices(self, num_heads: int, hidden: Size) -> Iterator[Matrix]:
-        """Matrices of latent attention in a checkpoint's layer."""
+        """Yields the matrices of latent attention in a checkpoint's layer."""
         dim = self.key_dim + self.rope_dim
         queries = Size("num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)", num_heads * dim)
         if self.query_rank is None:
@@ -196,7 +196,7 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
         return self.num_kv_heads * self.head_dim * (2 if self.latent is None else 1)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Matrices of attention in a checkpoint's layer."""
+        """Yields the matrices of attention in a checkpoint's layer."""
         if self.latent is not None:
             yield from self.latent.matrices(self.num_heads, hidden)
             return
@@ -214,7 +214,7 @@ class MlpPlan(Protocol):
     """The part of a layer after attention. Each class has a row in the table of `models/decoder_layers.py`."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Matrices of the MLP in a checkpoint's layer."""
+        """Yields the matrices of the MLP in a checkpoint's layer."""
         ...
 
 
@@ -231,7 +231,7 @@ class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def named(module: str, inner: Size, hidden: Size) -> Iterator[Matrix]:
-        """Matrices of the module with this name in a checkpoint's layer."""
+        """Yields the matrices of the module with this name in a checkpoint's layer."""
         yield Matrix(f"{module}.gate_proj.weight", inner, hidden)
         yield Matrix(f"{module}.up_proj.weight", inner, hidden)
         yield Matrix(f"{module}.down_proj.weight", hidden, inner)
@@ -409,7 +409,7 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """True if the residual stream is multiplied by a number of the checkpoint after the layer."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """All matrices of the layer in a checkpoint."""
+        """Yields all matrices that a checkpoint has for this layer."""
         yield from self.attention.matrices(hidden)
         yield from self.mlp.matrices(hidden)
 
@@ -480,6 +480,6 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, layers=self.layers[own.start : own.stop])
 
     def used_parameters(self, hidden_size: int) -> int:
-        """Elements of all layers' matrices that one token is multiplied with."""
+        """Returns how many matrix elements, over all layers, one token is multiplied with."""
         hidden = Size("hidden_size", hidden_size)
         return sum(matrix.used * matrix.parameters for layer in self.layers for matrix in layer.matrices(hidden))

@@ -52,7 +52,7 @@ class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Matrices of the delta net in a checkpoint's layer."""
+        """Yields the matrices of the delta net in a checkpoint's layer."""
         values = Size("linear_num_value_heads * linear_value_head_dim", self.value_heads * self.value_dim)
         keys = Size("linear_num_key_heads * linear_key_head_dim", self.key_heads * self.key_dim)
         heads = Size("linear_num_value_heads", self.value_heads)

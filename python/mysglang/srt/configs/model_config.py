@@ -230,7 +230,7 @@ def _method(hf: dict[str, Any]) -> str:
 
 
 def _instead(hf: dict[str, Any]) -> str:
-    """Advice for a quantized checkpoint: which model to use instead."""
+    """Returns advice for a quantized checkpoint: which model to use instead."""
     if _method(hf) == " (mxfp4)":
         return (
             "its experts are four-bit numbers with shared scales, which no kernel here reads yet: choose a copy of "
@@ -265,7 +265,9 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
 
 
 def _dtype(wanted: str, facts: _Facts) -> str:
-    """`auto` is the checkpoint's own, but float32 becomes bfloat16: half the memory at little loss."""
+    """Returns the dtype of computation. `auto` means the checkpoint's own dtype, except that float32 becomes bfloat16,
+    which halves the memory at little loss.
+    """
     if wanted == "auto":
         stored = (facts.dtype or facts.torch_dtype or "bfloat16").removeprefix("torch.")
         return "bfloat16" if stored in ("float32", "float") else _dtype(stored, facts)

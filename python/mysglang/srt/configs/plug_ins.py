@@ -22,7 +22,7 @@ Row = TypeVar("Row")
 
 
 def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
-    """Entry points of all installed packages; if an architecture is named, only those that may have it."""
+    """Returns the entry points of all installed packages; if an architecture is named, only those that may serve it."""
     found = entry_points(group=GROUP)
     return [point for point in found if architecture is None or architecture.startswith(point.name)]
 

@@ -77,8 +77,8 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture) -> PoolingConfig:
-    """Pooling config of the model in `folder`, whose architecture does not generate. Raises ConfigError for what is not
-    supported.
+    """Returns the pooling config of the model in `folder`, whose architecture does not generate. Raises ConfigError if
+    something in it is not supported.
     """
     if architecture.task == "classify":
         labels = _labels({"num_labels": architecture.labels, **hf})
@@ -156,8 +156,8 @@ def _max_length(folder: Path) -> int | None:
 
 
 def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
-    """Allowed dimensions of shortened vectors (matryoshka), by SGLang's keys of config.json; None if vectors cannot be
-    shortened.
+    """Returns the allowed dimensions of shortened vectors (matryoshka), by SGLang's keys of config.json; None if
+    vectors cannot be shortened.
     """
     lengths = hf.get("matryoshka_dimensions")
     if lengths is not None:
@@ -172,7 +172,7 @@ def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
-    """Labels by index. If `id2label` is absent, `num_labels` gives their number and they are named as in
+    """Returns the labels by index. If `id2label` is absent, `num_labels` gives their number, and they are named as in
     transformers.
     """
     named = hf.get("id2label")

@@ -136,8 +136,9 @@ def check_stages(config: ModelConfig, pp_size: int) -> None:
 
 
 def _stage_problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
-    """Reasons against the split. All stages plan the same pages and states, so each must have a layer of every kind
-    that stores something.
+    """Yields the reasons against this split.
+
+    All stages plan the same pages and states, so each must have a layer of every kind that stores something.
     """
     for stage in range(stages):
         own = even_run(len(plan.layers), stage, stages)

@@ -44,7 +44,8 @@ def rope_parameters(
     usual_theta: float = 10000.0,
     layer_type: str | None = None,
 ) -> dict[str, Any]:
-    """`rope_type`, `rope_theta` and what the type needs, as numbers; from either spelling. Raises ConfigError.
+    """Returns `rope_type`, `rope_theta` and the numbers that the type needs. Understands the spellings of transformers
+    4 and 5. Raises ConfigError.
 
     usual_theta: where the file does not say it. layer_type: that of the layers that are asked for, where a family has
     other parameters for each type of layer; None: the family has one set.
@@ -118,7 +119,9 @@ def rotary_part(hf: dict[str, Any], usual: float | None) -> float:
 
 
 def longest_context(rope: dict[str, Any], max_position_embeddings: int) -> int:
-    """Positions that the model can use, its scaling included. Raises ConfigError above `MOST_POSITIONS`."""
+    """Returns the number of positions that the model can use, its scaling included. Raises ConfigError above
+    `MOST_POSITIONS`.
+    """
     longest = _scaled_context(rope, max_position_embeddings)
     if longest > MOST_POSITIONS:
         raise ConfigError(

@@ -50,12 +50,15 @@ NEVER: Mapping[str, str] = {
 
 
 def why_never(name: str) -> str | None:
-    """Why no config.json of the architecture is served; None: it may be."""
+    """Returns why this architecture is never served, or None if some config.json of it may be."""
     return NEVER.get(name.removesuffix("ForCausalLM"))
 
 
 def why_unserved(names: Sequence[object], hf: Mapping[str, Any], served: Collection[str]) -> str:
-    """`names`: under `architectures` in the config.json `hf`, none of which is among the `served`."""
+    """Returns the error message for a model that is not served.
+
+    `names`: the `architectures` in the config.json `hf`, none of which is among the `served`.
+    """
     listed = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
     first = str(names[0])[:MAX_NAME_CHARS]
     meant, headless = _meant(first, served), re.sub(r"For\w+$", "Model", first)
@@ -89,5 +92,5 @@ def _ending(name: str) -> str | None:
 
 
 def _kind(name: str, hf: Mapping[str, Any]) -> str | None:
-    """Description of a model that belongs to no supported family."""
+    """Returns a description of a model that belongs to no supported family."""
     return next((said for key, said in BY_KEY.items() if hf.get(key)), None) or _ending(name) or why_never(name)

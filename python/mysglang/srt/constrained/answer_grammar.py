@@ -165,7 +165,9 @@ class AnswerMasks:
                 _allow(bits[row], grammar.thought_start)
 
     def _fill(self, grammars: Sequence[AnswerGrammar], bits: Ints, rows: Sequence[int]) -> None:
-        """Together where there are many, unless one of them was slow and it must be found out which."""
+        """Fills the masks, all in one call if there are many. If a recent call was slow, fills them one by one to find
+        the slow grammar.
+        """
         backend = self._backend()
         if len(grammars) >= MANY and not self._suspicious:
             began = time.perf_counter()
@@ -201,7 +203,9 @@ def _allow(bits: Ints, token: int) -> None:
 
 
 def free_mask(vocab_size: int, eos_ids: Sequence[int]) -> Ints:
-    """[words] every token but those that end the answer: it owes what its grammar says."""
+    """Returns the mask that allows every token except those that end the answer, because the grammar is not complete.
+    int32, [words].
+    """
     allowed = np.zeros(32 * mask_words(vocab_size), dtype=np.bool_)
     allowed[:vocab_size] = True
     allowed[list(eos_ids)] = False

@@ -162,7 +162,7 @@ class CompileServer:
             _send(self._output, self._why(child, status))
 
     def _why(self, child: Child, status: int) -> Refused:
-        """Error message for a child that did not finish."""
+        """Returns the error message for a child that did not finish."""
         number = child.job.number
         if child.late:
             limit = f"{self._setup.timeout_s:g} s (--grammar-compile-timeout)"
@@ -189,7 +189,7 @@ class CompileServer:
 
 
 def compile_in_child(setup: CompilerSetup, backend: GrammarBackend, job: Job, output: int) -> NoReturn:
-    """Main function of a child. It never returns into the copied stack."""
+    """Runs one job in a forked child. Never returns, since the stack is a copy of the parent's."""
     status = 1
     try:
         die_with_parent()
@@ -220,7 +220,7 @@ def answer(backend: GrammarBackend, job: Job, setup: CompilerSetup) -> ToParent:
 
 
 def _no_room(job: Job, error: OSError) -> Refused:
-    """The system has no process, memory or file to spare for the job."""
+    """Returns the refusal of a job for which the system has no process, memory or file descriptor left."""
     reason = (
         f"it could not be compiled, since the server is short of resources ({shortage_in(error) or error}); try again"
     )
@@ -274,7 +274,7 @@ def _is_slow(backend: GrammarBackend, matcher: Matcher, vocab_size: int, *, agai
 
 
 def _limit(setup: CompilerSetup) -> None:
-    """Limit the memory and time of this process from here on."""
+    """Limits the memory and time of this process from here on."""
     with open("/proc/self/statm") as statm:
         data_pages = int(statm.read().split()[5])
     most = data_pages * resource.getpagesize() + setup.memory_bytes

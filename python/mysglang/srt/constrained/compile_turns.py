@@ -49,14 +49,16 @@ class CompileTurns:
         return len(self._wanted)
 
     def ask(self, spec: GrammarSpec, tenant: str) -> None:
-        """`tenant` wants this grammar from now on."""
+        """Notes that `tenant` wants this grammar compiled."""
         wanted = self._wanted.setdefault(spec, Wanted(spec))
         wanted.tenants.add(tenant)
         if wanted.turn_of is None:
             self._queues.setdefault(tenant, OrderedDict())[spec] = None
 
     def leave(self, spec: GrammarSpec, tenant: str) -> Wanted | None:
-        """`tenant` no longer wants it. Returns the grammar if it is being compiled and no tenant wants it any more."""
+        """Notes that `tenant` no longer wants it. Returns the grammar if it is being compiled and no tenant wants it
+        any more.
+        """
         wanted = self._wanted.get(spec)
         if wanted is None or tenant not in wanted.tenants:
             return None
@@ -89,7 +91,7 @@ class CompileTurns:
         return wanted
 
     def end(self, spec: GrammarSpec) -> Wanted | None:
-        """The grammar is done with. Returns it if it was being compiled."""
+        """Removes a grammar that is done. Returns it if it was being compiled."""
         wanted = self._wanted.pop(spec, None)
         if wanted is None:
             return None
@@ -101,7 +103,9 @@ class CompileTurns:
         return wanted
 
     def again(self, spec: GrammarSpec) -> None:
-        """Compiling it was broken off: it waits for the next turn of those that want it, before their others."""
+        """Queues a grammar again whose compilation was interrupted. It is the next one for each tenant that wants
+        it.
+        """
         wanted = self._wanted[spec]
         self._stop(wanted)
         wanted.turn_of = None
@@ -111,7 +115,7 @@ class CompileTurns:
             queue.move_to_end(spec, last=False)
 
     def give_up(self) -> list[GrammarSpec]:
-        """All that are wanted; none is from here on."""
+        """Removes all grammars and returns them."""
         specs = list(self._wanted)
         self._wanted.clear()
         self._queues.clear()

@@ -69,17 +69,19 @@ class Compiler(Protocol):
     """Compiles grammars outside of the scheduler's thread."""
 
     def submit(self, spec: GrammarSpec, tenant: str) -> None:
-        """`tenant` wants this grammar. Returns at once."""
+        """Asks for this grammar on behalf of `tenant`. Returns at once."""
         ...
 
     def withdraw(self, spec: GrammarSpec, tenant: str) -> None:
-        """`tenant` no longer wants it. A grammar that no tenant wants is not compiled, and a running compilation of it
-        is stopped. Returns at once.
+        """Notes that `tenant` no longer wants it. A grammar that no tenant wants is not compiled, and a running
+        compilation of it is stopped. Returns at once.
         """
         ...
 
     def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
-        """Outcomes since the last call. They may contain a grammar that was withdrawn in that time. Never waits."""
+        """Returns the outcomes since the last call, perhaps also of grammars that were withdrawn in that time. Never
+        waits.
+        """
         ...
 
 
@@ -191,7 +193,7 @@ class GrammarCompiler:
             os.write(self._wake_up, b"!")
 
     def _run(self) -> None:
-        """The body of the compiler's thread."""
+        """Runs in the compiler's thread until `close`."""
         if not self._eager:
             self._sleep()
         backend = self._load_backend()
@@ -349,7 +351,7 @@ class GrammarCompiler:
             return Failure("the compiled grammar cannot be loaded", lasting=False, status=500)
 
     def _bury(self, link: Link) -> None:
-        """Called when the process died or hangs. Its jobs are given to a new process, or fail after ATTEMPTS."""
+        """Replaces a process that died or hangs. Its jobs are given to a new process, or fail after ATTEMPTS."""
         self._end(link)
         self._link = None
         end = describe_exit(link.process.returncode)

@@ -32,7 +32,7 @@ def choose_backend(asked: str | None) -> str:
 
 
 def make_backend(name: str, vocabulary: Vocabulary, style: JsonStyle) -> GrammarBackend:
-    """May take a second or two: libraries are imported and build tables of the vocabulary."""
+    """Loads a backend. Takes a second or two, since libraries are imported and build tables of the vocabulary."""
     module, _, attribute = BACKENDS[name][1].partition(":")
     backend: GrammarBackend = getattr(importlib.import_module(module), attribute)(vocabulary, style)
     return backend

@@ -22,12 +22,16 @@ class Freight(Protocol):
     """Between what a rank loaded, and the news of that."""
 
     def pack(self, spec: GrammarSpec) -> bytes:
-        """On the first rank: the data from which its oldest loaded and not yet packed grammar of this spec was made."""
+        """Returns, on the first rank, the data from which its oldest loaded and not yet packed grammar of this spec was
+        made.
+        """
         ...
 
     def unpack(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
-        """On another rank: the grammar. Raises what the backend's `load` raises, which must end the rank: the first
-        rank has loaded the same data, and ranks must not differ.
+        """Returns, on another rank, the grammar.
+
+        Raises what the backend's `load` raises, which must end the rank: the first rank has loaded the same data, and
+        ranks must not differ.
         """
         ...
 
@@ -51,7 +55,7 @@ class SharedBackend:
         self._loaded_from: dict[GrammarSpec, deque[bytes]] = {}
 
     def ready(self) -> Self:
-        """Itself, once the backend is loaded. Raises what its maker raises."""
+        """Loads the backend and returns itself. Raises what its maker raises."""
         self._backend()
         return self
 

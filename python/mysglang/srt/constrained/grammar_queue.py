@@ -72,7 +72,7 @@ class GrammarCache:
         """Patience with those, and with evicted grammars while answers still use them."""
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> Outcome | None:
-        """Outcome of the grammar, which `tenant` wants to use; None if it must be compiled."""
+        """Returns the outcome for a grammar that `tenant` wants to use; None if it must be compiled."""
         compiled = self._compiled.get(spec)
         if compiled is None:
             return self._wrong.get(spec)

@@ -16,7 +16,8 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 
 
 def json_safe_in_markup(grammar: str) -> str:
-    """`grammar` with classes that JSON allows, in strings that have no pattern. Its escapes get a fixed length.
+    """Returns `grammar` with its strings that have no pattern limited to characters that JSON allows. Its escapes get a
+    fixed length.
 
     The markup's own strings may hold anything, and stay as they are.
     """
@@ -24,7 +25,9 @@ def json_safe_in_markup(grammar: str) -> str:
 
 
 def of_fixed_length(grammar: str) -> str:
-    r"""`grammar` as xgrammar reads it: it writes é before an a as `\xe9a`, and reads that as one character."""
+    r"""Returns `grammar` with escapes of a fixed length. xgrammar writes é before an a as `\xe9a`, and would read that
+    as one character.
+    """
     return _ESCAPE.sub(_four_digits, grammar)
 
 

@@ -34,7 +34,9 @@ class _Tokens:
         self._bytes = {piece[0]: token for token, piece in enumerate(vocabulary.pieces) if len(piece) == 1}
 
     def __call__(self, text: bytes) -> list[int]:
-        """Byte by byte. Only forcing text asks for what the model would write, and that is not done here."""
+        """Returns a token for each byte. Only forcing text needs the model's own tokenization, and that is not done
+        here.
+        """
         return [self._bytes[byte] for byte in text if byte in self._bytes]
 
 

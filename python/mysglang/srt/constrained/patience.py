@@ -46,5 +46,5 @@ class Patience:
 
 
 def endless() -> Patience:
-    """Patience with a grammar that is never refused for slowness."""
+    """Returns patience with a grammar that is never refused for slowness."""
     return Patience(lambda: None)

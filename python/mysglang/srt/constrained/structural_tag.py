@@ -68,7 +68,7 @@ def with_format(text: str) -> dict[str, Any]:
 
 
 def with_schemas(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
-    """`tag` with a grammar for each part of its format that keeps to a JSON schema.
+    """Returns `tag` with a grammar in place of each JSON schema in its format.
 
     grammar_of: the part, such as `{"type": "json_schema", "json_schema": …}` -> EBNF with a rule `root`.
     """

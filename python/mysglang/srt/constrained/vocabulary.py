@@ -18,7 +18,9 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> Vocabulary:
-        """`vocab_size`: of the model, which may be larger or smaller than the tokenizer's."""
+        """Builds the vocabulary. `vocab_size`: that of the model, which may be larger or smaller than the
+        tokenizer's.
+        """
         hidden = tokenizer.special_ids.union(eos_ids)
         pieces = [b"" if token in hidden else tokenizer.token_bytes(token) for token in range(vocab_size)]
         return cls(pieces, eos_ids)

@@ -29,7 +29,7 @@ class AllRanks:
         self.size = size
 
     def smallest(self, values: Sequence[int]) -> list[int]:
-        """For each place in `values` the least value of all ranks. Every rank gives as many values."""
+        """Returns, for each place in `values`, the least value of all ranks. Every rank gives as many values."""
         least = list(values)
         for group in self._groups:
             least = group.smallest(least)

@@ -39,11 +39,13 @@ class Group(Protocol):
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x. The other ranks give a tensor of the same shape and dtype, which this overwrites."""
+        """Sends rank 0's `x` to all ranks. The others give a tensor of the same shape and dtype, which is
+        overwritten.
+        """
         ...
 
     def smallest(self, values: Sequence[int]) -> list[int]:
-        """Elementwise minimum of `values` over all ranks. Every rank gives the same number of values."""
+        """Returns elementwise minimum of `values` over all ranks. Every rank gives the same number of values."""
         ...
 
 

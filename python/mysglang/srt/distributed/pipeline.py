@@ -50,15 +50,17 @@ class Stage(Protocol):
         ...
 
     def tell(self, tokens: Tensor) -> None:
-        """On the last stage: send a step's tokens, [S] int64, to all other stages. Returns before they have arrived."""
+        """On the last stage: sends a step's tokens, [S] int64, to all other stages. Returns before they have
+        arrived.
+        """
         ...
 
     def hear(self, tokens: Tensor) -> Tensor:
-        """On every other stage: receive the next tokens of the last stage into `tokens`, which gives their number."""
+        """On every other stage: receives the next tokens of the last stage into `tokens`, which gives their number."""
         ...
 
     def smallest(self, values: Sequence[int]) -> list[int]:
-        """Elementwise minimum of `values` over all stages. Every stage gives the same number of values."""
+        """Returns elementwise minimum of `values` over all stages. Every stage gives the same number of values."""
         ...
 
 
@@ -78,7 +80,7 @@ class WholeModel:
         raise AssertionError("there is no stage before this one")
 
     def tell(self, tokens: Tensor) -> None:
-        """No effect: there is no other stage."""
+        """Does nothing: there is no other stage."""
 
     def hear(self, tokens: Tensor) -> Tensor:
         raise AssertionError("this stage chooses the tokens")

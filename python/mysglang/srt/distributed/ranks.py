@@ -124,7 +124,7 @@ def rank_contexts(
 
 
 def sharers(devices: Sequence[int]) -> list[Place]:
-    """For each rank, given its device: its place among the ranks of the same device."""
+    """Returns, for each rank, its place among the ranks of the same device. `devices`: the device of each rank."""
     total, so_far = Counter(devices), Counter[int]()
     found = []
     for device in devices:

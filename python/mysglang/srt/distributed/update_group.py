@@ -48,7 +48,8 @@ class UpdateGroup:
         """True if tensors must be on the CPU."""
 
     def broadcast(self, tensors: Sequence[Tensor], pulse: Callable[[], None]) -> None:
-        """Rank 0 sends its tensors, the others receive into theirs: the same shapes and dtypes in the same order.
+        """Broadcasts rank 0's tensors; the others receive into theirs. All give the same shapes and dtypes in the same
+        order.
 
         Waits until all are there. Raises RuntimeError, or TimeoutError, after which the group is of no use.
         """

@@ -26,7 +26,7 @@ SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 
 
 def public_options(args: ServerArgs) -> dict[str, Any]:
-    """Every option by its name, without the secret ones."""
+    """Returns every option by its name, without the secret ones."""
     return {name: value for name, value in args.flat().items() if name not in SECRETS}
 
 
@@ -77,7 +77,7 @@ class AppOptions:
 
     @classmethod
     def from_args(cls, args: ServerArgs, model: ModelConfig) -> AppOptions:
-        """`args` resolved, and the config of the model that they name."""
+        """Builds the options from resolved `args` and the config of the model that they name."""
         serving = args.serving
         model_path = args.model.model_path or ""
         name = serving.served_model_name or model_path

@@ -55,7 +55,7 @@ class Arrival:
             self._watch = None
 
     def end(self) -> None:
-        """The connection is over. Nothing here refers to it any more."""
+        """Ends the watch, because the connection is over. Nothing here refers to it any more."""
         self.stop()
         self._give_up = None
 

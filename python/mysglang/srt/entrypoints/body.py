@@ -102,7 +102,9 @@ def _hold_of(request: Request) -> BodyHold:
 
 
 def _pool() -> TextPool:
-    """Threads for long bodies. A few large ones at a time bound the memory, and leave other texts their threads."""
+    """Returns the threads for long bodies. Only a few large bodies at a time bound the memory, and leave threads for
+    other texts.
+    """
     loop = asyncio.get_running_loop()
     if (pool := _POOLS.get(loop)) is None:
         pool = _POOLS[loop] = TextPool()
@@ -117,7 +119,7 @@ async def read_optional(request: Request, model: type[Model]) -> Model:
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body, if it may be JSON and is no longer than `limit` bytes.
+    """Reads the whole body, which must be of a JSON content type and no longer than `limit` bytes.
 
     Raises InvalidRequest for another content type, BodyTooLarge as soon as the excess is known, BodyRoomFull,
     ClientDisconnected. The body is counted until `make_of` is through with it.
@@ -155,7 +157,8 @@ async def _read_parts(request: Request, hold: BodyHold, limit: int) -> bytes:
 
 
 def require_json(request: Request) -> None:
-    """A body without a type is JSON, and so is one that `curl -d` calls a form, unless a browser sent it.
+    """Refuses content types other than JSON. A body without a type counts as JSON, and so does one that `curl -d` calls
+    a form, unless a browser sent it.
 
     A web page may send a form, a text, or bytes without a type to any server, without asking first. Such a request has
     an Origin, and is refused. A text is refused always: a form of that type is sent without escapes.
@@ -223,7 +226,7 @@ def _inside(item: object) -> Iterable[object]:
 
 
 def validate(model: type[Model], data: dict[str, object], fields: FieldReport = REFUSED) -> Model:
-    """`data` as a `model`. Raises InvalidRequest: every finding in one line, `param` the first field.
+    """Returns `data` as a `model`. Raises InvalidRequest with every finding in one line; `param` is the first field.
 
     `fields`: hears of fields that change nothing.
     """
@@ -247,7 +250,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
 
 
 def flatten(errors: Sequence[ErrorDetails]) -> str:
-    """Pydantic's findings in one line, each with the path of its field: `messages.0.role: ...; n: ...`."""
+    """Returns pydantic's findings in one line, each with the path of its field: `messages.0.role: ...; n: ...`."""
     lines = [_finding(error) for error in errors[:MAX_FINDINGS]]
     if len(errors) > MAX_FINDINGS:
         lines.append(f"and {len(errors) - MAX_FINDINGS} more")

@@ -26,7 +26,7 @@ class Cork:
         self._waiting: list[CorkedTransport] = []
 
     def hold(self, transport: CorkedTransport) -> None:
-        """Until this turn of the running loop is over; then `transport` is flushed."""
+        """Holds the output of `transport` until this turn of the event loop is over, then flushes it."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._pull)
         self._waiting.append(transport)

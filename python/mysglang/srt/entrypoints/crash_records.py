@@ -206,7 +206,7 @@ def crash_records(args: ObservabilityArgs) -> CrashRecords:
 
 
 def _lengths(obj: GenerateReqInput) -> list[dict[str, int]]:
-    """Size of each prompt: characters of text, or number of ids or vectors."""
+    """Returns the size of each prompt: characters of text, or number of ids or vectors."""
     if obj.text is not None:
         return [{"characters": len(text)} for text in ([obj.text] if isinstance(obj.text, str) else obj.text)]
     if obj.input_embeds is not None:

@@ -32,7 +32,7 @@ FULL = "The server has as many connections as it has open files for; try again."
 
 
 def most_connections() -> int:
-    """Number of connections that this process can open in addition to the descriptors that it holds now."""
+    """Returns the number of connections that this process can open in addition to the descriptors that it holds now."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

@@ -133,7 +133,9 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """`generate` for a caller with an event loop of its own; with `stream`, an async iterator."""
+        """Does what `generate` does, for a caller with an event loop of its own; with `stream`, returns an async
+        iterator.
+        """
         request = _request(prompt, sampling_params, input_ids, stream, fields)
         return self._async_iterate(request) if stream else await self._call(self._answer(request))
 
@@ -150,11 +152,13 @@ class Engine:
     async def async_encode(
         self, prompt: Prompt | None = None, input_ids: InputIds | None = None, *, dimensions: int | None = None
     ) -> Any:
-        """`encode` for a caller with an event loop of its own."""
+        """Does what `encode` does, for a caller with an event loop of its own."""
         return await self._call(self._encode(prompt, input_ids, dimensions))
 
     def rerank(self, query: str, documents: list[str], *, top_n: int | None = None) -> list[dict[str, Any]]:
-        """Documents, the most relevant first: {score, document, index, meta_info}. Raises the errors of `encode`."""
+        """Ranks documents, the most relevant first: {score, document, index, meta_info}. Raises the errors of
+        `encode`.
+        """
         return self._await(self._rerank({"query": query, "documents": documents, "top_n": top_n}))
 
     def score(
@@ -166,8 +170,8 @@ class Engine:
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> list[list[float]]:
-        """For each item, the probability of each label as the next token after query and item; see /v1/score. Raises
-        the errors of `encode`.
+        """Returns, for each item, the probability of each label as the next token after query and item; see /v1/score.
+        Raises the errors of `encode`.
         """
         body = {"query": query, "items": items, "label_token_ids": label_token_ids}
         return self._await(self._score({**body, "apply_softmax": apply_softmax, "item_first": item_first}))
@@ -189,7 +193,7 @@ class Engine:
         return self._front.tokenizer
 
     def flush_cache(self) -> FlushCacheReqOutput:
-        """Empty the prefix cache, if nothing runs."""
+        """Empties the prefix cache, if nothing runs."""
         return self._await(self._front.tokenizer_manager.flush_cache())
 
     @property
@@ -340,7 +344,7 @@ class Engine:
             raise
 
     async def _call(self, work: Awaitable[T]) -> T:
-        """`_run` for a caller in another event loop."""
+        """Does what `_run` does, for a caller in another event loop."""
         return await asyncio.wrap_future(self._submit(work))
 
     def _submit(self, work: Awaitable[T]) -> concurrent.futures.Future[T]:
@@ -355,8 +359,8 @@ class Engine:
         return future
 
     def _die(self, cause: str) -> None:
-        """The loop has ended, and its thread's children with it: fail all pending calls, which would otherwise wait for
-        ever.
+        """Fails all pending calls, which would otherwise wait for ever, because the loop and its child processes have
+        ended.
         """
         self._death = cause
         for future in list(self._pending):
@@ -376,6 +380,6 @@ def _request(
     stream: bool,
     fields: Mapping[str, Any],
 ) -> GenerateReqInput:
-    """Checked like a request that came by HTTP."""
+    """Builds a request and checks it like one that came by HTTP."""
     given = {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream}
     return parse_generate({**fields, **given})

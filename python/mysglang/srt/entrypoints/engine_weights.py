@@ -131,7 +131,7 @@ class EngineWeights:
         return rows
 
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of every tensor's bytes, in the dtype of the model."""
+        """Returns the SHA-256 of every tensor's bytes, in the dtype of the model."""
         reply = self._command(lambda number: CheckWeightsReq(id=number, action="checksum"))
         found: dict[str, str] = reply.carried_out().details["checksums"]
         return found

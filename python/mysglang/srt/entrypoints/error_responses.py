@@ -205,7 +205,9 @@ def _shape_of(scope: Scope) -> ErrorShape:
 
 
 def describe(error: Exception) -> ErrorFacts:
-    """Facts about `error` for the client. An error that was not raised on purpose is reported without its details."""
+    """Returns facts about `error` for the client. An error that was not raised on purpose is reported without its
+    details.
+    """
     match error:
         case Aborted(status=status):
             return ErrorFacts(status or 500, error.message, error.param, kind=error.kind)

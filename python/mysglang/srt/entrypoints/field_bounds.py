@@ -32,8 +32,8 @@ _NO_SCHEMAS = frozenset({"metadata", "default", "expected", "serialization"})
 
 
 def bound(schema: CoreSchema) -> CoreSchema:
-    """`schema` with a greatest length and an early end for each list and object in it. A length that the field's own
-    annotation gives stays. The schema is changed in place.
+    """Returns `schema` with a maximum length, and an early end of validation, for each list and object in it. A length
+    in the field's own annotation stays. The schema is changed in place.
     """
     _bound(schema)
     return schema

@@ -36,7 +36,7 @@ def add_descriptions(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
 
 
 def all_subclasses(base: type) -> Iterator[type]:
-    """The classes that are derived from `base`, at any distance."""
+    """Yields the classes that are derived from `base`, at any distance."""
     kinds: list[type] = base.__subclasses__()
     for kind in kinds:
         yield kind
@@ -58,7 +58,7 @@ def _reachable(kinds: Iterable[type]) -> set[type]:
 
 
 def _by_place(kind: type) -> dict[str, str]:
-    """Field -> its text for this class, or else for the nearest one that this is derived from."""
+    """Returns field -> its text for this class, or for the nearest base class that has one."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         place = f"{base.__name__}."

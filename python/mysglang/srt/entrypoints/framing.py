@@ -58,7 +58,7 @@ class Framing:
         return self.in_head and self._head > MAX_HEAD_BYTES // 4
 
     def begin(self) -> None:
-        """A head begins: what came before it, which are empty lines, no longer counts."""
+        """Begins a head. The empty lines before it no longer count."""
         self.in_head, self._head, self._lines = True, 0, 0
 
     def line(self) -> bool:
@@ -70,11 +70,11 @@ class Framing:
         self.in_head, self._spent = False, True
 
     def complete(self) -> None:
-        """The request is complete; what follows is the head of another one."""
+        """Notes that the request is complete; the head of another one follows."""
         self.in_head, self._head, self._spent = True, 0, True
 
     def chunk(self) -> None:
-        """The line that gives a chunk's size is complete."""
+        """Notes that the line with a chunk's size is complete."""
         self._excess -= _EARNED_BY_A_CHUNK
 
     def body(self, size: int) -> None:

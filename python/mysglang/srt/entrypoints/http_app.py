@@ -133,7 +133,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
 
 
 def _desk(front: Front, options: AppOptions, speaking: _Speaking, field_log: FieldLog, *, is_owner: bool) -> Desk:
-    """Files and batches. Only the front that owns what lives between requests keeps them."""
+    """Returns the service of files and batches. Only the front that owns them keeps them; others have an empty one."""
     endpoints = _batch_endpoints(front, options, speaking, field_log.report("a batch"))
     return desk_for(options.desk if is_owner else None, front, endpoints, options.owners)
 
@@ -228,7 +228,7 @@ class _Speaking:
         return cls(models, formats, ChatAnswers(front, formats, options.serving.defaults, fill_in))
 
     def routers(self, front: Front, options: AppOptions, native: APIRouter, files: APIRouter) -> Iterator[APIRouter]:
-        """The routers, in their order in the API document, with two others among them."""
+        """Yields the routers, in their order in the API document, with the two given ones among them."""
         models, formats, answers = self.models, self.formats, self.answers
         yield info_router(front, {**options.model_info, **formats.names}, options.server_info)
         if not options.enable_metrics:
@@ -257,7 +257,7 @@ def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
 
 
 def _middleware(options: AppOptions, access: Access, field_log: FieldLog) -> list[Middleware]:
-    """Middleware from the outermost to the innermost; the routes are inside."""
+    """Returns the middleware from the outermost to the innermost; the routes are inside."""
     origins = options.cors_allow_origins
     local = LOCAL_ORIGIN if options.local_pages else None
     invited = Middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **INVITED)

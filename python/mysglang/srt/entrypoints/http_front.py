@@ -171,5 +171,5 @@ class HttpFront:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of the whole server (`http_server.py`), not of its front door."""
+        """Captures no signals, because the whole server handles them (`http_server.py`)."""
         yield

@@ -195,8 +195,8 @@ class OneAtATime(HttpToolsProtocol):
         return next((header for header in self.headers if header[0] in framing), (framing[0], b"0"))
 
     def _give_up_reading(self) -> bool:
-        """Called when a client takes too long to send a request. Returns True if the request is given up; it is not if
-        the server itself had stopped reading.
+        """Gives up on a client that takes too long to send a request. Returns False, and keeps it, if the server itself
+        had paused reading.
         """
         if self.flow.read_paused or self._pauses.take():
             return False
@@ -287,7 +287,9 @@ class OneAtATime(HttpToolsProtocol):
         self._hear_of_departure()
 
     def shutdown(self) -> None:
-        """The server ends: close at once what is not being answered, and what a client does not read."""
+        """Closes at once the connections that have no answer under way, and those whose client does not read. Called
+        when the server ends.
+        """
         self.transport.client_sends = False
         if self._answering and self.flow.write_paused:
             self._abort()
@@ -295,7 +297,9 @@ class OneAtATime(HttpToolsProtocol):
             super().shutdown()
 
     def _look_after_the_rest(self) -> None:
-        """The response is complete, so writing no longer reports a slow client: watch how the client takes the rest."""
+        """Watches how the client reads the rest of a complete response, since writing no longer reports a slow
+        client.
+        """
         if self.transport.get_write_buffer_size():
             self._look_later()
 

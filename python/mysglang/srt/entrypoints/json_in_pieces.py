@@ -95,7 +95,7 @@ class PieceReader:
         return members
 
     def _parts(self, start: int, end: int, depth: int) -> Iterator[_Part]:
-        """The content of a container, grouped into pieces of the wanted size."""
+        """Yields the content of a container, grouped into pieces of the wanted size."""
         commas = self._layout.commas(start, end, depth)
         if not len(commas) and self._is_space(start, end):
             return

@@ -162,7 +162,7 @@ class _LongText:
         self._characters, self._width = 0, 1
 
     def take(self, chunk: Bytes, quotes: Places, escapes: Places, *, in_string: bool) -> None:
-        """`quotes`, `escapes`: places in the chunk."""
+        """Adds a chunk of the text. `quotes`, `escapes`: their offsets in the chunk."""
         if not len(quotes):
             if in_string:
                 self._add(chunk, escapes)

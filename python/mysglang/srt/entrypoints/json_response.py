@@ -18,7 +18,7 @@ others.
 
 
 def json_response(data: object) -> Response:
-    """200 with `data` as its body; arrays of numpy are lists."""
+    """Returns a 200 response with `data` as its JSON body; arrays of numpy become lists."""
     return written_response([orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)])
 
 
@@ -46,7 +46,7 @@ class _LongResponse(Response):
 
 
 def _pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """All of them, none longer than PIECE_BYTES."""
+    """Yields the same bytes in pieces of at most PIECE_BYTES."""
     held: list[bytes] = []
     size = 0
     for part in parts:

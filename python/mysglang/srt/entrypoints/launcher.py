@@ -137,8 +137,9 @@ class Subprocesses:
         return {child.title: child.pid for child in self._children}
 
     async def wait_ready(self) -> SchedulerFacts:
-        """Until all have said that they are ready; the facts of rank 0, with those of the other ranks. Raises
-        ConfigError or WorkerDied with the cause as soon as one has failed.
+        """Waits until all processes are ready. Returns the facts of rank 0, with those of the other ranks.
+
+        Raises ConfigError or WorkerDied with the cause as soon as one has failed.
         """
         timeout = START_TIMEOUT.get()
         waits = [asyncio.ensure_future(_ready(child)) for child in self._children]
@@ -221,7 +222,7 @@ class Subprocesses:
 
 
 def _status(pid: int) -> str:
-    """psutil's name for the state of a process; empty if it is gone."""
+    """Returns psutil's name for the state of a process; empty if it is gone."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:

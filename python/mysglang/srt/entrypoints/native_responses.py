@@ -21,7 +21,7 @@ class Generates(Protocol):
 
 
 async def responses(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts) -> AsyncGenerator[Response, None]:
-    """A response for each chunk. Closing it closes the request."""
+    """Yields a response for each chunk. Closing the iterator ends the request."""
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:
             yield dicts.add(chunk)

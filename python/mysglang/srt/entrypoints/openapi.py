@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is a `model`."""
+    """Returns `openapi_extra` for a route whose body is a `model`."""
     schema = {"$ref": REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
@@ -55,7 +55,7 @@ def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:
 def gives(
     answer: object, *, stream: Sequence[object] = (), stream_type: str = EVENTS, done: bool = False
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that answers 200 with JSON: any type that msgspec knows.
+    """Returns `openapi_extra` for a route that answers 200 with JSON. `answer`: any type that msgspec knows.
 
     `stream`: what an event or line of a stream may be, of a route that can answer with one; with `done`, the event
     behind all others is `[DONE]`. For a route that also `takes`, join the two with `|`.
@@ -137,14 +137,14 @@ def _document(
 
 
 def _join(known: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Two objects of one name would hide each other."""
+    """Adds schemas. Two different ones of the same name are an error, since one would hide the other."""
     for name, schema in more.items():
         assert known.setdefault(name, schema) == schema, f"two schemas are called {name}"
 
 
 def _statuses(path: str, method: str, operation: Mapping[str, Any], access: Access) -> list[int]:
-    """Statuses other than success that an operation may answer. A route without a body has no 400, and a route without
-    a key has no 401.
+    """Returns the statuses other than success that an operation may answer. A route without a body has no 400, and a
+    route without a key has no 401.
     """
     silent = method in ("get", "head") and not operation.get("parameters")
     left_out = {400, 404, 409, 413, 429, 499, 507} if silent else set()
@@ -152,7 +152,9 @@ def _statuses(path: str, method: str, operation: Mapping[str, Any], access: Acce
 
 
 def _security(path: str, access: Access, *, has_keys: bool) -> list[dict[str, list[str]]]:
-    """Either key where one is needed; none, or either, where the server may have none."""
+    """Returns the keys that an operation accepts: either key where one is needed; none, or either, where the server may
+    have none.
+    """
     if path in access.open:
         return []
     keys: list[dict[str, list[str]]] = [{name: []} for name in KEYS]
@@ -178,7 +180,7 @@ def _event(schema: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
 
 
 def _schemas(models: Sequence[Described], *, refuses: bool) -> Mapping[str, Any]:
-    """Schemas of bodies; `refuses`: True if unknown names are refused."""
+    """Returns the schemas of bodies. `refuses`: whether unknown names are refused."""
     pydantic_models = [model for model in models if issubclass(model, BaseModel)]
     _, found = models_json_schema([(model, "validation") for model in pydantic_models], ref_template=REF)
     structs = [model for model in models if issubclass(model, msgspec.Struct)]

@@ -26,7 +26,7 @@ def owner_name(key: str) -> str:
 
 
 def is_admin(scope: Scope) -> bool:
-    """True for a request that came with the admin key, on a path that needs it."""
+    """Returns whether a request came with the admin key, on a path that needs it."""
     return ADMIN in scope
 
 

@@ -21,7 +21,7 @@ _FILE_NAME = re.compile(r"[\w.-]{1,100}")
 
 
 def _number(value: object) -> object:
-    """SGLang's benchmark sends its command line's words as they are."""
+    """Converts digits to a number, because SGLang's benchmark sends the words of its command line as they are."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
 
 
@@ -67,7 +67,7 @@ class ProfileReqInput(StrictModel):
         )
 
     def _name(self) -> str:
-        """One name without a path: a client names a file, not a place."""
+        """Returns the name of the trace: one name without a path, since a client names a file, not a place."""
         parts = [self.profile_prefix, self.profile_id or f"profile-{time.time():.0f}"]
         name = "-".join(part for part in parts if part)
         if _FILE_NAME.fullmatch(name) is None:

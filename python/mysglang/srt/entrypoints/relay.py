@@ -149,7 +149,7 @@ def _head(scope: Scope, body: bytes | None) -> bytes:
 
 
 async def _pass_body_on(receive: Receive, writer: asyncio.StreamWriter) -> None:
-    """In chunks. Raises ClientDisconnected, ConnectionError if the other side reads no more."""
+    """Passes the body on in chunks. Raises ClientDisconnected, or ConnectionError if the other side stops reading."""
     more = True
     while more:
         message = await receive()

@@ -113,7 +113,7 @@ def dump_record(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], star
 
 
 def _prompts(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], n: int) -> dict[str, Any]:
-    """Prompts as token ids, or as they were sent if the request ended before the ids of all were known."""
+    """Returns the prompts as token ids, or as they were sent if the request ended before the ids of all were known."""
     several = isinstance(obj.text, list) or any(isinstance(entry, list) for entry in obj.input_ids or [])
     count = len(obj.text or obj.input_ids or []) if several else 1
     known = [answers[index].prompt_ids for index in range(0, count * n, n) if index in answers]

@@ -54,7 +54,7 @@ class LoggedManager:
         return self._manager.open_requests
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """`generate_request` of the manager, with log lines. A request with `no_logs` leaves none."""
+        """Does what the manager's `generate_request` does, with log lines. A request with `no_logs` has none."""
         settings = self._settings
         chunks = self._crash_records.watched(obj, self._manager.generate_request(obj))
         if settings.dump_folder and not obj.no_logs:
@@ -98,7 +98,7 @@ class LoggedManager:
 
 
 def _coming(obj: GenerateReqInput) -> str:
-    """Sizes in characters for text, in tokens for ids."""
+    """Describes a request for the log, with sizes in characters for text, in tokens for ids."""
     if obj.text is not None:
         texts = [obj.text] if isinstance(obj.text, str) else obj.text
         size = f"text of {', '.join(str(len(text)) for text in texts[:8])} characters"

@@ -15,14 +15,16 @@ from mysglang.srt.server_args import PortArgs, ServerArgs
 
 
 def request_metrics(args: ServerArgs, ports: PortArgs, model: ModelConfig, index: int) -> RequestMetrics:
-    """Receivers for front `index`. All fronts count on one sheet; each sends its own traces."""
+    """Returns the metrics of front `index`. All fronts count in one shared file; each sends its own traces."""
     metrics = _counted(args, ports, index)
     return _traced(metrics, args, model) if args.observability.enable_trace else metrics
 
 
 def _counted(args: ServerArgs, ports: PortArgs, index: int) -> RequestMetrics:
-    """Counters: always with --enable-metrics; otherwise while the playground's figures are watched, if there is a
-    playground. The sheet is a file beside the fronts' board.
+    """Returns the counters, which count always with --enable-metrics, and otherwise while the playground's figures are
+    watched.
+
+    The counters are in a file beside the fronts' board.
     """
     path, num_fronts = Path(ports.board).with_suffix(".metrics"), len(ports.tokenizer_ipc_names)
     if args.observability.enable_metrics:

@@ -184,7 +184,7 @@ class Runtime:
         return death
 
     def _mourn(self, loop: asyncio.AbstractEventLoop, cause: str) -> None:
-        """A service thread of this process died. Called in that thread."""
+        """Reports the death of a service thread of this process. Called in that thread."""
 
         def note() -> None:
             if not self._thread_death.done():

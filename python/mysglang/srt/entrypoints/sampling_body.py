@@ -132,12 +132,12 @@ _SAID: Mapping[Dialect, tuple[_Said, ...]] = {
 
 
 def names_on(dialect: Dialect) -> dict[str, str]:
-    """OpenAI's name of a field -> the dialect's, where they differ."""
+    """Returns OpenAI's name of a field -> the dialect's, where they differ."""
     return {said.openai: said.name for said in _SAID[dialect] if said.openai != said.name}
 
 
 def in_openai_words(body: StrictModel, dialect: Dialect) -> dict[str, Any]:
-    """Declared fields of `body`, of this dialect, by OpenAI's names. Null counts as absent."""
+    """Returns the declared fields of `body`, of this dialect, by OpenAI's names. Null counts as absent."""
     found: dict[str, Any] = {}
     for name, openai, as_ours in _SAID[dialect]:
         value = getattr(body, name)
@@ -149,7 +149,7 @@ _BESIDE = tuple((each.name, name) for each in BESIDE_SAMPLING if (name := each.n
 
 
 def beside_sampling(body: OpenAISampling) -> dict[str, Any]:
-    """Fields of `body` that are not about sampling, by their native names."""
+    """Returns the fields of `body` that are not about sampling, by their native names."""
     return {name: getattr(body, theirs) for name, theirs in _BESIDE}
 
 

@@ -113,7 +113,7 @@ async def _add_fronts(runtime: Runtime, door: HttpFront, listener: socket.socket
 
 
 async def _bury(death: Death, runtime: Runtime, door: HttpFront) -> ExitCode:
-    """A process of ours has died, and the runtime has sent an error to every open request."""
+    """Ends the server after one of its processes died. The runtime has already sent an error to every open request."""
     door.gate.close(death.error)
     await _emptied(runtime, LAST_WORDS_S)
     complain(death.error)

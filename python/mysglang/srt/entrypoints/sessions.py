@@ -131,8 +131,8 @@ class Sessions:
         self._forget(_owned(session_id))
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """`generate_request` of the manager; with `session_params`, the prompt is appended to the tokens that they
-        refer to.
+        """Does what the manager's `generate_request` does; with `session_params`, the prompt is appended to the tokens
+        that they refer to.
         """
         if obj.session_params is None:
             return self._manager.generate_request(obj)
@@ -151,7 +151,7 @@ class Sessions:
                 yield chunk
 
     async def _in_line(self, obj: GenerateReqInput, session: _Session) -> AsyncGenerator[GenerationChunk, None]:
-        """One more turn of a streaming session. One that does not finish leaves the session as it was."""
+        """Answers one more turn of a streaming session. A turn that does not finish leaves the session unchanged."""
         turn = session.turn = object()
         try:
             last = next(iter(session.turns), None)
@@ -169,7 +169,7 @@ class Sessions:
     async def _behind(
         self, obj: GenerateReqInput, session: _Session, before: _Start, parent: str | None
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Answers the part of the prompt after `before`, and remembers the result as a child of `parent`."""
+        """Answers the part of the prompt after `before`, and stores the result as a child of `parent`."""
         own = obj.input_ids or []
         if obj.text is not None:
             assert isinstance(obj.text, str)

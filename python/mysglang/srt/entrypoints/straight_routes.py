@@ -51,8 +51,8 @@ class StraightRoutes:
 
 
 def straight(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], APIRoute]:
-    """Routes that use only the request, by method and path. If two have the same key, the first is used, as in a
-    router.
+    """Returns the routes that use only the request, by method and path. If two have the same key, the first is used, as
+    in a router.
     """
     first: dict[tuple[str, str], APIRoute] = {}
     for route in routes:

@@ -31,8 +31,8 @@ Shortcut: TypeAlias = Callable[[Wire], Awaitable[None]]
 
 
 async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: float) -> AsyncGenerator[bytes, None]:
-    """`frames`, and after the first one a `ping` whenever no frame came for that long: proxies cut silent
-    connections.
+    """Yields `frames`, and after the first one a `ping` whenever no frame came for `every_s` seconds, because proxies
+    cut silent connections.
     """
     upcoming: asyncio.Future[bytes] | None = None
     try:
@@ -56,7 +56,7 @@ async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: 
 
 @cache
 def _headers(media_type: str) -> list[tuple[bytes, bytes]]:
-    """Headers of every stream of this type."""
+    """Returns the headers of every stream of this type."""
     # Proxies that buffer would turn the stream into one late answer.
     response = Response(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
     del response.headers["content-length"]

@@ -24,15 +24,16 @@ OFF: Sequence[object] = (False,)
 
 
 def empty(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
-    """Default of a field that holds several values. It is made again each time: pydantic would copy a given one deeply
-    for each request, which costs several times more.
+    """Returns the default of a field that holds several values.
+
+    It is made again each time: pydantic would copy a given one deeply for each request, which costs several times more.
     """
     return Field(default_factory=kind, json_schema_extra={"default": kind()})
 
 
 def not_here(*fields: str, unless: Sequence[object] = ()) -> dict[str, Sequence[object]]:
-    """Rows of an `unsupported` or `idle` table. `unless`: values without effect, in addition to null, false and empty
-    ones.
+    """Returns rows of an `unsupported` or `idle` table. `unless`: values without effect, in addition to null, false and
+    empty ones.
     """
     return dict.fromkeys(fields, unless)
 
@@ -64,7 +65,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _settle(cls, data: Any, info: ValidationInfo) -> Any:
-        """The fields that are left for pydantic to check."""
+        """Handles the fields that this server refuses or ignores, and returns those that pydantic must check."""
         checkpoint()
         if not isinstance(data, dict):
             return data

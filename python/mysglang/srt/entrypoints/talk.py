@@ -29,7 +29,7 @@ class Teller(Protocol):
         ...
 
     def tell(self, chunk: GenerationChunk) -> bytes:
-        """Frames for a chunk; empty if there is nothing to send yet."""
+        """Returns the frames for a chunk; empty if there is nothing to send yet."""
         ...
 
     def end(self) -> bytes:
@@ -79,7 +79,9 @@ class _Going:
         yield talk.teller.end()
 
     async def pour(self, wire: Wire) -> None:
-        """All that is still to come of the chunks. Where they come through other hands, that is left to `frames`."""
+        """Writes all remaining chunks directly to the connection. If the chunks come from another generator, `frames`
+        sends them.
+        """
         talk = self._talk
         assert talk is not None, "there was a first frame"
         if isinstance(talk.chunks, Generation):

@@ -71,7 +71,7 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
 
 
 async def _all_heard(manager: TokenizerManager, links: FrontLinks) -> None:
-    """Until every other process was heard of, and the scheduler has answered: then all links stand."""
+    """Waits until every other process has sent a message and the scheduler has answered, so that all links work."""
     await manager.get_internal_state()
     others = links.fronts.count - 1
     while not manager.signs.quietest()[1] or len(manager.signs.fronts) < others:

@@ -30,7 +30,7 @@ class VertexRoutes:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> VertexRoutes:
-        """AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE. Raises ConfigError for what is no path."""
+        """Reads AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE. Raises ConfigError if one is not a path."""
         found = {"predict": "AIP_PREDICT_ROUTE", "health": "AIP_HEALTH_ROUTE"}
         given = {name: environment[variable] for name, variable in found.items() if environment.get(variable)}
         for name, path in given.items():

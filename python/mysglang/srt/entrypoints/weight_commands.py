@@ -82,7 +82,8 @@ def write_encoded(folder: Path, files: Sequence[str]) -> None:
 
 @asynccontextmanager
 async def spooled(parts: AsyncIterator[bytes], size: int | None) -> AsyncIterator[Path]:
-    """A folder with one safetensors file, written from `parts` as they come. `size`: of all, if it is known.
+    """Returns a context with a folder that has one safetensors file, written from `parts` as they arrive. `size`: bytes
+    in all, if known.
 
     Raises NoRoom.
     """

@@ -127,7 +127,9 @@ class StateStore(Protocol):
     """The store of the states and checkpoints of requests. A step writes into the tensors itself."""
 
     def of(self, layer_id: int) -> tuple[Tensor, ...]:
-        """[states + 1, …] each of the parts that the layer's spec names. The last entry is for rows without a state."""
+        """Returns the tensors [states + 1, …] of the layer, one for each part that its spec names. The last entry is
+        for rows without a state.
+        """
         ...
 
 
@@ -215,7 +217,7 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Work out what the layers of this step share.
+        """Computes what all layers of this step share, such as page lists.
 
         If `batch.host.high_lens` are there, only the device knows how long some rows are: backends that take such steps
         (`layers/attention/factory.py`) plan with `batch.host.most_lens`, and their kernels read `batch.seq_lens`.
@@ -269,17 +271,17 @@ class ForwardBatch:
     """Tokens whose hidden states are wanted; None: all. For the others, the last layer only stores keys and values."""
 
     def loc_for(self, spec: AttentionSpec) -> Tensor:
-        """[T] int64 KV slots that this layer writes."""
+        """Returns the KV slots that this layer writes, [T] int64."""
         return self.out_cache_locs[self.attn_backend.kv_pool.space_of(spec.layer_id)]
 
     def first_tokens(self) -> Tensor:
-        """[R] int64 where the tokens of each row begin."""
+        """Returns the index of each row's first token, [R] int64."""
         if self.row_room:
             return torch.arange(0, len(self.input_ids), self.row_room, device=self.slots.device)
         return self.extend_lens.cumsum(dim=0) - self.extend_lens
 
     def wanted(self, x: Tensor) -> Tensor:
-        """[T, …] -> [W, …] of the tokens that are wanted."""
+        """Selects the tokens that need logits: [T, …] -> [W, …]."""
         return x if self.tail is None else x.index_select(0, self.tail.tokens)
 
 

@@ -76,7 +76,7 @@ class HostPages(Protocol):
     """
 
     def read(self, pages: Ints) -> bytes | None:
-        """Content of these pages, one after another; None if it has numbers that are not finite."""
+        """Returns the content of these pages, one after another; None if it has numbers that are not finite."""
         ...
 
     def put(self, pages: Ints, data: bytes) -> None:

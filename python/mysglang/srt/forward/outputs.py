@@ -75,7 +75,7 @@ class BatchResult:
         self._choose = None
 
     def complete(self) -> StepOutput:
-        """Block until the tokens of the step are on the host."""
+        """Blocks until the tokens of the step are on the host."""
         if self._output is None:
             assert self._finish is not None, "this step still waits for its mask"
             self._output = self._finish()

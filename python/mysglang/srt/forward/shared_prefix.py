@@ -51,7 +51,7 @@ class SharedPrefixes:
         return self.rows[self.row_indptr[group] : self.row_indptr[group + 1]]
 
     def private_starts(self, num_rows: int) -> Ints:
-        """[num_rows] where each row's own part begins: behind its groups, 0 for rows in none."""
+        """Returns where each row's own part begins, [num_rows]: behind its groups, 0 for rows without a group."""
         private: Ints = np.zeros(num_rows, dtype=np.int32)
         sizes = np.diff(self.row_indptr)
         np.maximum.at(private, self.rows, np.repeat(self.ends, sizes))

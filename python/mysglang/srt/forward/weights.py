@@ -72,7 +72,7 @@ class ModelWeights(Protocol):
         ...
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:
-        """SHA-256 of each tensor's bytes, in the dtype of the model."""
+        """Returns the SHA-256 of each tensor's bytes, in the dtype of the model."""
         ...
 
 

@@ -136,7 +136,7 @@ class Worker(Protocol):
         ...
 
     def catch_up(self, *, idle: bool) -> None:
-        """Called between two steps: the worker uses what has become ready since the start. If nothing runs (`idle`),
-        that may take seconds.
+        """Lets the worker use what has become ready since the start. Called between two steps. If nothing runs
+        (`idle`), it may take seconds.
         """
         ...

@@ -107,7 +107,7 @@ class TokenMask:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of a row of `TokenMask.bits`."""
+    """Returns the number of int32 words in a row of `TokenMask.bits`."""
     return -(-vocab_size // 32)
 
 

@@ -41,20 +41,22 @@ class ArgumentsWriter:
         self._begun = True
 
     def value(self, text: str) -> None:
-        """The value, as JSON text."""
+        """Writes a value, given as JSON text."""
         self._into(text)
 
     def string_piece(self, text: str) -> None:
-        """The next characters of a string, between its quotes, which are `value`'s to write."""
+        """Writes the next characters of a string. `value` writes the quotes around them."""
         self._into(json_text(text)[1:-1])
 
     def end(self) -> None:
-        """No parameter follows."""
+        """Ends the arguments: no parameter follows."""
         self._into("}" if self._begun else "{}")
 
 
 def json_text(value: object) -> str:
-    """`value` as JSON that has an encoding: half a surrogate pair stays an escape. Raises ValueError, TypeError."""
+    """Returns `value` as JSON that UTF-8 can encode: half a surrogate pair stays an escape. Raises ValueError,
+    TypeError.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or _encodable(text) else json.dumps(value, allow_nan=False)
 
@@ -77,7 +79,9 @@ def literal(source: str) -> str:
 
 
 def _as_json(text: str) -> tuple[str, str] | None:
-    """(JSON text, its type), or None. The text is kept as it stands: a number may have more digits than a float."""
+    """Returns (JSON text, its type), or None. The text is kept as it stands: a number may have more digits than a
+    float.
+    """
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -66,7 +66,7 @@ class FunctionCallDetector(ABC):
         return self._told()
 
     def finish(self) -> list[ToolEvent]:
-        """Events of the text that was held back; the text has ended."""
+        """Returns the events of the text that was held back, because the text has ended."""
         self._reading.finish()
         if self._spaces and not self.has_calls:
             self._events.append(NormalText("".join(self._spaces)))
@@ -83,7 +83,7 @@ class FunctionCallDetector(ABC):
     # Results of the format's reader.
 
     def _normal(self, text: str) -> None:
-        """Plain text. White space is held until text follows, because it may only separate a call."""
+        """Adds plain text. White space is held until text follows, because it may only separate a call."""
         kept = text.rstrip()
         if kept:
             self._events.append(NormalText("".join([*self._spaces, kept])))
@@ -92,7 +92,9 @@ class FunctionCallDetector(ABC):
             self._spaces.append(text[len(kept) :])
 
     def _text_before(self, *markers: str) -> Steps[str]:
-        """Plain text up to the first of `markers`. The marker is returned and held: a call may follow it."""
+        """Reads plain text up to the first of `markers`. The marker is returned and held back, since a call may follow
+        it.
+        """
         marker = yield from self._reader.until(markers, self._normal)
         self._reader.hold(marker)
         return marker
@@ -112,12 +114,12 @@ class FunctionCallDetector(ABC):
         return True
 
     def _arguments(self, text: str) -> None:
-        """The next of the call's arguments."""
+        """Adds a piece of the call's arguments."""
         self._has_arguments = True
         self._events.append(CallArguments(self._calls_begun - 1, text))
 
     def _end(self) -> None:
-        """The call is complete. Without arguments it has an empty object of them."""
+        """Ends the call. A call without arguments gets an empty object."""
         if not self._has_arguments:
             self._arguments("{}")
         self._calls_ended += 1

@@ -111,7 +111,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return (yield from self._json_items())
 
     def _json_items(self) -> Steps[Outcome]:
-        """Behind the bracket of such a list."""
+        """Reads a list of calls, from behind its opening bracket."""
         reader = self._reader
         while True:
             yield from reader.skip()
@@ -126,11 +126,11 @@ class JsonObjectDetector(FunctionCallDetector):
                 return Outcome.CALL
 
     def _json_item(self) -> Steps[Outcome]:
-        """One call of a list."""
+        """Reads one call of a list."""
         return (yield from self._json_call())
 
     def _close(self, outcome: Outcome, *ends: str) -> Steps[None]:
-        """After a call, or what looked like one: back to plain text, behind one of `ends`."""
+        """Returns to plain text after a call, or after text that looked like one, behind one of `ends`."""
         match outcome:
             case Outcome.NO_CALL:
                 self._no_call()
@@ -155,7 +155,7 @@ class _Early:
 
 
 def _sendable(text: str) -> str:
-    """`text` without unpaired surrogates, which escapes can produce and which have no UTF-8."""
+    """Returns `text` without unpaired surrogates, which escapes can produce and UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()
 
 

@@ -34,7 +34,7 @@ class _Open:
     filled: bool = False
 
     def begin(self, first: str) -> str:
-        """Its bracket, reported before the tag `first`, which is empty if no tag comes."""
+        """Opens the value and returns its bracket. `first`: the tag that follows; empty if none does."""
         types = self.declared.types
         self.bracket = "[" if "array" in types or (first == "item" and "object" not in types) else "{"
         return self.bracket

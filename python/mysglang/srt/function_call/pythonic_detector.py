@@ -35,7 +35,9 @@ class PythonicDetector(JsonObjectDetector):
                 self._no_call()
 
     def _list(self, *, announced: bool) -> Steps[bool]:
-        """Behind the bracket. False if no call is next, and that is held. `announced`: a marker stood before it."""
+        """Reads a list of calls, from behind its bracket. Returns False if no call is next; that text is held back.
+        `announced`: a marker stood before it.
+        """
         while True:
             yield from self._reader.skip()
             if not (yield from self._call()):
@@ -76,7 +78,7 @@ class PythonicDetector(JsonObjectDetector):
 
 
 def _expression(reader: TextReader, into: Into) -> Steps[bool]:
-    """One argument, up to and with the comma or parenthesis behind it; True if it ended with the parenthesis.
+    """Reads one argument, with the comma or parenthesis behind it. Returns True if it ended with the parenthesis.
 
     Brackets within it are balanced, and brackets in quotes do not count. A closing bracket without an opening one is
     text.

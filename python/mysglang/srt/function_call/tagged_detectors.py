@@ -97,7 +97,7 @@ class TaggedDetector(FunctionCallDetector):
 
 
 def _without_last_newline(into: Into) -> Into:
-    """`into`, but for a line break at the very end."""
+    """Returns a writer that passes text on to `into`, except a line break at the very end."""
     held = ""
 
     def keep(piece: str) -> None:

@@ -44,7 +44,7 @@ class OfferedTools:
         return name in self._parameters
 
     def parameter_names(self, function: str) -> list[str]:
-        """In the order in which they were declared."""
+        """Returns the parameters of a function in the order in which they were declared."""
         return list(self._parameters[function])
 
     def declared(self, function: str) -> Declared:
@@ -52,7 +52,7 @@ class OfferedTools:
         return Declared(self._schemas[function])
 
     def types(self, function: str, parameter: str) -> frozenset[str]:
-        """JSON types that the parameter may have; empty if nothing is declared."""
+        """Returns the JSON types that the parameter may have; empty if nothing is declared."""
         return frozenset(_types(self._parameters[function].get(parameter)))
 
 

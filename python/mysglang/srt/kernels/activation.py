@@ -36,7 +36,7 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 def _swigluoai_and_mul(x: Tensor) -> Tensor:
-    """g * sigmoid(alpha * g) * (clamp(up, ±limit) + 1) with g = min(gate, limit), in float32 inside. Source: OpenAI's
+    """Computes g * sigmoid(alpha * g) * (clamp(up, ±limit) + 1) with g = min(gate, limit), in float32. Source: OpenAI's
     reference code of gpt-oss.
     """
     gate, up = x.float().chunk(2, dim=-1)
@@ -46,7 +46,7 @@ def _swigluoai_and_mul(x: Tensor) -> Tensor:
 
 
 def _soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap) of x [N, width], rows at any distance, in float32 inside. Writes over x, and returns it."""
+    """Computes cap * tanh(x / cap), in float32. x: [N, width], rows at any distance. Overwrites x and returns it."""
     return x.copy_(torch.tanh(x.float() / cap).mul_(cap))
 
 

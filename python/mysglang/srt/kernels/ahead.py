@@ -38,7 +38,9 @@ def compile_ahead(device_type: str, *, head_dim: int, dtype: torch.dtype) -> Non
 
 
 def kernel_state(device_type: str) -> str:
-    """One line on the kernels of this machine: built, to be compiled at the first start, or not to be had, and why."""
+    """Returns one line on the kernels of this machine: built, to be compiled at the first start, or unavailable, and
+    why.
+    """
     if importlib.util.find_spec(KERNELS) is None:
         return MISSING
     if device_type == "cuda":

@@ -78,7 +78,7 @@ class TeamShape:
 
 @cache
 def team_shapes(num_kv_heads: int, head_dim: int) -> tuple[TeamShape, ...]:
-    """Every size of team, ascending."""
+    """Returns every size of team, ascending."""
     warps = 8 if head_dim <= 128 else 4
     return tuple(_team_shape(num_kv_heads, warps, team) for team in (0, 1, 2, 4, 8) if team <= warps)
 
@@ -107,7 +107,7 @@ def _planned_decode(
     logit_cap: float,
     early: bool,
 ) -> Tensor:
-    """One query token in each row. Returns [R, num_heads * head_dim], in the dtype of q.
+    """Attends with one query token in each row. Returns [R, num_heads * head_dim], in the dtype of q.
 
     q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim]. table:
     [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0. Room for
@@ -166,8 +166,8 @@ planned_decode = Op("planned_decode", reference=_planned_decode, cuda="mysgl_ker
 
 
 def _dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention output of each query over these keys, [heads, n, value_dim] float32, and the logarithm of the sum of
-    the exponents of its scores, [heads, n] float32. With both, partial results can be merged.
+    """Returns the attention output of each query over these keys, [heads, n, value_dim] float32, and the logarithm of
+    the sum of the exponents of its scores, [heads, n] float32. With both, partial results can be merged.
 
     q: [heads, n, dim]; k: [heads, L, dim]; v: [heads, L, value_dim], of one dtype. causal: L equals n, and query i sees
     keys 0 ... i; else all queries see all keys.

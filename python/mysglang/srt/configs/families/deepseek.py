@@ -105,7 +105,9 @@ class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
         )
 
     def shared_expert(self) -> SharedExpertPlan | None:
-        """`n_shared_experts` side by side are one MLP."""
+        """Returns one MLP that is as wide as all `n_shared_experts` together, since shared experts are stored side by
+        side.
+        """
         if not self.n_shared_experts:
             return None
         return SharedExpertPlan(
@@ -154,8 +156,10 @@ class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
 
 
 def score_gain(rope: RopePlan) -> float:
-    """Factor of the attention scores in a model whose context was extended: the square of 0.1 * mscale_all_dim *
-    ln(factor) + 1, which its rotary embedding leaves out (Peng et al., "YaRN", 2023, section 3.4).
+    """Returns the factor of the attention scores in a model with an extended context.
+
+    It is the square of 0.1 * mscale_all_dim * ln(factor) + 1, which the rotary embedding leaves out (Peng et al.,
+    "YaRN", 2023, section 3.4).
     """
     numbers = rope.parameters
     weight, factor = numbers.get("mscale_all_dim"), numbers.get("factor", 1.0)

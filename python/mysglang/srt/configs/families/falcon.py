@@ -153,7 +153,7 @@ class FalconH1Config(MambaConfig, frozen=True, kw_only=True):
         return SumPlan(parts=(mamba, SumMember(self.attention(index, rope), *factors)))
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
-        """A factor of keys is one of scores."""
+        """Returns the attention plan. The key multiplier becomes a factor of the scores, which has the same effect."""
         plan, bias = super().attention(index, rope), self.attention_bias
         return replace(plan, scale=plan.scale * self.key_multiplier, bias=bias, output_bias=bias)
 

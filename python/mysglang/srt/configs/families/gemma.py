@@ -169,5 +169,5 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         return (index + 1) % self.sliding_window_pattern != 0 if types is None else types[index] == SLIDING
 
     def local_rope(self, rope: RopePlan) -> RopePlan:
-        """Rotary plan of layers with the window. It is scaled only if config.json says so."""
+        """Returns the rotary plan of layers with the window. It is scaled only if config.json says so."""
         return sliding_rope(rope, self.rope_parameters, self.rope_local_base_freq, self.max_position_embeddings)

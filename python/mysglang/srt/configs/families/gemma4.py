@@ -75,7 +75,7 @@ class Gemma4Heads(Gemma3Config, frozen=True, kw_only=True):
         return replace(plan, head_dim=dim, num_kv_heads=heads, values_from_keys=self.attention_k_eq_v)
 
     def of_full_layer(self, index: int) -> tuple[int, int]:
-        """Size of a head, and how many there are of keys, in a layer that sees all of them."""
+        """Returns (size of a head, number of KV heads) of a layer with full attention."""
         dim, heads = self.global_head_dim, self.num_key_value_heads or self.num_attention_heads
         if self.attention_k_eq_v:
             heads = self.num_global_key_value_heads or heads

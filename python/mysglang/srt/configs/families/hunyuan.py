@@ -70,7 +70,7 @@ class HunyuanMoeConfig(HunyuanConfig, frozen=True, kw_only=True):
         )
 
     def top_k(self, index: int) -> int:
-        """Experts of a token in this layer."""
+        """Returns how many experts each token goes to in this layer."""
         return self.moe_topk[index] if isinstance(self.moe_topk, list) else self.moe_topk
 
     def check(self) -> None:
@@ -89,5 +89,5 @@ class HunyuanMoeConfig(HunyuanConfig, frozen=True, kw_only=True):
 
 
 def listed(value: Any) -> Iterator[Any]:
-    """The values of a key that is a number for all layers, a list of them, or missing."""
+    """Yields the values of a key that is one number for all layers, a list of them, or missing."""
     yield from value if isinstance(value, list) else () if value is None else (value,)

@@ -60,7 +60,7 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
         return replace(super().attention(index, rope), tempering=self.tempering())
 
     def tempering(self) -> Tempering | None:
-        """Scaling of queries by position, for all layers. Raises ConfigError for invalid values."""
+        """Returns how queries are scaled by position, for all layers. Raises ConfigError for invalid values."""
         rope = self.rope_scaling or self.rope_parameters or self.usual_rope
         weight, length = (_positive(rope, key) for key in (GROWTH, LENGTH_BEFORE_SCALING))
         return Tempering(weight, length, 0) if weight and length else None

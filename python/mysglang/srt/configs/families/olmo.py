@@ -66,7 +66,7 @@ class Olmo3Config(Olmo2Config, frozen=True, kw_only=True):
         return replace(plain, window=self.sliding_window if slides else None)
 
     def local_rope(self, rope: RopePlan) -> RopePlan:
-        """Rotary plan of layers with the window."""
+        """Returns the rotary plan of layers with the window."""
         theta = self.usual_theta if self.rope_theta is None else self.rope_theta
         return sliding_rope(rope, self.rope_parameters, theta, self.max_position_embeddings)
 

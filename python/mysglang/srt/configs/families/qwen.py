@@ -40,7 +40,7 @@ class Qwen2Config(DecoderConfig, frozen=True, kw_only=True):
         return replace(super().attention(index, rope), bias=True, window=self.window(index))
 
     def window(self, index: int) -> int | None:
-        """Keys that a query of this layer sees; None: all."""
+        """Returns how many keys a query of this layer attends to; None: all."""
         types = self.layer_types
         slides = index >= self.max_window_layers if types is None else types[index] == SLIDING
         return self.sliding_window if self.use_sliding_window and slides else None
@@ -95,7 +95,9 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
         return replace(plan, window=self.sliding_window if self.use_sliding_window else None)
 
     def mlp(self, index: int) -> MlpPlan:
-        """Experts in every `decoder_sparse_step`-th layer, but for those that are named."""
+        """Returns a mixture of experts for every `decoder_sparse_step`-th layer, except those named in
+        `mlp_only_layers`.
+        """
         dense = index in (self.mlp_only_layers or ()) or (index + 1) % self.decoder_sparse_step != 0
         if dense or self.experts == 0:
             return super().mlp(index)

@@ -184,7 +184,7 @@ class Algebra:
         return tuple(values)
 
     def _applied(self, place: Place) -> Iterable[tuple[Shape, ...]]:
-        """For each keyword that applies other schemas to the same value, the shapes that it accepts."""
+        """Yields, for each keyword that applies other schemas to the same value, the shapes that it accepts."""
         schema = place.schema
         for index in range(self._count("allOf", place)):
             yield self._below(place, "allOf", index)
@@ -225,7 +225,7 @@ class Algebra:
         return self._join((without, present), place)
 
     def _one_of(self, place: Place) -> tuple[Shape, ...]:
-        """`oneOf`: values that satisfy exactly one of these nodes."""
+        """Returns the shapes of values that satisfy exactly one of the schemas under `oneOf`."""
         count = self._count("oneOf", place)
         options = [self._below(place, "oneOf", index) for index in range(count)]
         exact = [self._exactness.of((True, self._document.below(place, "oneOf", index))) for index in range(count)]
@@ -250,7 +250,9 @@ class Algebra:
         return all(one is None or self.empty.plainly(one) or self.empty.has_no_value(one, 2) for one in met)
 
     def _evaluated(self, shape: Shape, place: Place) -> Shape:
-        """`shape` with what unevaluatedProperties and unevaluatedItems say of what nothing else spoke of."""
+        """Returns `shape` with unevaluatedProperties and unevaluatedItems applied to what no other keyword has
+        evaluated.
+        """
         if isinstance(shape, Object) and "unevaluatedProperties" in place.schema:
             return evaluated_object(shape, self._keywords.node(place, "unevaluatedProperties"))
         if isinstance(shape, Array) and "unevaluatedItems" in place.schema:
@@ -267,7 +269,7 @@ class Algebra:
         return unmarked(self._join(parts, place))
 
     def _contraries(self, place: Place) -> Iterable[tuple[Shape, ...]]:
-        """For each keyword, the shapes that violate it."""
+        """Yields, for each keyword, the shapes that violate it."""
         schema = place.schema
         if "$ref" in schema:
             yield self._literal((False, self._document.referred(place)))
@@ -320,7 +322,7 @@ class Algebra:
         return self._meet(present, self._below(place, keyword, name, positive=False), place)
 
     def _other_than(self, values: tuple[Value, ...], place: Place) -> tuple[Shape, ...]:
-        """Every value except `values`."""
+        """Returns the shapes of every value except `values`."""
         raws = [value.raw for value in values]
         constants = tuple(value for value in CONSTANTS if value not in values)
         numeric = frozenset(value.key[1] for value in values if value.key[0] == "number")  # type: ignore[index]

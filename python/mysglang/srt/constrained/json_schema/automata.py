@@ -45,7 +45,7 @@ class Automaton:
 
 @lru_cache(512)
 def automaton(expr: Expr) -> Automaton:
-    """`expr` as an automaton with as few states as can be. Raises GrammarError above MAX_STATES."""
+    """Builds the smallest automaton of `expr`. Raises GrammarError above MAX_STATES."""
     steps, ends = _all_states(expr)
     alive = _alive(steps, ends)
     if 0 not in alive:
@@ -66,7 +66,7 @@ def is_empty(expr: Expr) -> bool:
 
 @lru_cache(512)
 def _all_states(expr: Expr) -> tuple[Steps, tuple[bool, ...]]:
-    """Every derivative of `expr` that can be reached, and whether a text may end there."""
+    """Returns the transitions of every derivative of `expr` that can be reached, and whether a text may end in each."""
     numbers = {expr: 0}
     steps: list[dict[int, list[tuple[int, int]]]] = []
     states = [expr]
@@ -102,7 +102,7 @@ def _alive(steps: Steps, ends: tuple[bool, ...]) -> set[int]:
 
 
 def _blocks(steps: Steps, ends: tuple[bool, ...], alive: set[int]) -> list[int]:
-    """Per state, the number of its block; all states of a block accept the same."""
+    """Returns, for each state, the number of its block. All states of a block accept the same texts."""
     sources = _sources(steps, alive)
     blocks = [
         block for block in ({one for one in alive if ends[one]}, {one for one in alive if not ends[one]}) if block
@@ -135,7 +135,9 @@ def _blocks(steps: Steps, ends: tuple[bool, ...], alive: set[int]) -> list[int]:
 
 
 def _sources(steps: Steps, alive: set[int]) -> list[dict[int, list[int]]]:
-    """For each class of characters that every state treats alike: state -> states from which the class leads to it."""
+    """Returns, for each class of characters that every state treats alike: state -> states from which the class leads
+    to it.
+    """
     dead = len(steps)
     points = sorted({first for state in alive for ranges in steps[state].values() for first, _ in ranges})
     # A gap between ranges is a class too: there, a state leads nowhere.
@@ -157,7 +159,7 @@ def _sources(steps: Steps, alive: set[int]) -> list[dict[int, list[int]]]:
 
 
 def _renumbered(steps: Steps, ends: tuple[bool, ...], block: list[int], alive: set[int]) -> Automaton:
-    """One state for each block, in the order in which they are reached."""
+    """Builds an automaton with one state for each block, in the order in which they are reached."""
     representative: dict[int, int] = {}
     for state in sorted(alive):
         representative.setdefault(block[state], state)

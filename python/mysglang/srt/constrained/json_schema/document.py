@@ -114,7 +114,9 @@ class Document:
         return self.place(schema, place.pointer, place.base)
 
     def referred(self, place: Place) -> Place:
-        """Target of the `$ref` of `place`. Raises GrammarError if it does not exist or is outside the document."""
+        """Returns the target of the `$ref` of `place`. Raises GrammarError if it does not exist or is outside the
+        document.
+        """
         ref = place.schema["$ref"]
         if not isinstance(ref, str):
             refuse("$ref", place, "must be a string")
@@ -171,7 +173,7 @@ class Document:
 
 
 def _schemas_in(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
-    """Keywords whose values may contain schemas, with these values; not `const`, `enum` and the like."""
+    """Yields the keywords whose values may contain schemas, with these values; not `const`, `enum` and the like."""
     for keyword, value in schema.items():
         if keyword not in ("const", "enum", "default", "examples"):
             yield keyword, value

@@ -81,7 +81,7 @@ class _Writer:
         raise AssertionError(expr.kind)
 
     def _sequence(self, parts: tuple[Expr, ...]) -> str:
-        """Characters that stand side by side become one literal."""
+        """Writes a sequence. Adjacent characters become one literal."""
         found: list[str] = []
         literal: list[int] = []
         for part in parts:

@@ -62,7 +62,9 @@ def _class(ranges: Ranges) -> Expr:
 
 
 def _unicode_escape() -> Expr:
-    """`u` and four digits that are no surrogate, or two of them that make one character."""
+    """Returns what follows the backslash: `u` and four digits that are no surrogate, or two surrogates that make one
+    character.
+    """
     letters_d = char_class([(68, 68), (100, 100)])
     no_d = char_class([(48, 57), (65, 67), (69, 70), (97, 99), (101, 102)])
     below_8, from_8, above_b = char_class([(48, 55)]), _of("89abAB"), _of("cdefCDEF")

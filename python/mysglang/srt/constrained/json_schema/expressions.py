@@ -43,7 +43,7 @@ _SPACES = char_class([(9, 10), (13, 13), (32, 32)])
 
 
 def space_of(style: JsonStyle) -> Expr:
-    """White space, as a language that has the empty text in it."""
+    """Returns the language of white space between tokens of JSON. It contains the empty text."""
     if style.whitespace_pattern is not None:
         return whole(style.whitespace_pattern)
     return rep(_SPACES, 0, style.max_whitespace) if style.any_whitespace else EMPTY
@@ -164,7 +164,9 @@ class _Inliner:
         self._chars = 0
 
     def inlined(self, expr: Expr, inside: dict[str, int]) -> str | None:
-        """`expr` as a regular expression, in rules that are counted by name; None: nothing is in it."""
+        """Returns `expr` as a regular expression with its rules inlined; None if it accepts nothing. `inside`: how
+        often each rule is nested already.
+        """
         match expr.kind:
             case "ref":
                 name = str(expr.args[0])

@@ -103,7 +103,7 @@ class _Maker:
             self._rules.put(reference, self._own(shape))
 
     def _reach(self) -> None:
-        """Work out the shapes of all nodes that values may have inside."""
+        """Works out the shapes of all nodes that values may contain."""
         todo = [self._root]
         for node in todo:
             if node in self._shapes:

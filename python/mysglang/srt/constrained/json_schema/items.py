@@ -45,7 +45,7 @@ def items_of(shape: Array, values: Values, rules: Rules) -> Expr:
 
 
 def _counted(shape: Array) -> Array:
-    """`contains` of anything is a count of items, and so is one that holds of every item."""
+    """Replaces each `contains` that every item or no particular item satisfies by bounds on the number of items."""
     left = set()
     least, most = shape.least, shape.most
     everywhere = shape.rest if not shape.prefix else None
@@ -59,7 +59,7 @@ def _counted(shape: Array) -> Array:
 
 
 def _listed(shape: Array, values: Values, rules: Rules) -> Expr:
-    """Built from the last item to the first; each step has what may follow its item."""
+    """Returns the language of a list, built from the last item to the first. Each step has what may follow its item."""
     count = len(shape.prefix) if shape.most is None else min(len(shape.prefix), shape.most)
     rest = values.value(shape.rest) if shape.most is None or shape.most > count else NONE
     most = None if shape.most is None else shape.most - count
@@ -81,7 +81,7 @@ def _listed(shape: Array, values: Values, rules: Rules) -> Expr:
 
 
 def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
-    """No value twice: which are left is what a rule stands for."""
+    """Returns the language of a list without repeated values. A rule stands for the set of values that are left."""
     assert shape.unique is not None
     constants = values.constants(shape.rest)
     if constants is None or shape.prefix or shape.contains or len(constants) > MAX_IN_ORDER:
@@ -105,7 +105,9 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
 
 
 def _in_order(constants: list[Expr], least: int, most: int, rules: Rules) -> Expr:
-    """Each value once at most, in their order: what may follow each of them, for each count of items so far."""
+    """Returns the language of a list with each value at most once, in the given order. There is a rule for each value
+    and count of items so far.
+    """
     bounded = most < len(constants)
     # The state must contain whether there was an item, for the comma. Items are counted further only as far as the
     # bounds need it.
@@ -124,7 +126,9 @@ def _in_order(constants: list[Expr], least: int, most: int, rules: Rules) -> Exp
 
 
 def _with_contains(shape: Array, values: Values, rules: Rules) -> Expr:
-    """A state is the number of items so far, and how many of them are as wanted."""
+    """Returns the language of a list with `contains`. A state is the number of items so far, and how many of them
+    match.
+    """
     if len(shape.contains) > 1:
         (_, place), *_ = _literals(shape.contains)
         refuse("contains", place, "cannot be combined with another one")

@@ -89,7 +89,7 @@ def object_of(keyword: str, place: Place) -> dict[str, Json]:
 
 
 def names_of(keyword: str, place: Place, given: Json) -> list[str]:
-    """`given`, if it is a list of strings."""
+    """Returns `given` if it is a list of strings; refuses it otherwise."""
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         # Draft 3 has a boolean there.
         if isinstance(given, bool) and keyword == "required":
@@ -117,7 +117,7 @@ class Keywords:
         return NEVER if below.schema is True or below.schema == {} else frozenset([(False, below)])
 
     def own_shapes(self, place: Place) -> list[Shape]:
-        """Shapes that `type` and the keywords of each type allow."""
+        """Returns shapes that `type` and the keywords of each type allow."""
         types, schema = types_of(place), place.schema
         found: list[Shape] = []
         constants = [value for value in CONSTANTS if types is None or _constant_type(value.raw) in types]
@@ -238,7 +238,7 @@ class Keywords:
         return contains(self.pattern(place, "patternProperties", pattern, wide=True), name)
 
     def _others(self, place: Place, patterns: list[str], allowed: Expr) -> Iterator[Others]:
-        """A case for each set of patterns that a name can have."""
+        """Yields a case for each set of patterns that a property name can match."""
         schema = place.schema
         additional = self.node(place, "additionalProperties") if "additionalProperties" in schema else TRUE
         for chosen in range(1 << len(patterns)):
@@ -258,7 +258,7 @@ class Keywords:
                 yield Others(both_keys, node, evaluated=spoken, implicit=implicit)
 
     def contraries(self, place: Place) -> Iterator[Shape | str]:
-        """The ways to break a keyword of a type; a name for a keyword that cannot be broken on purpose."""
+        """Yields the shapes that violate a keyword, or the name of a keyword that cannot be violated on purpose."""
         schema = place.schema
         types = types_of(place)
         if types is not None:

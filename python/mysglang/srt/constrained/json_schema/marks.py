@@ -8,7 +8,7 @@ from mysglang.srt.constrained.json_schema.shapes import ALL_ITEMS, Array, Node, 
 
 
 def evaluated_object(shape: Object, node: Node) -> Object:
-    """`shape`, in which every property that no keyword spoke of must be like `node`."""
+    """Returns `shape`, in which every property that no keyword has evaluated must also satisfy `node`."""
     named = (one if one.evaluated else replace(one, node=one.node | node, evaluated=True) for one in shape.named)
     others = (
         one if one.evaluated else Others(one.keys, one.node | node, evaluated=True, implicit=False)
@@ -18,7 +18,7 @@ def evaluated_object(shape: Object, node: Node) -> Object:
 
 
 def evaluated_array(shape: Array, node: Node) -> Array:
-    """`shape`, in which every item that no keyword spoke of must be like `node`."""
+    """Returns `shape`, in which every item that no keyword has evaluated must also satisfy `node`."""
     if shape.evaluated >= ALL_ITEMS:
         return shape
     items = (shape.item(index) for index in range(max(len(shape.prefix), shape.evaluated)))

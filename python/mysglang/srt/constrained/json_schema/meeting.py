@@ -99,7 +99,7 @@ def _objects(a: Object, b: Object) -> Object:
 
 
 def unnamed(shape: Object, name: str) -> Named:
-    """Constraints of `shape` on a property that it does not name."""
+    """Returns the constraints of `shape` on a property that it does not name."""
     for other in shape.others:
         if contains(other.keys, name):
             return Named(name, other.node, evaluated=other.evaluated)

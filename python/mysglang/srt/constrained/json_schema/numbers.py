@@ -134,7 +134,9 @@ def _from_zero(bounds: Bounds) -> Expr:
 
 
 def _of_kind(bounds: Bounds) -> Expr:
-    """Integers, numbers that are none, or both; with as few digits as let every reader tell them apart."""
+    """Returns the language of numbers in these bounds: integers, other numbers, or both. Digits are as few as let every
+    reader tell the bounds apart.
+    """
     named = [
         _digits(value) for value in (bounds.low, bounds.high, *bounds.divisors, *bounds.excluded) if value is not None
     ]
@@ -162,7 +164,7 @@ def _digits(value: Decimal) -> tuple[str, str]:
 
 
 def _above(digits: tuple[str, str], *, strictly: bool) -> Expr:
-    """Positive texts that are above, or at least, that."""
+    """Returns the language of positive numbers above `digits`, or at least as large."""
     before, behind = digits
     any_fraction = rep(FRACTION, 0, 1)
     found = [cat(NOT_ZERO, rep(DIGIT, len(before)), any_fraction)]
@@ -194,6 +196,6 @@ def _larger(digit: str) -> Expr:
 
 @lru_cache(64)
 def _multiples(divisor: Decimal) -> Expr:
-    """Positive texts that `divisor` divides."""
+    """Returns the language of positive numbers that `divisor` divides."""
     before, behind = _digits(divisor)
     return multiple(int(before + behind), len(behind))

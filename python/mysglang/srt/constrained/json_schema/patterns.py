@@ -295,7 +295,7 @@ def _category(name: str) -> Ranges:
 
 
 def _alternatives(parts: Iterable[Expr]) -> Expr:
-    """Like `alt`, with assertions among the parts."""
+    """Does what `alt` does, also if there are assertions among the parts."""
     found = list(parts)
     return Expr("alt", *found) if any(map(_asserts, found)) else alt(*found)
 

@@ -33,7 +33,9 @@ RUN = 16
 
 
 def with_witnesses(shape: Object, algebra: Algebra) -> Iterator[Object]:
-    """`shape` without `some`: for each of these, a named property is picked that will be as it must."""
+    """Yields variants of `shape` without `some`: in each, a named property is chosen to satisfy each entry of
+    `some`.
+    """
     found = [replace(shape, some=frozenset())]
     for keys, node in sorted(shape.some, key=hash):
         after = []
@@ -90,8 +92,10 @@ def _key_and_value(one: Others, names: Expr, value: Expr) -> Expr:
 
 
 def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:
-    """Built from the last property to the first. Each step has what may follow where a property stands already, and
-    what may follow where none does.
+    """Returns the language of an object whose number of properties is not bounded.
+
+    Built from the last property to the first. Each step has what may follow where a property stands already, and what
+    may follow where none does.
     """
     later = rep(cat(COMMA, other)) if other.kind != "none" else EMPTY
     first_required = next((place for place, one in enumerate(named) if one.required), len(named))
@@ -112,7 +116,7 @@ def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) ->
 
 
 def _counted(shape: Object, named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:
-    """Like `_uncounted`, for each count of properties so far."""
+    """Does what `_uncounted` does, with a state for each number of properties so far."""
     most = shape.most
     cap = shape.least if most is None else most
     cap = min(cap, len(named) + 1) if other.kind == "none" else cap

@@ -63,7 +63,7 @@ EMPTY = Expr("empty")
 
 
 def char_class(ranges: Iterable[tuple[int, int]]) -> Expr:
-    """One character of `ranges`, which may overlap. Surrogates are left out."""
+    """Returns the language of one character of `ranges`, which may overlap. Surrogates are left out."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(_without_surrogates(ranges)):
         if merged and first <= merged[-1][1] + 1:
@@ -93,7 +93,7 @@ def all_but(ranges: Ranges) -> Ranges:
 
 
 def text(value: str) -> Expr:
-    """Exactly this. NONE for what holds a surrogate, which no UTF-8 can say."""
+    """Returns the language of exactly this text; NONE if it holds a surrogate, which UTF-8 cannot encode."""
     parts = tuple(map(_one, value))
     if NONE in parts or len(parts) < 2:
         return cat(*parts)
@@ -149,7 +149,7 @@ def alt(*parts: Expr) -> Expr:
 
 
 def rep(part: Expr, least: int = 0, most: int | None = None) -> Expr:
-    """`least` to `most` times; None: any number of times."""
+    """Returns `part` repeated `least` to `most` times; None: any number of times."""
     if most == 0 or part.kind == "empty":
         return EMPTY
     if part.kind == "none":
@@ -187,7 +187,7 @@ def inverse(part: Expr) -> Expr:
 
 
 def multiple(divisor: int, places: int) -> Expr:
-    """Positive decimal numbers, as JSON writes them, that `divisor` / 10**`places` divides."""
+    """Returns the language of positive decimal numbers, as JSON writes them, that `divisor` / 10**`places` divides."""
     return Expr("multiple", divisor, places, 0, BEGIN)
 
 
@@ -207,7 +207,10 @@ def _multiple_ends(divisor: int, places: int, remainder: int, seen: int) -> bool
 
 
 def _after_digit(divisor: int, places: int, remainder: int, seen: int, code: int) -> Expr:
-    """`remainder`: of the digits so far. `seen`: how many of them stand behind the point, or one of the names above."""
+    """Returns the derivative of a `multiple` by one character.
+
+    `remainder`: of the digits so far. `seen`: how many of them stand behind the point, or one of the names above.
+    """
     if code == ord("."):
         return Expr("multiple", divisor, places, remainder, 0) if seen in (BEFORE_POINT, AFTER_ZERO) else NONE
     digit = code - ord("0")
@@ -273,7 +276,7 @@ def derivative(expr: Expr, code: int) -> Expr:
 
 @lru_cache(1 << 16)
 def cuts(expr: Expr) -> frozenset[int]:
-    """Code points at which the derivative may change."""
+    """Returns the code points at which the derivative may change."""
     match expr.kind:
         case "class":
             return frozenset(cut for first, last in expr.ranges for cut in (first, last + 1))
@@ -310,7 +313,7 @@ def plain(expr: Expr) -> bool:
 
 @lru_cache(1 << 14)
 def lengths(expr: Expr) -> tuple[int, int | None]:
-    """Fewest and most characters of what is in a plain `expr`; None: any number."""
+    """Returns the fewest and most characters of texts in a plain `expr`; None: any number."""
     match expr.kind:
         case "class":
             return 1, 1

@@ -132,13 +132,13 @@ def _without_dead(expr: Expr, ending: set[str]) -> Expr:
 
 
 def constants(raws: Sequence[Json]) -> Expr:
-    """Any of these values; those that no UTF-8 can say are left out."""
+    """Returns the language of any of these values; values that UTF-8 cannot encode are left out."""
     single = [text(_scalar(raw)) for raw in raws if not isinstance(raw, list | dict)]
     return alt(word(alt(*single)), *(constant(raw) for raw in raws if isinstance(raw, list | dict)))
 
 
 def constant(raw: Json) -> Expr:
-    """One value, with its properties in their order."""
+    """Returns the language of one value, with its properties in their order."""
     if isinstance(raw, list):
         return around("[", _separated([constant(item) for item in raw]), "]")
     if isinstance(raw, dict):
@@ -152,7 +152,7 @@ def key(name: str) -> Expr:
 
 
 def around(before: str, inside: Expr, after: str) -> Expr:
-    """`inside` in brackets; NONE if nothing can be inside."""
+    """Returns `inside` between brackets; NONE if nothing can be inside."""
     if inside.kind == "none":
         return NONE
     return cat(word(text(before)), SPACE, inside, *([SPACE] if inside != EMPTY else []), word(text(after)))

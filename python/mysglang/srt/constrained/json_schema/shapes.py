@@ -38,7 +38,7 @@ class Value:
 
 
 def value_key(raw: Json) -> object:
-    """Equal for what JSON schema calls equal."""
+    """Returns a key that is equal for values that JSON schema calls equal."""
     match raw:
         case None | bool():
             return "constant", raw

@@ -16,7 +16,7 @@ def asked_by_anthropic(request: Request) -> bool:
 
 
 def model_info(card: Mapping[str, Any]) -> dict[str, object]:
-    """Out of a card of OpenAI's (`openai/serving_models.py`)."""
+    """Returns the Anthropic form of a model, from OpenAI's form of it (`openai/serving_models.py`)."""
     return {
         "type": "model",
         "id": card["id"],

@@ -61,7 +61,7 @@ class ToolUseBlock(StrictModel):
 
 
 def _as_blocks(content: object) -> object:
-    """A string is one block of text."""
+    """Returns the content as blocks: a string becomes one block of text."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 

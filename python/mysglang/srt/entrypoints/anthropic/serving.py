@@ -88,7 +88,7 @@ class AnthropicServing:
         return {"id": rid, "type": "message", "role": "assistant", "model": self._models.name}
 
     def _usage(self, news: ChatNews) -> dict[str, object]:
-        """Usage so far. Cached tokens do not count as input."""
+        """Returns the usage so far. Cached tokens do not count as input."""
         chunk = news.chunk
         cached = chunk.cached_tokens if self._report_cached else 0
         thought = news.reasoning_tokens

@@ -37,7 +37,9 @@ FAILED = "Error: "
 
 
 def chat_request(body: MessagesRequest, words: ThinkingWords) -> ChatCompletionRequest:
-    """`words`: what the model's chat template calls thinking. Raises InvalidRequest."""
+    """Translates the body to a chat completion request. `words`: how the model's chat template spells thinking. Raises
+    InvalidRequest.
+    """
     return _request(
         body,
         words,
@@ -70,7 +72,7 @@ def _request(body: CountTokensRequest, words: ThinkingWords, **more: object) -> 
 
 
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
-    """Messages of one role that follow each other are one turn."""
+    """Translates the messages. Consecutive messages of one role become one."""
     told = [{"role": "system", "content": _content(body.system)}] if body.system else []
     turns: list[_Turn] = []
     for message in body.messages:
@@ -174,7 +176,8 @@ def _tool_choice(choice: ToolChoice) -> object:
 
 
 def _thinking(body: CountTokensRequest, words: ThinkingWords) -> dict[str, object]:
-    """In the words of the chat template. Raises InvalidRequest where it has none.
+    """Translates `thinking` and the effort to fields of the chat template. Raises InvalidRequest if the template has
+    none.
 
     Where it knows no degrees, any effort is to think, unless that is switched off.
     """

@@ -51,7 +51,7 @@ class Times:
     first: int | None = None
 
     def note(self) -> None:
-        """Called when tokens have arrived."""
+        """Records the time at which the first tokens arrived. Called for each chunk."""
         self.first = self.first or time.monotonic_ns()
 
     def summary(self, news: ChatNews) -> dict[str, object]:

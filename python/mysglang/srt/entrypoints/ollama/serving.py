@@ -108,7 +108,7 @@ class OllamaServing:
                 yield {**self._head(job), **job.tell(message), **fields}
 
     async def _messages(self, job: _Job) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
-        """Each message, and the fields beside it. The last message is empty and has the statistics."""
+        """Yields each message, and the fields beside it. The last message is empty and has the statistics."""
         times, messages = Times(), Messages()
         call = await job.call()
         async with aclosing(self._answers.read(call)) as found:

@@ -31,7 +31,7 @@ PROMPT_NAMES = {**NAMES, "messages": "prompt"}
 
 
 def chat_request(body: OllamaChatRequest, words: ThinkingWords) -> ChatCompletionRequest:
-    """`words`: what the model's chat template calls thinking. Raises InvalidRequest."""
+    """Translates the body to a chat completion request. `words`: how the model's chat template spells thinking."""
     messages = [_message(message) for message in body.messages]
     return _chat(body, messages, words, tools=[tool.model_dump(exclude_unset=True) for tool in body.tools])
 
@@ -96,7 +96,9 @@ def _thinking(body: OllamaRequest, words: ThinkingWords) -> dict[str, object]:
 
 
 def _sampling(body: OllamaRequest) -> dict[str, Any]:
-    """Sampling fields of chat. Always a stream, because only then is the duration of the prompt known."""
+    """Returns the sampling fields of a chat. It is always a stream, because only then is the duration of the prompt
+    known.
+    """
     return {
         "stream": True,
         "max_tokens": max_tokens(body),

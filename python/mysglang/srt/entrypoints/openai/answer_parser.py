@@ -92,7 +92,7 @@ class AnswerParser:
         return self._calls.has_calls and self._calls.calls_complete
 
     def feed(self, text: str, *, last: bool) -> list[AnswerPart]:
-        """Parts that `text` adds; `last` if no text follows it."""
+        """Returns the parts of the answer that `text` adds. `last`: no text follows."""
         parts = self._thoughts.feed(text)
         if last:
             parts += self._thoughts.finish()

@@ -71,7 +71,7 @@ class InputLines:
 
 
 def name_of(custom_id: str) -> bytes:
-    """Key of a line in memory: a digest of its custom_id, which may be long."""
+    """Returns the key of a line in memory: a digest of its custom_id, which may be long."""
     return blake2b(custom_id.encode(), digest_size=NAME_BYTES).digest()
 
 
@@ -134,7 +134,9 @@ def read_request(path: Path, line: InputLine) -> tuple[str, dict[str, object]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and bytes of each line. Only the beginning of a line that is too long is read into memory."""
+    """Yields number, offset and bytes of each line. Only the beginning of a line that is too long is read into
+    memory.
+    """
     offset = 0
     with path.open("rb") as file:
         for number in range(1, 1 << 62):

@@ -97,7 +97,7 @@ class Journal:
         self._count(self._decoder.decode(line), good=good)
 
     def sync(self) -> None:
-        """Blocks until all of it is on the disk."""
+        """Blocks until all of the journal is on the disk."""
         for path in (self.output, self.errors):
             if path.exists():
                 with path.open("rb") as file:

@@ -155,7 +155,7 @@ def new_record(body: CreateBatchRequest, model: str, owner: str, now: int) -> Ba
 
 
 def begun(record: BatchRecord, total: int, now: int) -> BatchRecord:
-    """Its input is valid. A batch that was cancelled before stays cancelled."""
+    """Returns the record of a batch whose input is valid. A batch that was cancelled before stays cancelled."""
     record = msgspec.structs.replace(record, total=total)
     if record.status != "validating":
         return record
@@ -163,12 +163,12 @@ def begun(record: BatchRecord, total: int, now: int) -> BatchRecord:
 
 
 def failed(record: BatchRecord, faults: Sequence[BatchFault], now: int) -> BatchRecord:
-    """Its input is not valid; nothing was asked."""
+    """Returns the record of a batch whose input is not valid, so that no line was sent."""
     return msgspec.structs.replace(record, status="failed", failed_at=now, errors=list(faults), tally=Tally())
 
 
 def blamed(record: BatchRecord, faults: Sequence[BatchFault]) -> BatchRecord:
-    """Its input is not valid any more, after some of it was answered."""
+    """Returns the record of a batch whose input became invalid after some lines were answered."""
     return msgspec.structs.replace(record, errors=list(faults))
 
 
@@ -187,7 +187,9 @@ def counted(record: BatchRecord, tally: Tally) -> BatchRecord:
 def ending(
     record: BatchRecord, how: Ending, tally: Tally, output: str | None, errors: str | None, now: int
 ) -> BatchRecord:
-    """No line is asked any more; answers and errors become files of these names, where there are any."""
+    """Returns the record of a batch that sends no further line. Answers and errors, if any, become files of these
+    names.
+    """
     record = msgspec.structs.replace(record, ending=how, tally=tally, output_file_id=output, error_file_id=errors)
     if how == "cancelled":
         return record
@@ -195,7 +197,7 @@ def ending(
 
 
 def reopened(record: BatchRecord) -> BatchRecord:
-    """Some answers are no longer on disk: their lines are asked again."""
+    """Returns the record of a batch whose answers are partly lost from the disk: their lines are sent again."""
     status: Status = "in_progress" if record.status == "finalizing" else record.status
     return msgspec.structs.replace(
         record, ending=None, status=status, tally=None, output_file_id=None, error_file_id=None, finalizing_at=None

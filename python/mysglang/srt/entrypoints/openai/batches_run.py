@@ -76,7 +76,7 @@ class BatchRun:
         self._cancelled.set()
 
     def holding_input(self) -> AbstractContextManager[None]:
-        """Context in which the input cannot be deleted, also between two attempts of `live`."""
+        """Returns a context in which the input cannot be deleted, also between two attempts of `live`."""
         return self._files.held(self._batches.get(self._id).input_file_id)
 
     async def live(self) -> None:
@@ -206,7 +206,9 @@ class BatchRun:
 
 
 async def _when_possible(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Result of `work`; retried while the queue is full, or while the system has no file or thread to spare."""
+    """Returns the result of `work`, which is retried while the queue is full, or the system has no file or thread to
+    spare.
+    """
     while True:
         try:
             return await work()

@@ -32,7 +32,7 @@ class BatchStore:
         self._changing = asyncio.Lock()
 
     def load(self) -> None:
-        """Blocks. Records that cannot be read are left alone, with a warning."""
+        """Loads all records; blocks. Records that cannot be read are left alone, with a warning."""
         self._table.load(self._folder)
 
     def get(self, batch_id: str) -> BatchRecord:
@@ -43,15 +43,15 @@ class BatchStore:
         return record
 
     def open_batches(self) -> list[BatchRecord]:
-        """Batches that are not over, the oldest first."""
+        """Returns the batches that are not over, the oldest first."""
         return list(self._table.select("ends_at IS NULL", oldest_first=True))
 
     def of_owner(self, owner: str) -> Iterator[BatchRecord]:
-        """The batches of one key, the newest first. Each is read when the caller reaches it."""
+        """Yields the batches of one key, the newest first. Each is read when the caller reaches it."""
         return self._table.select("owner = ?", owner)
 
     def coming_files(self) -> set[str]:
-        """Files that are being made, perhaps with their bytes in place already."""
+        """Returns the names of files that are being made, perhaps with their bytes in place already."""
         names = ((record.output_file_id, record.error_file_id) for record in self.open_batches())
         return {name for pair in names for name in pair if name}
 
@@ -69,7 +69,7 @@ class BatchStore:
             return record
 
     def journal(self, batch_id: str) -> Journal:
-        """Blocks: reads what was answered before. Raises OSError."""
+        """Opens the journal of a batch; blocks, because it reads what was answered before. Raises OSError."""
         return Journal(batch_id, *self.journal_paths(batch_id))
 
     def journal_paths(self, batch_id: str) -> tuple[Path, Path]:

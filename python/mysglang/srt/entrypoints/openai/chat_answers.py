@@ -95,7 +95,7 @@ class ChatCall:
         self._counters = defaultdict[int, TokenCounter](new_counter)
 
     def news(self, chunk: GenerationChunk) -> ChatNews:
-        """New parts of the choice from this chunk."""
+        """Returns the new parts of the choice from this chunk."""
         parser = self._parsers[chunk.index]
         parts = parser.feed(chunk.text, last=chunk.finish_reason is not None)
         reasoning = self._counters[chunk.index].count(chunk.token_ids.tolist())
@@ -112,7 +112,7 @@ class ChatAnswers:
         self._fill_in = fill_in
 
     async def read(self, call: ChatCall) -> AsyncGenerator[ChatNews, None]:
-        """The parts of the answer: as they arrive, or, without `stream`, each choice in one piece.
+        """Yields the parts of the answer: as they arrive, or, without `stream`, each choice in one piece.
 
         Closing it ends the request. Raises at any point.
         """
@@ -125,7 +125,7 @@ class ChatAnswers:
                         yield await self._front.text_pool.run_if_long(len(chunk.text), partial(call.news, chunk))
 
     def chunks(self, call: ChatCall) -> AsyncGenerator[GenerationChunk, None]:
-        """The chunks of the answer, for `ChatCall.news`."""
+        """Yields the chunks of the answer, for `ChatCall.news`."""
         return self._front.tokenizer_manager.generate_request(call.obj)
 
     async def translated(
@@ -194,9 +194,10 @@ class ChatAnswers:
         )
 
     async def prepare(self, work: Callable[[], Result], beside: int = 0) -> Result:
-        """Result of `work` for the request's body. A long body is processed in a thread, until its client leaves.
+        """Returns the result of `work` for the request's body. A long body is processed in a thread, until its client
+        leaves.
 
-        `beside`: messages from elsewhere that are translated, too.
+        `beside`: how many messages from elsewhere, such as stored ones, are translated too.
         """
         return await self._front.text_pool.run_if_long(BODY_BYTES.get() + beside * PER_MESSAGE, work)
 
@@ -241,14 +242,16 @@ class ChatAnswers:
             return len(await coder.encode(call.obj.text, add_special_tokens=call.obj.add_special_tokens))
 
     def logprobs(self, chunk: GenerationChunk) -> list[dict[str, object]]:
-        """Log-probabilities of a chunk, in OpenAI's form for a token; empty if they were not requested."""
+        """Returns Log-probabilities of a chunk, in OpenAI's form for a token; empty if they were not requested."""
         if chunk.logprobs is None:
             return []
         assert self._front.tokenizer is not None, "there was a prompt"
         return chat_tokens(self._front.tokenizer, positions(chunk.logprobs.output))
 
     def _with_plan(self, params: SamplingParams, plan: ToolPlan, body: ChatCompletionRequest) -> SamplingParams:
-        """Sampling parameters with the answer's grammar, and with special tokens shown if the plan needs them."""
+        """Returns the sampling parameters with the answer's grammar, and with special tokens shown if the plan needs
+        them.
+        """
         changes: dict[str, object] = dict(plan.grammar or {})
         if changes and params.grammar is not None:
             message = "tool_choice: the tools and another format cannot both say what the answer must be."
@@ -276,7 +279,7 @@ class ChatAnswers:
 
 
 def aborted() -> Aborted:
-    """Error for dialects that have no finish reason for an aborted answer, which is not complete."""
+    """Returns the error for dialects that have no finish reason for an aborted answer, which is not complete."""
     return Aborted("The request was aborted.", status=CLIENT_CLOSED_REQUEST)
 
 

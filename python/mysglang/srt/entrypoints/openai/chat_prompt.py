@@ -35,7 +35,9 @@ class ThinkingWords:
     """True if the server knows how the model writes thoughts."""
 
     def switched(self, on: bool) -> dict[str, object]:
-        """Variables for `chat_template_kwargs`; empty for a template without a switch."""
+        """Returns the variables for `chat_template_kwargs` that switch thinking; empty for a template without a
+        switch.
+        """
         return dict.fromkeys(self.switches, on)
 
     def require(self, field: str) -> None:
@@ -84,7 +86,7 @@ async def render_chat(
 
 
 def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Template variables for `reasoning_effort`. Raises InvalidRequest if the model's template has none."""
+    """Returns the template variables for `reasoning_effort`. Raises InvalidRequest if the model's template has none."""
     effort, thinks = body.effort, body.thinks
     if effort is None and thinks is None:
         return {}
@@ -117,7 +119,7 @@ def _templates(front: Front) -> TemplateManager:
 
 
 def _size(messages: Sequence[ChatMessage], tools: Sequence[object]) -> int:
-    """About how many characters of text take as long to render."""
+    """Estimates the rendering time, as the number of characters of text that take as long."""
     if len(messages) + len(tools) > MANY or BODY_BYTES.get() >= LONG_TEXT:
         return LONG_TEXT
     return sum(_content_size(message.content) for message in messages) + TOOL_SIZE * len(tools)

@@ -24,7 +24,7 @@ def new_call_id() -> str:
 
 
 def chat_message(parts: Sequence[AnswerPart]) -> dict[str, object]:
-    """`choices[].message`. What there is not is null, but for the text, which is empty."""
+    """Returns `choices[].message`. Absent fields are null, except the text, which is empty."""
     thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
     content, calls = collect([part for part in parts if not isinstance(part, Thought)])
     tool_calls = [
@@ -59,7 +59,7 @@ class ChatStream:
         """Frames of choices that have already sent text of their answer."""
 
     def begin(self, index: int) -> bytes:
-        """The frame with the role, the first time that `index` is heard of; after that nothing."""
+        """Returns the frame with the role for the first call with this `index`, and nothing for later calls."""
         if index in self._begun:
             return b""
         self._begun.add(index)
@@ -73,7 +73,7 @@ class ChatStream:
         usage: Mapping[str, object] | None = None,
         ids: Mapping[str, object] = NO_IDS,
     ) -> bytes:
-        """Frames for the new parts of choice `index`: one for each part. Logprobs and ids are in the first, usage is in
+        """Returns one frame for each new part of choice `index`. Logprobs and ids are in the first frame, usage is in
         all.
 
         Tokens whose text is still held back have logprobs and ids all the same, and then a frame without text.

@@ -39,10 +39,10 @@ class LastStates:
             self._last[chunk.index] = states[-1].tolist()
 
     def of(self, index: int) -> dict[str, object]:
-        """Fields of a whole choice with its hidden states; empty if they were not requested."""
+        """Returns the fields with the hidden states of a complete choice; empty if they were not requested."""
         return {"hidden_states": self._last[index]} if index in self._last else {}
 
     def all(self) -> Iterator[tuple[int, dict[str, object]]]:
-        """(choice, what it says) for the end of a stream."""
+        """Yields (choice, fields of `of`) for the end of a stream."""
         for index in sorted(self._last):
             yield index, self.of(index)

@@ -46,14 +46,19 @@ class Desk(Protocol):
     def batches(self) -> Batches: ...
 
     def open(self) -> AbstractAsyncContextManager[None]:
-        """While inside, files and batches can be asked for, and batches are worked on. Raises ConfigError."""
+        """Opens the service: inside the context, files and batches can be requested, and batches are processed. Raises
+        ConfigError.
+        """
         ...
 
 
 def desk_for(
     options: DeskOptions | None, front: Front, endpoints: BatchEndpoints, owners: Collection[str] = ("",)
 ) -> Desk:
-    """`owners`: names of the API keys that the server knows, by `auth.owner_name`; one empty name if it needs none."""
+    """Makes the service of files and batches, or one that refuses all requests if there are no options.
+
+    `owners`: names of the API keys that the server knows, by `auth.owner_name`; one empty name if it needs none.
+    """
     return ClosedDesk() if options is None else OpenDesk(options, front, endpoints, owners)
 
 
@@ -113,7 +118,7 @@ class OpenDesk:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Two servers would ask every line twice. Raises ConfigError."""
+    """Locks the folder, because two servers would process every line twice. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / "lock").open("ab")

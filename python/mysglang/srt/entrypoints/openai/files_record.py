@@ -69,7 +69,9 @@ class Recorded(Protocol):
 
 
 def page(items: Iterable[Recorded], *, after: str | None, limit: int) -> dict[str, object]:
-    """At most `limit` of `items`, those behind the one named `after`. Raises InvalidRequest if there is none."""
+    """Returns a page of at most `limit` of `items`, those after the one named `after`. Raises InvalidRequest if there
+    is none.
+    """
     rest = iter(items)
     if after is not None and not any(item.id == after for item in rest):
         raise InvalidRequest(f"after: there is no {after!r} in this list.", param="after")
@@ -91,5 +93,5 @@ def checked_name(name: str) -> str:
 
 
 def now() -> int:
-    """Unix seconds, as all times of files and batches are told."""
+    """Returns the time in Unix seconds, the form of all times of files and batches."""
     return int(time.time())

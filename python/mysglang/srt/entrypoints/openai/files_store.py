@@ -52,13 +52,13 @@ class Arrival:
             )
 
     def grow(self, size: int) -> None:
-        """So many bytes more have come. Raises InvalidRequest if there is no room for them."""
+        """Reserves space for `size` more bytes. Raises InvalidRequest if there is no space for them."""
         self.expect(size)
         self._room.take(self._owner, size)
         self._taken += size
 
     def end(self) -> None:
-        """It takes no room any more: it has become a file, or is gone."""
+        """Releases the reserved space, because the upload has become a file or has failed."""
         self._room.give(self._owner, self._taken)
         self._taken = 0
 
@@ -80,8 +80,10 @@ class FileStore:
         """Files that a thread is removing: no client can ask for them any more."""
 
     def load(self, coming: Container[str] = ()) -> None:
-        """Blocks. Files whose record cannot be read, or is not that of their bytes, are left alone, with a warning.
-        Bytes without a record are removed, except files that are still `coming`, which will be passed to `adopt`.
+        """Loads all records; blocks.
+
+        Files whose record cannot be read, or does not match their bytes, are left alone, with a warning. Bytes without
+        a record are removed, except files that are still `coming`, which will be passed to `adopt`.
         """
         self._table.load(self._folder)
         for record in list(self._table.select()):
@@ -115,17 +117,17 @@ class FileStore:
         return self._content(file_id).exists()
 
     def path(self, record: FileRecord) -> Path:
-        """Path of the file with the bytes of an uploaded file."""
+        """Returns the path of the file with the bytes of an uploaded file."""
         return self._content(record.id)
 
     def of_owner(self, owner: str, *, oldest_first: bool = False) -> Iterator[FileRecord]:
-        """The files of one owner, the newest first. Each is read as the caller comes to it."""
+        """Yields the files of one owner, the newest first. Each is read when the caller reaches it."""
         records = self._table.select("owner = ?", owner, oldest_first=oldest_first)
         return (record for record in records if not self._over(record))
 
     @contextmanager
     def arriving(self, owner: str) -> Iterator[Arrival]:
-        """An upload of `owner` takes room while inside."""
+        """Yields an upload of `owner`, which reserves space inside the context."""
         arrival = Arrival(self._room, owner)
         try:
             yield arrival
@@ -177,7 +179,7 @@ class FileStore:
 
     @contextmanager
     def held(self, file_id: str) -> Iterator[None]:
-        """Context in which neither a client nor expiry removes the file."""
+        """Returns a context in which neither a client nor expiry removes the file."""
         self._held[file_id] += 1
         try:
             yield

@@ -86,8 +86,9 @@ class Upload:
 
 @asynccontextmanager
 async def read_upload(request: Request, arrival: Arrival, limit: int = MAX_FILE_BYTES) -> AsyncIterator[Upload]:
-    """The upload in `request`; `arrival` counts its bytes. Raises InvalidRequest, NoRoom, ClientDisconnected, and
-    BodyTooLarge as soon as the excess is known.
+    """Yields the upload in `request`; `arrival` counts its bytes.
+
+    Raises InvalidRequest, NoRoom, ClientDisconnected, and BodyTooLarge as soon as the excess is known.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":

@@ -38,7 +38,7 @@ def _there(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
 
 
 def chat_tokens(tokenizer: Tokenizer, positions: Iterable[TokenLogprob]) -> list[dict[str, object]]:
-    """`choices[].logprobs.content` of a chat answer, or of one frame of it."""
+    """Returns `choices[].logprobs.content` of a chat answer, or of one frame of it."""
     return [
         {
             **_chat_token(tokenizer, token_id, logprob),

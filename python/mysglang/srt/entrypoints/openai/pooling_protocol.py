@@ -103,7 +103,7 @@ class ScoringRequest(StrictModel):
         return self
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Each item behind the query, or before it with `item_first`."""
+        """Returns the prompts: each item after the query, or before it with `item_first`."""
         query = self.query
         if isinstance(query, str):
             texts = [self.items] if isinstance(self.items, str) else [one for one in self.items if isinstance(one, str)]

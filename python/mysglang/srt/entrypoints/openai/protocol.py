@@ -29,7 +29,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 def _prompts(value: object) -> object:
-    """However many there are: a list of them."""
+    """Returns the prompts as a list, also if there is one only."""
     match value:
         case str():
             return [value]
@@ -163,7 +163,7 @@ class GenerationRequest(OpenAISampling):
 
     @classmethod
     def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """llama.cpp says "as many tokens as fit" by a negative number."""
+        """Translates llama.cpp's negative number of tokens, which means as many tokens as fit."""
         most = data.get("n_predict")
         return {**data, "n_predict": AS_MANY_AS_FIT} if type(most) is int and most < 0 else data
 
@@ -302,7 +302,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @classmethod
     def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """llama.cpp says by a format that thoughts stay in the answer."""
+        """Translates llama.cpp's format `none`, which means that thoughts stay in the answer."""
         data = super().translated(data)
         return {**data, "separate_reasoning": False} if data.get("reasoning_format") == "none" else data
 

@@ -130,7 +130,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """All that is done inside is on the disk when this ends, or none of it is. Raises OSError."""
+        """Opens a transaction: on exit all changes are on the disk, or none is. Raises OSError."""
         with self._writing, _os_errors(self._path):
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -176,7 +176,9 @@ class RecordTable(Generic[Kind]):
             return db.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", (record_id,)).fetchone() is not None
 
     def select(self, where: str = "", *values: object, oldest_first: bool = False) -> Iterator[Kind]:
-        """Records for which the condition holds, the newest first. Rows are read one by one as the caller asks."""
+        """Yields the records for which the condition holds, the newest first. Rows are read one by one as the caller
+        asks.
+        """
         order = "created_at, id" if oldest_first else "created_at DESC, id DESC"
         condition = f"NOT hidden AND {where}" if where else "NOT hidden"
         with self._database.reading() as db:
@@ -195,7 +197,7 @@ class RecordTable(Generic[Kind]):
             self._put(db, record, _REPLACE)
 
     def hide(self, record_id: str) -> None:
-        """Until the next `load`, the record is as if it were not there."""
+        """Hides the record until the next `load`, as if it did not exist."""
         with self._database.writing() as db:
             self._hide(db, record_id)
 
@@ -337,7 +339,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def _readable(old: sqlite3.Connection, table: str) -> set[tuple[object, ...]]:
-    """Rows that are not on damaged pages. Raises sqlite3.DatabaseError if there are none."""
+    """Returns the rows that are not on damaged pages. Raises sqlite3.DatabaseError if there are none."""
     found: set[tuple[object, ...]] = set()
     # A table is a list of pages in the order of its rows. Read from both ends, a damaged page costs its own rows alone.
     for number, step, further, order in ((-1, 1, ">", "ASC"), (1 << 62, -1, "<", "DESC")):
@@ -357,7 +359,7 @@ def _readable(old: sqlite3.Connection, table: str) -> set[tuple[object, ...]]:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary code; 0 for what Python's module raises by itself."""
+    """Returns SQLite's primary error code; 0 for errors that Python's module raises by itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

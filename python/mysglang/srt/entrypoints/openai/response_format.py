@@ -73,7 +73,7 @@ def grammar_params(wanted: ResponseFormat | None, own: Mapping[str, str]) -> dic
 
 
 def names_of(wanted: ResponseFormat | None) -> dict[str, str]:
-    """Parameter -> the client's name for it, if the client sent a response_format."""
+    """Returns parameter -> the client's name for it, if the client sent a response_format."""
     return dict.fromkeys(_params_of(wanted), FIELD) if wanted is not None else {}
 
 
@@ -108,7 +108,7 @@ class StructuredOutputs(StrictModel):
     idle = not_here("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "disable_fallback")
 
     def grammars(self) -> dict[str, str]:
-        """Each by the name of the sampling parameter."""
+        """Returns each grammar by the name of its sampling parameter."""
         given = {
             "json_schema": '{"type":"object"}' if self.json_object and self.json_ is None else as_schema(self.json_),
             "regex": self.regex if self.choice is None else choice_regex(self.choice),

@@ -120,9 +120,10 @@ class OpenAIServingBase(ABC, Generic[Body]):
     async def _chunks(
         self, obj: GenerateReqInput, names: Mapping[str, str] = NO_NAMES
     ) -> AsyncIterator[AsyncGenerator[GenerationChunk, None]]:
-        """The chunks of `obj`; leaving ends the request. Errors name the fields that this route's client sent.
+        """Returns a context with the chunks of `obj`; leaving it ends the request. Errors name the fields that this
+        route's client sent.
 
-        `names`: of fields that have another name in this request than in others.
+        `names`: further names of fields, for this request only.
         """
         with own_words({**self.names, **names}):
             async with aclosing(self._front.tokenizer_manager.generate_request(obj)) as chunks:

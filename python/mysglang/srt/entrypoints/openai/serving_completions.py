@@ -228,7 +228,7 @@ def likeliest(
 
 
 def mean_logprob(answer: GenerationChunk) -> float:
-    """Mean log-probability of the answer's tokens, in nats; minus infinity for an answer without tokens."""
+    """Returns the mean log-probability of the answer's tokens, in nats; minus infinity for an answer without tokens."""
     assert answer.logprobs is not None, "asked for"
     values = answer.logprobs.output.vals
     return float(values.mean()) if len(values) else float("-inf")

@@ -81,7 +81,7 @@ class OpenAIServingModels:
         return self._cards.get(model, self._cards[self.name])
 
     def _means_the_served(self, model: str | None) -> bool:
-        """Saying nothing does, and so does "default"."""
+        """Returns whether `model` means the served model, as null and "default" do."""
         return model in (None, DEFAULT_NAME) or model in self._cards
 
     def _absent(self, model: str) -> NotFound:

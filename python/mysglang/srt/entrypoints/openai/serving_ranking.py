@@ -108,8 +108,8 @@ class OpenAIServingRanking:
 
 
 def probabilities(scores: Floats) -> Floats:
-    """Probabilities of a classifier's labels. Several labels exclude each other (softmax); a single label is present or
-    not (sigmoid).
+    """Returns the probabilities of a classifier's labels. Several labels exclude each other (softmax); a single label
+    is present or not (sigmoid).
     """
     found: Floats = softmax(scores) if len(scores) > 1 else sigmoid(scores)
     return found

@@ -38,7 +38,7 @@ class OpenAIServingTokenize:
         return await while_connected(request, self._written(self._detokenized(body)))
 
     async def _written(self, making: Awaitable[dict[str, object]]) -> Response:
-        """A long answer is written in a thread."""
+        """Returns the response; a long answer is written in a thread."""
         answer = await making
         return written_response([await self._front.text_pool.run_if_long(BODY_BYTES.get(), lambda: in_pieces(answer))])
 

@@ -30,12 +30,12 @@ class UsageMeter:
         self._choices[choice] = _Counts(prompt, completion, cached, reasoning)
 
     def of(self, choice: int) -> dict[str, object]:
-        """`usage` of one choice so far."""
+        """Returns `usage` of one choice so far."""
         counts = self._choices[choice]
         return self._fields(counts.prompt, counts.completion, counts.cached, counts.reasoning)
 
     def total(self) -> dict[str, object]:
-        """`usage` of the whole request. A prompt counts once, however many choices it has."""
+        """Returns `usage` of the whole request. A prompt counts once, however many choices it has."""
         # The other choices find the prompt cached by the first: what was there before is the least of them.
         cached: dict[int, int] = {}
         prompts: dict[int, int] = {}
@@ -62,7 +62,7 @@ class UsageMeter:
 
 
 def finish_words(reason: FinishReason) -> tuple[str, int | str | None]:
-    """(finish_reason, matched_stop)."""
+    """Returns (finish_reason, matched_stop) as OpenAI spells them."""
     match reason:
         case Stop(matched=matched):
             return "stop", matched

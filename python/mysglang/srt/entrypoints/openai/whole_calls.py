@@ -18,7 +18,9 @@ INVALID = "INVALID_JSON"
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Arguments as an object, for dialects that require one. Other arguments are wrapped, so that they are not lost."""
+    """Returns the arguments as an object, for dialects that require one. Other arguments are wrapped, so that they are
+    not lost.
+    """
     try:
         found = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:

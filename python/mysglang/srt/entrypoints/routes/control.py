@@ -33,7 +33,9 @@ def control_router(manager: Manager) -> APIRouter:
     async def flush_cache(
         request: Request, timeout: Annotated[float, Query(ge=0, le=MAX_FLUSH_WAIT_S)] = 0.0
     ) -> Response:
-        """Empty the prefix cache. 400 while requests run or wait; with `timeout`, waits that many seconds for idle."""
+        """Empty the prefix cache. Answers 400 while requests run or wait; with `timeout`, waits up to that many seconds
+        for idle.
+        """
         await while_connected(request, _flush(manager, timeout))
         return PlainTextResponse("Cache flushed.\n")
 

@@ -27,7 +27,7 @@ def debug_router(front: Front) -> APIRouter:
 
     @router.get("/debug/state", openapi_extra=gives(dict[str, Any]))
     async def debug_state(request: Request) -> Response:
-        """Objects that each process holds for requests, and its resources: memory, files, threads."""
+        """Report the objects that each process holds for requests, and its resources: memory, files, threads."""
         state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         processes = await asyncio.to_thread(_processes)
         held = front.tokenizer_manager.held()
@@ -72,7 +72,7 @@ def _held(state: GetInternalStateReqOutput) -> dict[str, int]:
 
 
 def _processes() -> list[dict[str, Any]]:
-    """This process first, then its children. A child that ends in between is left out."""
+    """Returns this process first, then its children. A child that ends in between is left out."""
     me = psutil.Process()
     found = []
     for process in [me, *me.children(recursive=True)]:

@@ -29,7 +29,7 @@ SHAPES: Mapping[str, ErrorShape] = {"/v1/messages": AnthropicShape(), **ollama.S
 def dialects_router(
     answers: ChatAnswers, models: OpenAIServingModels, options: ServingOptions, card: ModelCard, num_keys: int
 ) -> APIRouter:
-    """`num_keys`: API keys that share what is kept."""
+    """Builds the routes of the other dialects. `num_keys`: how many API keys share what is kept."""
     router = APIRouter()
     cached = options.report_cached_tokens
     serving = OpenAIServingResponses(answers, models, report_cached_tokens=cached, num_keys=num_keys)
@@ -41,17 +41,17 @@ def dialects_router(
 
 
 def _anthropic_router(serving: AnthropicServing) -> APIRouter:
-    """/v1/messages, as Anthropic's clients know it."""
+    """Builds the routes under /v1/messages, as Anthropic's clients know them."""
     router = APIRouter(tags=["anthropic"])
 
     @router.post("/v1/messages", openapi_extra=takes(MessagesRequest) | gives(AnthropicMessage, stream=(MessageEvent,)))
     async def messages(request: Request) -> Response:
-        """The assistant's next message; with `stream`, as server-sent events."""
+        """Generate the assistant's next message; with `stream`, as server-sent events."""
         return await serving.messages(request)
 
     @router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest) | gives(InputTokens))
     async def count_tokens(request: Request) -> Response:
-        """How many tokens such a message's prompt has."""
+        """Count the tokens of such a message's prompt."""
         return await serving.count_tokens(request)
 
     return router

@@ -54,19 +54,19 @@ def files_router(desk: Desk) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:
-        """The files that are kept, by the time at which they came. A key sees only what came with it."""
+        """List the stored files, by the time of their upload. A key sees only its own files."""
         records = desk.files.of_owner(owner_of(request.scope), oldest_first=order == "asc")
         found = (record for record in records if purpose in (None, record.purpose))
         return json_response(page(found, after=after, limit=limit))
 
     @router.get("/v1/files/{file_id}", openapi_extra=gives(File))
     async def get_file(request: Request, file_id: str) -> Response:
-        """The description of a file."""
+        """Return the description of a file."""
         return json_response(desk.files.get(file_id, owner_of(request.scope)).wire())
 
     @router.get("/v1/files/{file_id}/content", response_class=FileResponse, openapi_extra=gives_bytes())
     async def get_file_content(request: Request, file_id: str) -> Response:
-        """The content of a file."""
+        """Return the content of a file."""
         files = desk.files
         # Whatever is in it: never a page that a browser would show.
         headers = {"x-content-type-options": "nosniff"}
@@ -93,12 +93,12 @@ def _add_batches(router: APIRouter, desk: Desk) -> None:
 
     @router.get("/v1/batches", openapi_extra=gives(BatchList))
     async def list_batches(request: Request, after: str | None = None, limit: BatchLimit = BATCH_PAGE) -> Response:
-        """The batches, the newest first. A key sees only those that it asked for."""
+        """List the batches, the newest first. A key sees only its own batches."""
         return json_response(desk.batches.list(owner_of(request.scope), after=after, limit=limit))
 
     @router.get("/v1/batches/{batch_id}", openapi_extra=gives(Batch))
     async def get_batch(request: Request, batch_id: str) -> Response:
-        """The state of a batch, and the ids of the files with its answers."""
+        """Return the state of a batch, and the ids of the files with its answers."""
         return json_response(desk.batches.get(batch_id, owner_of(request.scope)))
 
     @router.post("/v1/batches/{batch_id}/cancel", openapi_extra=gives(Batch))

@@ -35,13 +35,15 @@ def health_router(
     is_embedding: bool = False,
     probes: Sequence[str] = (),
 ) -> APIRouter:
-    """`heartbeat_limit_s`: how long a process may be silent and still count as alive. `is_embedding`: a probe asks for
-    a vector, since the model gives no token. `probes`: other paths at which to say what /health says.
+    """Builds the health routes.
+
+    `heartbeat_limit_s`: seconds that a process may be silent and still count as alive. `is_embedding`: a probe requests
+    a vector, since the model generates no token. `probes`: further paths that answer as /health does.
     """
     router = APIRouter(tags=["health"])
 
     async def health(request: Request) -> Response:
-        """200 while the engine is alive and takes requests; else 503."""
+        """Answer 200 while the engine is alive and accepts requests; otherwise 503."""
         who, heard = manager.signs.quietest()
         if clock() - heard > heartbeat_limit_s:
             return _unwell(request, f"The {who} gives no sign of life.")
@@ -52,7 +54,7 @@ def health_router(
 
     @router.get("/health_generate", response_class=Response)
     async def health_generate(request: Request) -> Response:
-        """200 once one token was generated; 503 if that fails or takes too long."""
+        """Generate one token. Answers 200 when it is there, and 503 if that fails or takes too long."""
         try:
             async with awake_timeout(GENERATE_TIMEOUT_S):
                 await while_connected(request, _generate_one(manager, is_embedding=is_embedding))

@@ -26,12 +26,12 @@ BODIES = (VertexGenerateReqInput,)
 
 
 def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]], predict_path: str) -> APIRouter:
-    """`chat` answers as /v1/chat/completions does."""
+    """Builds the routes of hosting services. `chat` answers as /v1/chat/completions does."""
     router = APIRouter(tags=["hosting"])
 
     @router.post("/invocations", openapi_extra=CHAT)
     async def invocations(request: Request) -> Response:
-        """/v1/chat/completions under the path of SageMaker."""
+        """Answer as /v1/chat/completions does, under the path of SageMaker."""
         return await chat(request)
 
     @router.post(predict_path, openapi_extra=takes(VertexGenerateReqInput) | gives(Predictions))

@@ -28,26 +28,28 @@ LOAD_MEMORY = {"weight_gb": "weights", "kv_cache_gb": "kvcache", "graph_gb": "gr
 
 
 def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mapping[str, Any]) -> APIRouter:
-    """`server_info`: every option of the server by its name, without the secret ones."""
+    """Builds the routes with facts about the server. `server_info`: every option of the server by its name, without the
+    secret ones.
+    """
     router = APIRouter(tags=["info"])
     # Routes are made when the engine is ready.
     startup_s = round(time.time() - psutil.Process().create_time(), 3)
 
     @router.get("/version", openapi_extra=gives(ServerVersion))
     async def version(request: Request) -> Response:
-        """The version of this server."""
+        """Return the version of this server."""
         return json_response({"version": __version__})
 
     @router.get("/model_info", openapi_extra=gives(ModelInfo))
     @router.get("/get_model_info", deprecated=True, openapi_extra=gives(ModelInfo))
     async def get_model_info() -> Response:
-        """Which model is served."""
+        """Report which model is served."""
         return json_response({**model_info, "weight_version": _weight_version(front, model_info)})
 
     @router.get("/server_info", openapi_extra=gives(ServerInfo))
     @router.get("/get_server_info", deprecated=True, openapi_extra=gives(ServerInfo))
     async def get_server_info(request: Request) -> Response:
-        """The server's options, its capacity, and what the scheduler holds at this moment."""
+        """Return the server's options, its capacity, and what the scheduler holds at this moment."""
         state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         told = _without_id(state)
         return json_response(
@@ -75,8 +77,8 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         dp_rank: Annotated[int, Query(ge=0, le=0)] = 0,
         format: Literal["json"] = "json",
     ) -> Response:
-        """The load of each scheduler. `include`: all, or some of core, memory, queues and speculative, separated by
-        commas. For Prometheus use /metrics.
+        """Return the load of each scheduler. `include`: all, or some of core, memory, queues and speculative, separated
+        by commas. For Prometheus use /metrics.
         """
         sections = set(include.split(","))
         if unknown := sections - {"all", *LOAD_SECTIONS}:

@@ -106,7 +106,7 @@ class ProcessorTime:
 
 
 def metrics_router(front: Front, served_model_name: str) -> APIRouter:
-    """`served_model_name`: the label that distinguishes servers."""
+    """Builds the route /metrics. `served_model_name`: the label that distinguishes servers."""
     router = APIRouter(tags=["health"])
     labels = {"model_name": served_model_name, "engine_type": "unified"}
     # With priorities, each figure of the scheduler has a priority label, which is empty for the total.
@@ -137,7 +137,7 @@ def metrics_router(front: Front, served_model_name: str) -> APIRouter:
 
 
 def _gauge_facts(page: Page, facts: SchedulerFacts) -> None:
-    """Facts that do not change while a server runs."""
+    """Writes the facts that do not change while a server runs."""
     page.gauge(MAX_TOTAL_NUM_TOKENS, facts.max_total_num_tokens)
     if facts.max_total_num_tokens_swa:
         page.gauge(MAX_TOTAL_NUM_TOKENS_SWA, facts.max_total_num_tokens_swa)
@@ -190,7 +190,9 @@ def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None
 
 
 def _gauge_keys(page: Page, gauge: Gauge, counts: Sequence[int]) -> None:
-    """How many routing keys have a number of requests between two bounds. `counts`: the number of each key."""
+    """Writes how many routing keys have a number of requests between two bounds. `counts`: the number of requests of
+    each key.
+    """
     keys = Counter(bisect_left(ROUTING_KEY_BOUNDS, count) for count in counts)
     bounds = ["0", *map(str, ROUTING_KEY_BOUNDS), "+Inf"]
     for bucket, (above, upto) in enumerate(pairwise(bounds)):
@@ -198,7 +200,7 @@ def _gauge_keys(page: Page, gauge: Gauge, counts: Sequence[int]) -> None:
 
 
 def _gauge_start(page: Page, times: Mapping[str, float]) -> None:
-    """`times`: seconds by phase; of graphs those that were captured."""
+    """Writes the seconds that each phase of the start took; for graphs, each capture is a phase."""
     for phase, seconds in times.items():
         if phase.startswith(GRAPH_PHASE):
             page.gauge(STARTUP_CUDA_GRAPH_TIME, seconds, phase=phase.removeprefix(GRAPH_PHASE))
@@ -207,7 +209,7 @@ def _gauge_start(page: Page, times: Mapping[str, float]) -> None:
 
 
 def _cpu_seconds() -> dict[str, float]:
-    """Processor seconds of all processes of this server by component, including children that have ended.
+    """Returns the processor seconds of all processes of this server by component, including children that have ended.
 
     A process that ends during the call is left out.
     """

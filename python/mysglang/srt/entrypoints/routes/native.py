@@ -67,9 +67,11 @@ def native_router(
     owner: Owner | None = None,
     reasoning: ReasoningFormat | None = None,
 ) -> APIRouter:
-    """`incremental`: the frames of a stream carry what is new, not everything so far. `num_keys`: API keys that share
-    the room for sessions. `owner`: the front that keeps sessions, if that is another one. `reasoning`: how the model
-    writes thoughts, if that is known.
+    """Builds the native routes of SGLang.
+
+    `incremental`: the frames of a stream carry only new text, not everything so far. `num_keys`: how many API keys
+    share the space for sessions. `owner`: the front that keeps sessions, if it is another one. `reasoning`: how the
+    model writes thoughts, if that is known.
     """
     router = APIRouter(tags=["native"])
     sessions = Sessions(front.tokenizer_manager, num_keys)

@@ -46,34 +46,34 @@ def ollama_router(serving: OllamaServing, card: ModelCard) -> APIRouter:
 
     @router.post("/api/chat", openapi_extra=CHAT)
     async def chat(request: Request) -> Response:
-        """The assistant's next message; as lines of JSON, unless `stream` is false."""
+        """Generate the assistant's next message; as lines of JSON, unless `stream` is false."""
         return await serving.chat(request)
 
     @router.post("/api/generate", openapi_extra=GENERATE)
     async def generate(request: Request) -> Response:
-        """The answer to a prompt; as lines of JSON, unless `stream` is false."""
+        """Generate the answer to a prompt; as lines of JSON, unless `stream` is false."""
         return await serving.generate(request)
 
     @router.get("/api/tags", openapi_extra=gives(OllamaTags))
     async def tags() -> Response:
-        """The served model."""
+        """List the served model, as Ollama lists its local models."""
         return json_response({"models": [card.tag()]})
 
     @router.get("/api/ps", openapi_extra=gives(OllamaProcesses))
     async def processes() -> Response:
-        """The served model, which is always loaded, and the memory that it takes."""
+        """List the served model, which is always loaded, and the memory that it takes."""
         return json_response({"models": [card.running()]})
 
     @router.post("/api/show", openapi_extra=takes(OllamaShowRequest) | gives(OllamaModel))
     async def show(request: Request) -> Response:
-        """The description of the served model."""
+        """Return the description of the served model."""
         body = await read_model(request, OllamaShowRequest)
         card.check(body.model)
         return json_response(card.show())
 
     @router.get("/api/version", openapi_extra=gives(OllamaVersion))
     async def version() -> Response:
-        """The version of this server, not of Ollama."""
+        """Return the version of this server, not of Ollama."""
         return json_response({"version": __version__})
 
     return router
@@ -84,12 +84,12 @@ def ollama_embedding_router(serving: OllamaServingEmbedding) -> APIRouter:
 
     @router.post("/api/embed", openapi_extra=takes(OllamaEmbedRequest) | gives(OllamaVectors))
     async def embed(request: Request) -> Response:
-        """A vector for each text."""
+        """Compute a vector for each text."""
         return await serving.embed(request)
 
     @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest) | gives(OllamaVector))
     async def embeddings(request: Request) -> Response:
-        """The vector of a prompt, in Ollama's older form."""
+        """Compute the vector of a prompt, in Ollama's older form."""
         return await serving.embeddings(request)
 
     return router

@@ -49,7 +49,7 @@ def openai_router(
 
     @router.post("/v1/chat/completions", openapi_extra=CHAT)
     async def chat_completions(request: Request) -> Response:
-        """The assistant's next message; with `stream`, as server-sent events."""
+        """Generate the assistant's next message; with `stream`, as server-sent events."""
         return await chat.handle(request)
 
     @router.post("/v1/completions", openapi_extra=COMPLETION)
@@ -60,24 +60,26 @@ def openai_router(
     @router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest) | gives(Tokens))
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest) | gives(Tokens))
     async def tokenize(request: Request) -> Response:
-        """The token ids of a prompt, of several, or of a conversation."""
+        """Return the token ids of a prompt, of several, or of a conversation."""
         return await tokenizing.tokenize(request)
 
     @router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest) | gives(Text))
     @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest) | gives(Text))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
+        """Return the text of token ids."""
         return await tokenizing.detokenize(request)
 
     @router.get("/v1/models", openapi_extra=gives(ModelList))
     async def list_models(request: Request) -> Response:
-        """The served model. With the header `anthropic-version`, as Anthropic's clients know it."""
+        """List the served model. With the header `anthropic-version`, the answer has Anthropic's form."""
         listed = models.list()
         return json_response(model_page(listed) if asked_by_anthropic(request) else listed)
 
     @router.get("/v1/models/{model:path}", openapi_extra=gives(ModelCard))
     async def get_model(request: Request, model: str) -> Response:
-        """The served model by its name, or 404. With the header `anthropic-version`, as Anthropic's clients know it."""
+        """Return the served model by its name, or 404. With the header `anthropic-version`, the answer has Anthropic's
+        form.
+        """
         if not model:
             return await list_models(request)
         card = models.get(model)

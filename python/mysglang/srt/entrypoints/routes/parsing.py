@@ -45,7 +45,7 @@ def parsing_router(formats: AnswerFormats, pool: TextPool) -> APIRouter:
 
     @router.post("/parse_function_call", openapi_extra=takes(ParseFunctionCallReq) | gives(FoundCalls))
     async def parse_function_call(request: Request) -> Response:
-        """The tool calls in a text, and the text without them."""
+        """Return the tool calls in a text, and the text without them."""
         body = await read_model(request, ParseFunctionCallReq)
         detector = detector_class(_chosen("tool_call_parser", body.tool_call_parser, formats.tool_call_parser))
         tools = OfferedTools([tool.as_sent() for tool in body.tools])
@@ -55,7 +55,7 @@ def parsing_router(formats: AnswerFormats, pool: TextPool) -> APIRouter:
 
     @router.post("/separate_reasoning", openapi_extra=takes(SeparateReasoningReqInput) | gives(SeparatedReasoning))
     async def separate_reasoning(request: Request) -> Response:
-        """The thoughts in a text, and the text without them."""
+        """Return the thoughts in a text, and the text without them."""
         body = await read_model(request, SeparateReasoningReqInput)
         form = reasoning_format(_chosen("reasoning_parser", body.reasoning_parser, formats.reasoning_parser))
         thought, answer = await pool.run_if_long(len(body.text), lambda: form.open().detect_and_parse(body.text))

@@ -78,7 +78,9 @@ class Playground:
 
 
 def playground(front: Front, *, shows_text: bool) -> Playground:
-    """`shows_text`: whether all clients are one person's, so that the page may show beginnings of cached prompts."""
+    """Builds the playground. `shows_text`: whether the page may show beginnings of cached prompts, because all clients
+    are one person's.
+    """
     return Playground(_pages(), _figures_router(front), _tree_router(front, shows_text=shows_text))
 
 
@@ -107,7 +109,7 @@ def _pages() -> APIRouter:
     @router.head("/", response_class=Response)
     @router.get("/", response_class=PlainTextResponse)
     async def root(request: Request) -> Response:
-        """The playground, for a browser; a line of text for anything else."""
+        """Show the playground to a browser; anything else gets a line of text."""
         return await page(request) if "text/html" in header(request.scope, b"accept") else _running()
 
     router.get("/playground", include_in_schema=False)(page)
@@ -135,10 +137,10 @@ def _figures_router(front: Front) -> APIRouter:
 
     @router.get("/playground/live", openapi_extra=gives(LiveFigures))
     async def live(request: Request) -> Response:
-        """The server's present figures, for a page that asks every second.
+        """Return the server's present figures, for a page that asks every second.
 
-        Latencies are counted from the first question on, and for 15 seconds after each, unless --enable-metrics counts
-        them always. The scheduler is not asked: its figures are those of its last sign of life.
+        Latencies are counted from the first such request on, and for 15 seconds after each, unless --enable-metrics
+        counts them always. The scheduler is not asked: its figures are those of its last heartbeat.
         """
         front.metrics.watch()
         return json_response(_live(front))
@@ -182,10 +184,11 @@ def _tree_router(front: Front, *, shows_text: bool) -> APIRouter:
 
     @router.get("/playground/cache_tree", openapi_extra=gives(CacheTree))
     async def cache_tree(request: Request) -> Response:
-        """Which prefixes are cached, as a tree: the nodes that most open requests share, then the largest, 200 at most.
+        """Show which prefixes are cached, as a tree: the nodes that most open requests share, then the largest, 200 at
+        most.
 
-        Text is shown on a loopback address without API keys alone, to pages of this server and to clients that are no
-        browser, and never of requests that brought a salt.
+        Text is shown only on a loopback address without API keys, to pages of this server and to clients other than
+        browsers. Text of requests with a salt is never shown.
         """
         has_text = shows_text and _is_own_page(request.scope) and front.tokenizer is not None
         wanted = PREVIEW_TOKENS if has_text else 0
@@ -200,8 +203,8 @@ def _tree_router(front: Front, *, shows_text: bool) -> APIRouter:
 
 
 def _is_own_page(scope: Scope) -> bool:
-    """True unless a page of another origin asks, even one of this machine. Browsers report the origin; other clients do
-    not.
+    """Returns False if a page of another origin asks, even one of this machine. Browsers report the origin; other
+    clients do not.
     """
     return header(scope, b"sec-fetch-site") in ("", "none", "same-origin")
 

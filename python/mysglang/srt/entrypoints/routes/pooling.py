@@ -64,7 +64,7 @@ GENERATING = frozenset(
 
 
 def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> APIRouter:
-    """`pooling`: None for a model that generates."""
+    """Builds the routes of models that compute vectors or scores. `pooling`: None for a model that generates."""
     router = APIRouter(tags=["embeddings"])
     embedding = OpenAIServingEmbedding(front, models, pooling)
     ranking = OpenAIServingRanking(front, models, pooling)
@@ -74,35 +74,35 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
     @router.put("/classify", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
     @router.post("/classify", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
     async def encode(request: Request) -> Response:
-        """The vector of a prompt, or of each of a batch; of a model that classifies, its scores."""
+        """Compute the vector of a prompt, or of each prompt of a batch; for a model that classifies, its scores."""
         obj = await read_as(request, partial(parse_embedding, report=fields_of(request.scope)))
         generate = front.tokenizer_manager.generate_request
         return json_response(await while_connected(request, embeddings(generate, obj, pooling)))
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest) | gives(EmbeddingList))
     async def openai_embeddings(request: Request) -> Response:
-        """A vector for each prompt, in OpenAI's form."""
+        """Compute a vector for each prompt, in OpenAI's form."""
         return await embedding.handle(request)
 
     @router.post("/v1/classify", openapi_extra=takes(ClassifyRequest) | gives(Labels))
     async def classify(request: Request) -> Response:
-        """The most likely label of each prompt, and the probabilities of all."""
+        """Return the most likely label of each prompt, and the probabilities of all labels."""
         return await ranking.classify(request)
 
     @router.put("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
     @router.post("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
     async def rerank(request: Request) -> Response:
-        """Documents by their relevance to a query, as a list."""
+        """Order documents by their relevance to a query, as a list."""
         return await ranking.rerank(request)
 
     @router.post("/v2/rerank", openapi_extra=takes(CohereRerankRequest) | gives(RerankResults))
     async def cohere_rerank(request: Request) -> Response:
-        """Documents by their relevance, in the form of Cohere and Jina, under `results`."""
+        """Order documents by their relevance, in the form of Cohere and Jina, under `results`."""
         return await ranking.cohere_rerank(request)
 
     @router.post("/v1/score", openapi_extra=takes(ScoringRequest) | gives(Scores))
     async def score(request: Request) -> Response:
-        """How likely each of some tokens follows a prompt; or the scores of a classifier."""
+        """Return how likely each of some tokens follows a prompt; or the scores of a classifier."""
         return await ranking.score(request)
 
     router.routes.extend(ollama.ollama_embedding_router(OllamaServingEmbedding(front, models, pooling)).routes)
@@ -110,7 +110,9 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
 
 
 def refusing_router(paths: frozenset[str], why: Exception) -> APIRouter:
-    """Answers every POST to `paths` with `why`. To be included before the router that would serve them."""
+    """Builds routes that answer every POST to `paths` with `why`. Include it before the router that would serve
+    them.
+    """
     router = APIRouter(include_in_schema=False)
 
     async def refuse() -> Response:

@@ -40,7 +40,7 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
 
     @router.post("/v1/responses/input_tokens", openapi_extra=takes(CountResponseTokensRequest) | gives(InputTokenCount))
     async def count_input_tokens(request: Request) -> Response:
-        """How many tokens the prompt of such a response has."""
+        """Count the tokens that the prompt of such a response has."""
         return await serving.count_tokens(request)
 
     @router.get("/v1/responses/{response_id}", openapi_extra=gives(ResponseObject, stream=(ResponseEvent,)))
@@ -50,8 +50,8 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
         stream: Annotated[bool, Query()] = False,
         starting_after: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
-        """A stored response in its current state; with `stream`, the events after `starting_after` of a background
-        response that was requested as a stream.
+        """Return a stored response in its current state; with `stream`, the events after `starting_after` of a
+        background response that was requested as a stream.
         """
         _only(request, "stream", "starting_after")
         if stream:
@@ -80,7 +80,7 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
-        """The conversation that a response answers, page by page."""
+        """List the conversation that a response answers, page by page."""
         _only(request, "limit", "order", "after")
         return json_response(serving.input_items(response_id, limit=limit, order=order, after=after))
 

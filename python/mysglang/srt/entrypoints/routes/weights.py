@@ -190,7 +190,7 @@ def weights_router(front: Front) -> APIRouter:
         "/get_weights_by_name", openapi_extra=takes(GetWeightsByNameReqInput) | gives(list[float | list[float]])
     )
     async def get_weights_by_name(request: Request) -> Response:
-        """The first rows of a tensor, by its name in the checkpoint, as numbers."""
+        """Return the first rows of a tensor, by its name in the checkpoint, as numbers."""
         body = await read_model(request, GetWeightsByNameReqInput)
         name, size = body.name, body.truncate_size
         reply = await ask(request, lambda n: GetWeightsByNameReq(id=n, name=name, truncate_size=size))
@@ -198,7 +198,9 @@ def weights_router(front: Front) -> APIRouter:
 
     @router.post("/weights_checker", openapi_extra=takes(CheckWeightsReqInput) | gives(Checksums))
     async def weights_checker(request: Request) -> Response:
-        """SHA-256 of every tensor's bytes in the dtype of the model; or what changed since a snapshot of them."""
+        """Return the SHA-256 of every tensor's bytes in the dtype of the model, or what changed since a snapshot of
+        them.
+        """
         body = await read_model(request, CheckWeightsReqInput)
         reply = await ask(request, lambda n: CheckWeightsReq(id=n, action=body.action))
         return json_response({"success": True, "message": reply.message, **reply.details})

@@ -59,7 +59,7 @@ def int8_fused_experts(
 
 
 def biases_of(biases: Biases, expert: int) -> tuple[Tensor | None, Tensor | None]:
-    """Biases of one expert's two products."""
+    """Returns the biases of one expert's two products."""
     return (None, None) if biases is None else (biases[0][expert], biases[1][expert])
 
 
@@ -82,7 +82,9 @@ def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
 
 
 def weighted_sum(each: Tensor, gates: Tensor) -> Tensor:
-    """[N, k, width] and [N, k] float32 -> [N, width] of the dtype of `each`, added in float32 in the order of k."""
+    """Sums the experts' outputs by their gates: [N, k, width] and [N, k] float32 -> [N, width] in the dtype of `each`,
+    added in float32 in the order of k.
+    """
     total = torch.zeros(each.shape[0], each.shape[2])
     for place in range(each.shape[1]):
         total += gates[:, place, None] * each[:, place]

@@ -36,5 +36,7 @@ def unpack_linear_weight(weight: Tensor) -> Tensor:
 
 @cache
 def _onednn_knows_bfloat16() -> bool:
-    """False also where torch was built without oneDNN, which then registers none of its operators."""
+    """Returns whether oneDNN multiplies bfloat16. False also if torch was built without oneDNN, which then registers
+    none of its operators.
+    """
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -166,8 +166,8 @@ def most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _gated(op: activation.GatedOp, x: Tensor) -> Tensor:
-    """In blocks of one shape, since torch may take another library for a lone row; both halves padded to whole vectors,
-    so that no value is left over for slower and different instructions.
+    """Computes a gated activation in blocks of one shape, since torch may choose another library for a lone row. Both
+    halves are padded to whole vectors, so that no value is left over for slower and different instructions.
     """
     width = x.shape[-1] // 2
     whole = -(-width // VECTORS) * VECTORS

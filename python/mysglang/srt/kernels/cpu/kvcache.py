@@ -21,6 +21,6 @@ def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], 
 
 
 def _bytes_of(pages: Tensor) -> npt.NDArray[np.uint8]:
-    """[pages, bytes of a page], in the same memory."""
+    """Returns the pages as bytes, [pages, bytes of a page], in the same memory."""
     array: npt.NDArray[np.uint8] = pages.flatten(1).view(torch.uint8).numpy()
     return array

@@ -74,7 +74,7 @@ def delta_runs(
 
 
 def pieces(part: slice) -> Iterator[slice]:
-    """At most PIECE tokens each, in order."""
+    """Yields slices of at most PIECE tokens each, in order."""
     return (slice(start, min(start + PIECE, part.stop)) for start in range(part.start, part.stop, PIECE))
 
 

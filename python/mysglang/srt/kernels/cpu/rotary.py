@@ -40,7 +40,7 @@ def rope_and_store(
 
 
 def _as_one(q: Tensor, k: Tensor) -> Tensor | None:
-    """Queries and keys as one tensor, if they are neighbouring slices of one projection."""
+    """Returns queries and keys as one tensor, if they are neighbouring slices of one projection."""
     stride, width = q.stride(0), q.shape[1] + k.shape[1]
     neighbours = (
         q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()

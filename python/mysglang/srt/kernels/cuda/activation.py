@@ -13,7 +13,7 @@ BLOCK = 1024
 
 @triton.jit
 def gated_product(gate, up, KIND: tl.constexpr):
-    """The function of that name of gate, times up, of float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
+    """Computes KIND(gate) * up in float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
     if KIND == "swigluoai":
         # Written so that a NaN stays a NaN; tl.minimum would lose it.
         gate = tl.where(gate > 7.0, 7.0, gate)

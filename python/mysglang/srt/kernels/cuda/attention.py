@@ -74,7 +74,7 @@ def reach_of(spec: AttentionShape) -> int:
 
 @triton.jit
 def _scores(q, k, scale, cap, CAP: tl.constexpr):
-    """Scores in base 2, [queries, keys]."""
+    """Computes the scores in base 2, [queries, keys]."""
     s = tl.dot(q, k, input_precision="ieee") * scale
     if CAP:
         x = s / cap
@@ -85,7 +85,7 @@ def _scores(q, k, scale, cap, CAP: tl.constexpr):
 
 @triton.jit
 def _first_seen(positions, window, REACH: tl.constexpr):
-    """Positions of the first keys that queries at these positions see."""
+    """Returns the position of the first key that a query at each of these positions attends to."""
     if REACH == 1:
         first = tl.maximum(positions + 1 - window, 0)
     elif REACH == 2:
@@ -97,7 +97,7 @@ def _first_seen(positions, window, REACH: tl.constexpr):
 
 @triton.jit
 def _kv_slots(table, positions, inside, PAGE: tl.constexpr):
-    """KV slots of positions of one row of the table; slot 0 outside."""
+    """Returns the KV slots of positions of one row of the table; slot 0 outside."""
     pages = tl.load(table + positions // PAGE, mask=inside, other=0).to(tl.int64)
     return tl.where(inside, pages * PAGE + positions % PAGE, 0)
 
@@ -134,7 +134,9 @@ def _decode_kernel(
     KEYS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One split of one row's keys for the query heads of one KV head: of its one new token, or of SEVERAL."""
+    """Attends over one split of one row's keys, for the query heads of one KV head and the row's one new token, or
+    SEVERAL.
+    """
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -222,7 +224,7 @@ def _join_kernel(
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The splits of one query head of one row."""
+    """Merges the splits of one query head of one row."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -275,7 +277,7 @@ def _extend_kernel(
     WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """A block of one row's new tokens, for one query head."""
+    """Attends with a block of one row's new tokens, for one query head."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     block = tl.program_id(2)
@@ -342,8 +344,8 @@ def decode_attention(
     extends: tuple[Tensor, Tensor] | None = None,
     room: int = 0,
 ) -> Tensor:
-    """One new token in each row, or up to SHORT. q: [T, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim],
-    of any dtype that is stored; like q back.
+    """Attends with one new token in each row, or up to SHORT. q: [T, num_heads * dim]; keys, values: [KV slots,
+    num_kv_heads, dim], of any dtype that is stored. Returns the shape and dtype of q.
 
     extends: new tokens of each row, [R] int32, and where they begin, [R] int64; None: each row has one. room: so many
     queries of each row are computed at least; those that are no tokens get what its last one does.
@@ -424,8 +426,9 @@ def extend_attention(
     *,
     room: int = 0,
 ) -> Tensor:
-    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as `decode_attention`.
-    room: rows have room for so many; zeros come back for those that are no tokens.
+    """Attends with any number of new tokens in each row, which begin at token_starts [R] int64.
+
+    Otherwise as `decode_attention`. room: rows have space for so many tokens; those that hold no token become zeros.
     """
     empty = torch.zeros if room else torch.empty
     out = empty(q.shape, dtype=q.dtype, device=q.device)

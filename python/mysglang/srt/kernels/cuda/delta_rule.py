@@ -52,7 +52,9 @@ def _delta_step_kernel(
     VALUES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One new token of a row, VALUES columns of one head's state. absent: the entry of rows without a state."""
+    """Updates VALUES columns of one head's state with one new token of a row. absent: the entry of rows without a
+    state.
+    """
     if OVERLAP:
         gdc_launch_dependents()
     head = tl.program_id(1)
@@ -134,7 +136,7 @@ def delta_step(
 
 @triton.jit
 def _inverse(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """The inverse of 1 + system, which is strictly lower triangular, [SIZE, SIZE] float32.
+    """Inverts 1 + system, where system is strictly lower triangular, [SIZE, SIZE] float32.
 
     Blocks of two, of four, and so on, are inverted along the diagonal. With inverses X and Y of the two halves of a
     block, and the square C below the first, the inverse of the block has -Y C X in that square. This is as stable as
@@ -183,9 +185,11 @@ def _delta_chunk_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """written: [T, HEADS, VALUE_DIM]. taken: [T, HEADS, KEY_DIM]. inside: [T, HEADS, CHUNK], how much a token sees of
-    what each token of its chunk writes. factors: [3, T, HEADS], the logarithm of the decay from the chunk's beginning
-    on, and what makes keys and queries as long as they should be.
+    """Computes what the tokens of one chunk write and how they see each other, before states are known.
+
+    written: [T, HEADS, VALUE_DIM]. taken: [T, HEADS, KEY_DIM]. inside: [T, HEADS, CHUNK], how much a token sees of what
+    each token of its chunk writes. factors: [3, T, HEADS], the logarithm of the decay from the chunk's beginning on,
+    and what makes keys and queries as long as they should be.
     """
     head = tl.program_id(0)
     begin = tl.load(chunks + tl.program_id(1) * 2)
@@ -255,7 +259,7 @@ def _delta_runs_kernel(
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A row's chunks in their order, VALUES columns of one head's state."""
+    """Applies a row's chunks in their order to VALUES columns of one head's state."""
     head = tl.program_id(1)
     row = tl.program_id(2)
     i = tl.arange(0, CHUNK)

@@ -54,7 +54,9 @@ def _sort_kernel(
     MOST_ROWS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The pairs of one expert, in their order, to its blocks of `rows`. EXPERTS: a power of two, none left out."""
+    """Lists the pairs of one expert, in their order, in its blocks of `rows`. EXPERTS: a power of two, at least the
+    number of experts.
+    """
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -91,7 +93,7 @@ def _sort_kernel(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _count_kernel(ids, counts, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
-    """The pairs of each expert in one piece of the list -> counts [pieces, EXPERTS]."""
+    """Counts the pairs of each expert in one piece of the list -> counts [pieces, EXPERTS]."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -117,7 +119,7 @@ def _place_kernel(
     MOST_ROWS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The pairs of one expert in one piece of the list, in their order, to its blocks of `rows`."""
+    """Lists the pairs of one expert in one piece of the list, in their order, in its blocks of `rows`."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -153,7 +155,7 @@ def _place_kernel(
 def sort_launches(
     ids: Tensor, order: Tensor, block_experts: Tensor, used: Tensor, experts: int, rows: int
 ) -> Iterator[Launch]:
-    """The kernels that list the pairs by expert, for blocks of `rows`."""
+    """Yields the kernel launches that list the pairs by expert, for blocks of `rows`."""
     pairs, wide, overlap = ids.numel(), triton.next_power_of_2(experts), overlapping(ids)
     if pairs <= SORTED_ALONE:
         constants = {"EXPERTS": wide, "CHUNK": SORTED_PAIRS, "MOST_ROWS": MOST_ROWS, "num_warps": 4, **overlap}
@@ -199,10 +201,10 @@ def _product_kernel(
     INPUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A tile of a block's product with its expert's weight [outputs, inputs]; with an activation KIND, it is computed
-    with both halves of a weight [2 * outputs, inputs]. SHARED: pairs of one row of x. WHOLE: INPUTS divides `inputs`.
-    COPIED: the weights are a descriptor of all experts' outputs, from which the copy engine reads tiles.
-    Tiles beside each other read the same columns.
+    """Computes a tile of a block's product with its expert's weight [outputs, inputs]. With an activation KIND, it is
+    computed with both halves of a weight [2 * outputs, inputs].\\n\\nSHARED: pairs of one row of x. WHOLE: INPUTS
+    divides `inputs`. COPIED: the weights are a descriptor of all experts' outputs, from which the copy engine reads
+    tiles. Tiles beside each other read the same columns.
 
     Not SORTED: there are at most ROWS rows, `order` is the experts of the pairs, and a block is the first pair that has
     its expert, with the others that have it.
@@ -367,5 +369,5 @@ def blocks_of(
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Blocks of so many rows that the pairs fill at the worst routing."""
+    """Returns how many blocks of `rows` rows the pairs fill at the worst routing."""
     return min(pairs, (pairs + experts * (rows - 1)) // rows)

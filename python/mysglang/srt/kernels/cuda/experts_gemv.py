@@ -40,7 +40,7 @@ def _gate_up(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """OUTPUTS activations of one row x, from `first` on, with weights [2 * inner, inputs] -> out [inner]."""
+    """Computes OUTPUTS activations of one row x, from `first` on, with weights [2 * inner, inputs] -> out [inner]."""
     n = first + tl.arange(0, OUTPUTS)
     k = tl.arange(0, INPUTS)
     exists = (n < inner)[:, None]
@@ -89,8 +89,8 @@ def _gate_up_kernel(
     INPUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """OUTPUTS activations of one pair, weights [E, 2 * inner, inputs]; SHARED: then those of one row with the expert
-    that all rows have, weights [2 * shared_inner, inputs].
+    """Computes OUTPUTS activations of one pair, weights [E, 2 * inner, inputs]. SHARED: also those of one row with the
+    expert that all rows have, weights [2 * shared_inner, inputs].
     """
     if OVERLAP:
         # The next kernel reads ids before it waits, so it may only start when the kernel that wrote them is done.
@@ -141,9 +141,10 @@ def _down_kernel(
     SHARED_INPUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """OUTPUTS values of one row: the weighted sum of its experts' products; SHARED: and that of the expert which all
-    rows have. weights: [E, width, inner] and [width, shared_inner]. PLACES: TOP_K, rounded up to a power of two, as
-    Triton needs.
+    """Computes OUTPUTS values of one row: the weighted sum of its experts' products. SHARED: also that of the expert
+    which all rows have.
+
+    weights: [E, width, inner] and [width, shared_inner]. PLACES: TOP_K, rounded up to a power of two, as Triton needs.
     """
     row = tl.program_id(0) % rows
     place = tl.arange(0, PLACES)

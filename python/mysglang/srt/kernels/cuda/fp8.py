@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def to_stored(x, inverse, FORMAT: tl.constexpr):
-    """x times `inverse` as a stored number: `kernels.fp8.to_stored` says how it is rounded."""
+    """Converts x times `inverse` to a stored number. `kernels.fp8.to_stored` says how it is rounded."""
     # A function compiled for numbers as they are must not hold the rest: Triton goes on behind a return under an `if`.
     if FORMAT == 0:
         return x
@@ -44,7 +44,7 @@ def _coded(x, inverse, FORMAT: tl.constexpr):
 
 @triton.jit
 def from_stored(x, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Stored numbers in this dtype, which has them all, without their scale."""
+    """Converts stored numbers to this dtype, which represents them exactly, without their scale."""
     if FORMAT == 0:
         return x.to(dtype)
     wide = x.to(tl.uint16)

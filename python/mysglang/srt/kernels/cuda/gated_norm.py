@@ -34,7 +34,7 @@ def _gated_norm_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Groups of rows, of which there are `count` in all."""
+    """Normalises groups of rows, of which there are `count` in all."""
     if OVERLAP:
         gdc_launch_dependents()
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

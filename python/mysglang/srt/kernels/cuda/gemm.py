@@ -24,7 +24,7 @@ and end, since its programs share the rows that here each reads for itself."""
 
 @triton.jit
 def _products(weights, x, k, inputs, FOLD: tl.constexpr):
-    """One row of x times a tile of weights [OUTPUTS, INPUTS], FOLD neighbouring products added."""
+    """Multiplies one row of x with a tile of weights [OUTPUTS, INPUTS]; FOLD neighbouring products are added."""
     values = tl.load(x + k, mask=k < inputs, other=0.0).to(tl.float32)
     products = weights * values[None, :]
     if FOLD > 1:
@@ -48,7 +48,7 @@ def _plain_kernel(
     FOLD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """OUTPUTS columns of the result, of one row or of TWO, multiplied in float32 without tensor cores."""
+    """Computes OUTPUTS columns of the result, of one row or of TWO, in float32 without tensor cores."""
     if OVERLAP:
         gdc_launch_dependents()
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -93,7 +93,9 @@ def _dot_kernel(
     PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """OUTPUTS columns of the result for all rows on tensor cores; of a tile's inputs each warp multiplies one part."""
+    """Computes OUTPUTS columns of the result for all rows on tensor cores. Each warp multiplies one part of a tile's
+    inputs.
+    """
     if OVERLAP:
         gdc_launch_dependents()
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -155,7 +157,7 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
 
 
 def plain_tile(rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
-    """(outputs, inputs, warps) of one program.
+    """Returns the tile of one program: (outputs, inputs, warps).
 
     Measured over the shapes of five models: 2 KB of a weight's row at a time keeps reads long and leaves little of a
     tile outside. Weights with few outputs go into larger programs, so that all of them are on their way at once.

@@ -48,7 +48,7 @@ of TILE on this device is used.
 
 @triton.jit
 def _joined(top, total, attended, part_top, part_total, part):
-    """Two maxima, sums of exponents and weighted sums as one. -inf, 0, 0 add nothing."""
+    """Merges two maxima, sums of exponents and weighted sums. -inf, 0, 0 add nothing."""
     highest = tl.maximum(top, part_top)
     # An explicit constant, because otherwise -inf would be compared with -inf.
     base = tl.where(highest == float("-inf"), 0.0, highest)
@@ -94,8 +94,8 @@ def _part_kernel(
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """One tile of one row's queries, for one KV head. A row has `splits` splits of `spans` spans of keys each; this
-    program computes every `programs`-th of them.
+    """Attends with one tile of one row's queries, for one KV head. A row has `splits` splits of `spans` spans of keys
+    each; this program computes every `programs`-th of them.
     """
     TOKENS: tl.constexpr = LINES // GROUP_LINES
     row = tl.program_id(0)
@@ -177,7 +177,7 @@ def _join_kernel(
     WIDTH: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """All heads of one token. With several splits the step has one token in each row, and a split is a span."""
+    """Merges all heads of one token. With several splits the step has one token in each row, and a split is a span."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
@@ -220,11 +220,12 @@ def invariant_attention(
     decoding: bool,
     room: int = 0,
 ) -> Tensor:
-    """New tokens of each row, over all keys before them. q: [T, num_heads * dim]; like q back, dense.
+    """Attends with the new tokens of each row, over all keys before them. q: [T, num_heads * dim]. Returns the same
+    shape and dtype, dense.
 
-    keys, values: [KV slots, num_kv_heads, dim], of any dtype that is stored. table: [num_slots + 1, max_pages]
-    int32. slots, seq_lens, extend_lens, token_starts: [R]. No row has more than max_extend. decoding: each has one, and
-    the launch depends on no length. room: rows have room for so many tokens; zeros come back for those that are none.
+    keys, values: [KV slots, num_kv_heads, dim], of any dtype that is stored. table: [num_slots + 1, max_pages] int32.
+    slots, seq_lens, extend_lens, token_starts: [R]. No row has more than max_extend. decoding: each has one, and the
+    launch depends on no length. room: rows have room for so many tokens; zeros come back for those that are none.
     """
     rows = Rows(table, slots, seq_lens, extend_lens, token_starts, max_extend, page_size)
     tile = decode_tile(q, keys, values, page_size, spec) if decoding else TILE
@@ -274,7 +275,7 @@ TIMED_ROWS, TIMED_KEYS, TIMED_RUNS = 256, 1024, 5
 def _microseconds(
     tile: Tile, like: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: AttentionShape
 ) -> float:
-    """Time of a decode step of many rows that read these keys and values, whatever their content."""
+    """Measures the time of a decode step of many rows that read these keys and values, whatever their content."""
     pages = max(1, min(TIMED_KEYS, len(keys)) // page_size)
     table = torch.randint(len(keys) // page_size, (TIMED_ROWS, pages), device=like.device, dtype=torch.int32)
     slots = torch.arange(TIMED_ROWS, device=like.device)
@@ -355,7 +356,7 @@ def _attend(
     decoding: bool,
     room: int = 0,
 ) -> Tensor:
-    """Written to `out`, dense, and returned."""
+    """Attends, writes the result to `out`, dense, and returns it."""
     tokens, heads, dim, page_size = len(q), spec.num_heads, spec.head_dim, rows.page_size
     group = heads // spec.num_kv_heads
     group_lines = triton.next_power_of_2(group)

@@ -33,8 +33,8 @@ def cut_of(rows: int, max_context: int, num_kv_heads: int, *, decoding: bool) ->
 
 
 def partial_bytes(max_tokens: int, max_context: int, num_heads: int, head_dim: int) -> int:
-    """Largest number of bytes beside q and the result, for a step of up to that many new tokens and rows of that
-    length.
+    """Returns the most bytes of memory, beside q and the result, for a step of up to `max_tokens` new tokens and rows
+    of `max_context` tokens.
     """
     parts = max(max_tokens, SPLIT_ROWS * -(-max_context // SPAN))
     return parts * num_heads * (head_dim + 2) * FLOAT_BYTES

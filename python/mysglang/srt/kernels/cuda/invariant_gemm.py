@@ -79,7 +79,7 @@ def _linear_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """A tile of the result. Tiles beside each other read the same rows of the weight."""
+    """Computes a tile of the result. Tiles beside each other read the same rows of the weight."""
     row_tiles = tl.cdiv(rows, ROWS)
     tile = tl.program_id(0)
     row = ((tile % row_tiles) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -165,7 +165,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tens
 
 
 def library_blocks(rows: int, sizes: Sequence[int]) -> list[int]:
-    """Blocks of these sizes, which descend, as long as there are rows for them."""
+    """Cuts `rows` into blocks of these descending sizes. What is left is smaller than the last size."""
     blocks = []
     for size in sizes:
         count, rows = divmod(rows, size)

@@ -125,7 +125,7 @@ def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], 
 
 @lru_cache(maxsize=1024)
 def _addresses(where: tuple[int, ...], device: torch.device) -> Tensor:
-    """Addresses of the tensors, on the device. The same ones recur until memory is released in between."""
+    """Returns the addresses of the tensors, on the device. The same ones recur until memory is released in between."""
     return torch.tensor(where, dtype=torch.int64, device=device)
 
 
@@ -188,12 +188,11 @@ def list_pages(
     extend_lens: Tensor | None = None,
     window: int | None = None,
 ) -> None:
-    """The pages of each row, one row after another, as FlashInfer reads them. Everything stays on the device.
+    """Lists the pages of each row, one row after another, as FlashInfer reads them. Everything stays on the device.
 
-    table: [num_slots + 1, max_pages] int32; slots: [R] int64; seq_lens: [R] int32, at least 1.
-    With a window, in whose layers pages behind it may be anybody's, page 0 stands for those that none of the row's new
-    tokens, extend_lens [R] int32, sees.
-    Fills indptr [R + 1], indices [at least the sum of the rows' pages] and last_page_lens [R], int32 each.
+    table: [num_slots + 1, max_pages] int32; slots: [R] int64; seq_lens: [R] int32, at least 1. With a window, in whose
+    layers pages behind it may be anybody's, page 0 stands for those that none of the row's new tokens, extend_lens [R]
+    int32, sees. Fills indptr [R + 1], indices [at least the sum of the rows' pages] and last_page_lens [R], int32 each.
     """
     _list_pages_kernel[(len(slots), PARTS)](
         table,

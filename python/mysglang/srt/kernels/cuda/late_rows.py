@@ -41,7 +41,9 @@ def _place_kernel(
     FIRST_SPACE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The KV slots of a block of tokens in one page space; in the first one everything else of them, too."""
+    """Places a block of tokens in one page space: computes their KV slots; in the first space also everything else of
+    them.
+    """
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < count
     row = tl.load(rows + token, mask=inside, other=0)
@@ -122,7 +124,7 @@ def place_tokens(
 
 @triton.jit
 def _shifted(x, BY: tl.constexpr):
-    """To the right, with zeros from the left."""
+    """Shifts right, with zeros from the left."""
     return (x >> BY) & ((1 << (64 - BY)) - 1)
 
 

@@ -76,12 +76,12 @@ class EventLog:
         self._tell()
 
     def end(self) -> None:
-        """Called when no further frames will come."""
+        """Ends the log. Called when no further frames will come."""
         self._over = True
         self._tell()
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
-        """The frames behind the one numbered `after`, several at once where they are there, until no more will come."""
+        """Yields the frames after the one numbered `after`, joined where several are ready, until the log ends."""
         place = after + 1
         while True:
             news = self._news

@@ -43,7 +43,7 @@ TextPart: TypeAlias = Annotated[InputText | OutputText, Field(discriminator="typ
 
 
 def _as_parts(content: object) -> object:
-    """A string is one part."""
+    """Returns the content as parts: a string becomes one part."""
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
@@ -123,7 +123,7 @@ Item: TypeAlias = Annotated[
 
 
 def _as_items(value: object) -> object:
-    """A string is what a user says."""
+    """Returns the input as items: a string becomes a message of the user."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 

@@ -68,8 +68,9 @@ class OpenAIServingResponses:
         return self._store.get(response_id).response
 
     def events(self, response_id: str, after: int) -> AsyncGenerator[bytes, None]:
-        """The events after the one numbered `after`, old and new. Raises NotFound, and InvalidRequest for a response
-        whose events were not kept.
+        """Yields the events after the one numbered `after`, old and new.
+
+        Raises NotFound, and InvalidRequest for a response whose events were not kept.
         """
         log = self._store.get(response_id).log
         if log is None:
@@ -181,8 +182,8 @@ class OpenAIServingResponses:
         return log.read()
 
     async def _told(self, job: Job) -> AsyncGenerator[list[bytes], None]:
-        """The frames of the events, some at a time. Raises the errors of the request, if a client waits and no event
-        was sent.
+        """Yields the frames of the events, some at a time. Raises the errors of the request, if a client waits and no
+        event was sent.
         """
         output, numbered = OutputEvents(encrypt=ENCRYPTED in job.body.include), Numbered()
         begun = job.log is not None

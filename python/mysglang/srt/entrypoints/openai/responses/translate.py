@@ -53,7 +53,7 @@ def stored_items(items: Sequence[Item]) -> list[StoredItem]:
 
 
 def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCompletionRequest:
-    """`items`: all of the conversation. Raises InvalidRequest."""
+    """Translates the body to a chat completion request. `items`: the whole conversation. Raises InvalidRequest."""
     logprobs = LOGPROBS in body.include
     fields = {
         "messages": [*_instructions(body), *_messages(items)],
