@@ -23,13 +23,13 @@ class ServerArgs(ArgGroups):
 
     @classmethod
     def from_cli(cls, argv: Sequence[str], hardware: Hardware | None = None) -> ServerArgs:
-        """Out of a command line. Raises ConfigError with every problem found; exits after --help and --version."""
+        """Parses a command line. Raises ConfigError with every problem found; exits after --help and --version."""
         return cls.from_kwargs(hardware, **parse(argv))
 
     @classmethod
     def from_kwargs(cls, hardware: Hardware | None = None, /, **options: Any) -> ServerArgs:
-        """ServerArgs from flat options under SGLang's names, as `Engine(...)` takes them. Raises ConfigError for
-        invalid ones.
+        """Builds ServerArgs from options by SGLang's names, as `Engine(...)` takes them. Raises ConfigError for invalid
+        ones.
         """
         given = from_flat(cls, options)
         hardware = hardware or detect_hardware()
@@ -58,5 +58,5 @@ class PortArgs:
 
 
 def prepare_server_args(argv: Sequence[str]) -> ServerArgs:
-    """SGLang's name for `ServerArgs.from_cli`."""
+    """Parses a command line. SGLang's name for `ServerArgs.from_cli`."""
     return ServerArgs.from_cli(argv)

@@ -45,9 +45,10 @@ class StructuredOutput:
         jump_forward: bool = False,
         followed: bool = False,
     ) -> StructuredOutput:
-        """Makes the structured output of the first rank.\\n\\n`tokenizer` is the one at `setup.tokenizer_path`.
-        `patience_s`: seconds that a request waits for its grammar. `jump_forward`: whether grammars force tokens.
-        `followed`: whether other ranks `follow` this one.
+        """Makes the structured output of the first rank.
+
+        `tokenizer` is the one at `setup.tokenizer_path`. `patience_s`: seconds that a request waits for its grammar.
+        `jump_forward`: whether grammars force tokens. `followed`: whether other ranks `follow` this one.
         """
         backend, eager = _backend_maker(setup, tokenizer), usable_cores() > FEW_CORES
         masks = AnswerMasks(backend, setup.vocab_size, setup.eos_ids)

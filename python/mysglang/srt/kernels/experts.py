@@ -21,7 +21,8 @@ Biases = tuple[Tensor, Tensor] | None
 
 
 def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """logits [N, E] -> the `top_k` likeliest experts of each row [N, k] int32, and their gates [N, k] float32.
+    """Chooses experts by softmax: logits [N, E] -> the `top_k` likeliest experts of each row [N, k] int32, and their
+    gates [N, k] float32.
 
     The gates are the experts' probabilities, computed in float32; with `renormalize` divided by their sum. If experts
     are equally likely, any of them may be chosen.
@@ -33,7 +34,7 @@ def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor
 
 
 def _sigmoid_scores(logits: Tensor) -> Tensor:
-    """Each logit's sigmoid, in float32: [N, E] -> [N, E]."""
+    """Computes each logit's sigmoid, in float32: [N, E] -> [N, E]."""
     return logits.float().sigmoid()
 
 
@@ -62,8 +63,11 @@ class Selection:
 
 
 def _select_experts(logits: Tensor, correction: Tensor | None, selection: Selection) -> tuple[Tensor, Tensor]:
-    """logits [N, E], and float32 corrections [E] or [1, E], which are added to scores for the choice only
-    -> experts [N, k] int32, no two of a row alike, and their gates [N, k] float32: the scores, computed in float32.
+    """Chooses experts: logits [N, E] -> experts [N, k] int32, all different within a row, and their gates [N, k]
+    float32.
+
+    Corrections, float32 [E] or [1, E], are added to the scores for the choice only. The gates are the scores without
+    them, computed in float32.
 
     Without corrections experts are chosen by their logits. If two are equal, either may be chosen.
     """
@@ -91,8 +95,8 @@ def _select_experts(logits: Tensor, correction: Tensor | None, selection: Select
 def _route_experts(
     x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, selection: Selection
 ) -> tuple[Tensor, Tensor]:
-    """x [N, input] -> what `select_experts` makes of the logits `linear(x, weight, bias)`. x is rounded to the dtype of
-    the weight [E, input] first.
+    """Computes the logits `linear(x, weight, bias)` of x [N, input] and chooses experts as `select_experts` does. x is
+    rounded to the dtype of the weight [E, input] first.
     """
     return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
 
@@ -106,8 +110,10 @@ def _fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """[N, width] -> [N, width]: the sum over the experts e of each row of gate * down[e] h, where h is the activation
-    of the first half of gate_up[e] x, times the second half. Biases are added to both products.
+    """Computes the experts' weighted sum, [N, width] -> [N, width].
+
+    It is the sum over the experts e of each row of gate * down[e] h, where h is the activation of the first half of
+    gate_up[e] x, times the second half. Biases are added to both products.
 
     gate_up: [E, 2 * inner, width]; down: [E, width, inner]; both may have been packed. ids: [N, k] int32 in [0, E);
     gates: [N, k] float32. An expert's product is rounded to x's dtype; the sum is taken in float32.
@@ -139,8 +145,8 @@ def _experts_and_shared(
     biases: Biases,
     shared: SharedExpert,
 ) -> Tensor:
-    """`fused_experts` plus a shared expert with the same activation, the gate 1 and no biases; its inner size may be
-    another. This reference rounds both to the dtype of x before it adds them.
+    """Computes `fused_experts` plus a shared expert with the same activation, the gate 1 and no biases; its inner size
+    may differ. This reference rounds both to the dtype of x before it adds them.
     """
     first, second = shared
     out = linear(gated_linear(x, first, None, activation), second, None)
@@ -148,7 +154,9 @@ def _experts_and_shared(
 
 
 def _pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the form that `fused_experts` is quickest with: themselves, or copies that nothing else may look into."""
+    """Returns both weights in the layout with which `fused_experts` is fastest: themselves, or copies that no other
+    code may read.
+    """
     return gate_up, down
 
 
@@ -215,7 +223,7 @@ def _int8_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """`fused_experts` with the weights times their scales. This reference widens all of them."""
+    """Computes `fused_experts` with the weights times their scales. This reference widens all of them."""
     wide = [
         (weights.float() * each[..., None]).to(x.dtype) for weights, each in zip((gate_up, down), scales, strict=True)
     ]

@@ -25,7 +25,8 @@ def format_of(dtype: torch.dtype) -> int:
 
 
 def to_stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """x / scale in this dtype, of the same shape. Dtypes with more than eight bits take x as it is: scale must be 1.
+    """Returns x / scale in this dtype, of the same shape. Dtypes with more than eight bits take x as it is: scale must
+    be 1.
 
     x is multiplied by the reciprocal of the scale, rounded to float32, as all implementations do.
     """
@@ -37,7 +38,9 @@ def to_stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Numbers of eight bits as integers, in the same memory; others as they are. Torch cannot scatter the former."""
+    """Returns eight-bit numbers as integers, in the same memory, since torch cannot scatter them otherwise; others as
+    they are.
+    """
     return x.view(torch.uint8) if x.dtype in LARGEST else x
 
 

@@ -15,17 +15,21 @@ from mysglang.srt.kernels.op import Op
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[N, input] -> [N, output], for a weight [output, input] that may have been packed."""
+    """Multiplies [N, input] -> [N, output] with a weight [output, input] that may have been packed."""
     return F.linear(x, weight, bias)
 
 
 def _gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """[N, input] -> [N, output / 2]: act(x times the first half of the weight's rows) * (x times the second)."""
+    """Computes act(x times the first half of the weight's rows) * (x times the second half): [N, input] -> [N, output /
+    2].
+    """
     return gated[activation](linear(x, weight, bias))
 
 
 def _heads_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """[N, heads, input] -> [N, heads, output]: each head's row times its own weight. weight: [heads, output, input]."""
+    """Multiplies each head's row with its own weight: [N, heads, input] -> [N, heads, output]. weight: [heads, output,
+    input].
+    """
     return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
 
@@ -80,7 +84,8 @@ unpack_linear_weight = Op(
 
 
 def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """[N, input] -> [N, output], for a weight [output, input] int8 that may have been packed; scales: [output] float32.
+    """Multiplies [N, input] -> [N, output] with an int8 weight [output, input] that may have been packed; scales:
+    [output] float32.
 
     The products are those with weight * scales. This reference widens the weight in every call.
     """
@@ -90,7 +95,7 @@ def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None)
 def _int8_gated_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation
 ) -> Tensor:
-    """[N, input] -> [N, output / 2]: act(the first half of the products) * (the second)."""
+    """Computes act(the first half of the products) * (the second half): [N, input] -> [N, output / 2]."""
     return gated[activation](int8_linear(x, weight, scales, bias))
 
 

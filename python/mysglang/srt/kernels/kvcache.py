@@ -24,7 +24,7 @@ UNSCALED = KvScales()
 def _store_kv(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, scales: KvScales = UNSCALED
 ) -> None:
-    """cache[locations[t]] = row t, for keys and values, in the caches' dtype (`kernels.fp8.to_stored`).
+    """Writes row t of keys and values to cache[locations[t]], in the caches' dtype (`kernels.fp8.to_stored`).
 
     k, v: [T, num_kv_heads * head_dim], maybe slices of one wider projection. Caches: [slots, num_kv_heads, head_dim].
     locations: [T] int64, distinct but for padding. scales: 1 unless the caches' numbers have eight bits.
@@ -38,7 +38,7 @@ store_kv = Op("store_kv", reference=_store_kv, cuda="mysglang.srt.kernels.cuda.k
 
 
 def _store_rows(rows: Tensor, cache: Tensor, locations: Tensor) -> None:
-    """cache[locations[t]] = row t, cast to the cache's dtype, where one row is a token's key and value.
+    """Writes row t to cache[locations[t]], cast to the cache's dtype. One row is a token's key and value.
 
     rows: [T, size], maybe a slice of a wider projection. cache: [slots, 1, size]. locations: [T] int64, distinct but
     for padding.
@@ -50,7 +50,7 @@ store_rows = Op("store_rows", reference=_store_rows, cuda="mysglang.srt.kernels.
 
 
 def _copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """target[to_pages[i]] = source[from_pages[i]], for each source and its target.
+    """Copies pages: target[to_pages[i]] = source[from_pages[i]], for each source and its target.
 
     from_pages, to_pages: [N] int64 on the device that copies; those of a target are distinct. Each source and target:
     [pages, page_size, num_kv_heads, head_dim] of one dtype, each page in one piece; on the device, or pinned on the

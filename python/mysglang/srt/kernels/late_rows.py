@@ -120,7 +120,9 @@ GOLDEN, FIRST, SECOND = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0
 
 
 def _uniforms_at(seeds: Tensor, lengths: Tensor) -> Tensor:
-    """[S] float64 in [0, 1): what `sampling.draws.uniforms` gives for these seeds and lengths, both [S] int64."""
+    """Returns [S] float64 in [0, 1): the numbers that `sampling.draws.uniforms` gives for these seeds and lengths, both
+    [S] int64.
+    """
     mixed = _mixed(_mixed(seeds) ^ lengths)
     return _shifted(mixed, 11).double() * 2.0**-53
 
@@ -133,7 +135,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Shifts right, with zeros from the left."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -14,7 +14,7 @@ from mysglang.srt.kernels.rotary import rope
 def _norm_and_turn(
     q: Tensor, rows: Tensor, gain: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, interleaved: bool
 ) -> None:
-    """Norm the latent part of `rows`, and turn their rotary part and q, all in place.
+    """Norms the latent part of `rows`, and rotates their rotary part and q, all in place.
 
     q: [T, num_heads, rope_dim], maybe a slice; rows: [T, latent_dim + rope_dim]; gain: [latent_dim]. The rest is as of
     `rope`; positions must not come from a kernel that may still be running.
@@ -25,7 +25,8 @@ def _norm_and_turn(
 
 
 def _absorb_queries(q: Tensor, up_keys: Tensor) -> Tensor:
-    """q [T, num_heads, key_dim + rope_dim] -> queries over latent rows [T, num_heads * (latent_dim + rope_dim)].
+    """Turns q [T, num_heads, key_dim + rope_dim] into queries over latent rows, [T, num_heads * (latent_dim +
+    rope_dim)].
 
     up_keys: [num_heads, latent_dim, key_dim], the first part of a head's query is multiplied with its matrix.
     """

@@ -129,7 +129,7 @@ def _conv_runs(
 
 
 def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-    """[R, kernel - 1 + T, channels] -> [R, T, channels] float32."""
+    """Convolves over the tokens: [R, kernel - 1 + T, channels] -> [R, T, channels] float32."""
     kernel = weight.shape[1]
     tokens = seen.shape[1] - kernel + 1
     inputs, factors = seen.float(), weight.float()
@@ -237,7 +237,9 @@ def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, 
 
 
 def heads_of(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys of length 1 in float32, queries scaled, for each value head: [R, value_heads, key_dim] both."""
+    """Returns queries and keys, both normed to length 1 in float32 and repeated for each value head: [R, value_heads,
+    key_dim]. Queries are also scaled.
+    """
     shared = value_heads // q.shape[1]
     q, k = (x.float() * torch.rsqrt(x.float().square().sum(dim=-1, keepdim=True) + NORM_EPS) for x in (q, k))
     q = q * q.shape[-1] ** -0.5
@@ -245,13 +247,15 @@ def heads_of(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_chunks(x: Tensor, rest: int) -> Tensor:
-    """[T, heads or groups, D] -> [chunks, heads or groups, CHUNK, D], with `rest` zeros at the end of the tokens."""
+    """Cuts tokens into chunks: [T, heads or groups, D] -> [chunks, heads or groups, CHUNK, D], with `rest` zeros at the
+    end.
+    """
     padded = F.pad(x, (0, 0, 0, 0, 0, rest))
     return padded.reshape(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
 def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-    """rms_norm(x) * weight * silu(gate) over the last dimension, in float32 inside. x, gate: [..., D]; weight: [D].
+    """Computes rms_norm(x) * weight * silu(gate) over the last dimension, in float32. x, gate: [..., D]; weight: [D].
 
     The normed value is rounded to x's dtype before it meets the weight, as models are trained.
     """
@@ -290,7 +294,7 @@ def _scan_step(
     matrix: Tensor,
     at: Tensor,
 ) -> Tensor:
-    """One new token of each of R rows. Returns [R, heads, head_dim] in x's dtype.
+    """Updates the states with one new token of each of R rows. Returns [R, heads, head_dim] in x's dtype.
 
     x: [R, heads, head_dim]. b, c: [R, groups, state_size]; heads are in groups, side by side. time: [R, heads] in any
     dtype; d = softplus(time + time_bias). time_bias, log_rate, skip: [heads] float32; A = -exp(log_rate), D = skip.
@@ -368,14 +372,14 @@ def scan_run(
 
 
 def _of_heads(b: Tensor, c: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """[R, groups, state_size] each -> [R, heads, state_size] float32 each."""
+    """Repeats groups for their heads: [R, groups, state_size] each -> [R, heads, state_size] float32 each."""
     shared = heads // b.shape[1]
     return b.float().repeat_interleave(shared, dim=1), c.float().repeat_interleave(shared, dim=1)
 
 
 def _gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
-    """rms_norm(x * silu(gate)) * weight, in float32 inside. x, gate: [N, D], of which each of `groups` parts is normed
-    by itself; weight: [D]. The normed value is rounded to x's dtype before it meets the weight.
+    """Computes rms_norm(x * silu(gate)) * weight, in float32. x, gate: [N, D], of which each of `groups` parts is
+    normed by itself; weight: [D]. The normed value is rounded to x's dtype before it is multiplied with the weight.
     """
     gated = x.float() * F.silu(gate.float())
     parts = gated.view(len(x), groups, x.shape[-1] // groups)
@@ -401,8 +405,8 @@ gated_group_norm = Op(
 
 
 def _copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> None:
-    """In each buffer, [entries, …] dense, entry targets[i] becomes what sources[i] was before the call; a negative
-    source is a state of zeros.
+    """Copies states: in each buffer, [entries, …] dense, entry targets[i] becomes what sources[i] was before the call.
+    A negative source is a state of zeros.
 
     sources, targets: [N] int64; the targets are distinct.
     """

@@ -22,10 +22,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual), both of x's shape and dtype.
+    """Returns (rms_norm(x + residual), x + residual), both of x's shape and dtype.
 
-    Consumes both tensors: an implementation may write either result over either argument, so a caller uses nothing
-    but what is returned.
+    Consumes both tensors: an implementation may write either result over either argument, so a caller uses nothing but
+    what is returned.
     """
     residual = residual.add_(x)
     return _rms_norm(residual, weight, eps), residual

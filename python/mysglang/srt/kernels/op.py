@@ -95,7 +95,7 @@ class Op(Generic[P, R]):
         return chosen(*args, **kwargs)
 
     def choose(self, device_type: str) -> Callable[P, R]:
-        """The implementation for this kind of device. Raises ImportError if an implementation's own module is
+        """Returns the implementation for this kind of device. Raises ImportError if an implementation's own module is
         broken.
         """
         if not REFERENCE_OPS.get():
@@ -137,5 +137,5 @@ def _always() -> bool:
 
 
 def head_view(x: Tensor, head_dim: int) -> Tensor:
-    """[T, heads * head_dim] -> [T, heads, head_dim] without a copy, also for a slice of a wider projection."""
+    """Views [T, heads * head_dim] as [T, heads, head_dim] without a copy, also for a slice of a wider projection."""
     return x.view(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)

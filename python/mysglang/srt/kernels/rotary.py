@@ -29,12 +29,13 @@ def _rope_and_store(
     locations: Tensor,
     scales: KvScales = UNSCALED,
 ) -> None:
-    """Norm and turn queries and keys in place, then cache[locations[t]] = row t for the turned keys and the values.
+    """Norms and rotates queries and keys in place, then writes the rotated key and the value of token t to
+    cache[locations[t]].
 
     q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; all may be slices of one wider projection, only
     their last dimension is dense. positions: [T] int64. cos_sin: [max_position, head_dim] float32, the cosines of the
-    head_dim / 2 angles, then their sines. Caches, locations and scales: as of `store_kv`. Turned in float32,
-    rounded once to the dtype of k, and then stored as `store_kv` does.
+    head_dim / 2 angles, then their sines. Caches, locations and scales: as of `store_kv`. Turned in float32, rounded
+    once to the dtype of k, and then stored as `store_kv` does.
 
     positions and locations must not come from a kernel that may still be running: an implementation may read them
     before it waits for the kernel ahead of it. A step's are copied to the device as they are.

@@ -112,7 +112,7 @@ def _drawn(x: Tensor, row: np.void, length: int) -> Tensor:
 
 
 def _mix(x: int) -> int:
-    """splitmix64, on Python's integers."""
+    """Computes splitmix64 on Python's integers."""
     x = (x + 0x9E3779B97F4A7C15) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD

@@ -37,7 +37,9 @@ class Filters(NamedTuple):
 
 
 def _greedy_tokens(logits: Tensor) -> Tensor:
-    """[S, vocab] -> [S] int64: the most likely token, the lowest id among equals; -1 where a logit is not finite."""
+    """Returns the most likely token of each row, the lowest id among equals: [S, vocab] -> [S] int64; -1 if a logit is
+    not finite.
+    """
     finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
     return torch.where(finite, logits.argmax(dim=-1), -1)
 
@@ -48,7 +50,8 @@ def _draw_tokens(
     temperature: Tensor,
     filters: Filters,
 ) -> Tensor:
-    """[S] int64 tokens of float32 logits [S, vocab], where -inf forbids a token. A row with NaN gets any token.
+    """Draws tokens, [S] int64, from float32 logits [S, vocab], where -inf forbids a token. A row with NaN gets any
+    token.
 
     uniforms: [S] float64; temperature: [S] float32.
     """
@@ -62,7 +65,7 @@ def _draw_tokens(
 
 
 def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
-    """float64 [S, vocab], proportional to the probabilities; the likeliest token of a row has 1."""
+    """Returns weights proportional to the probabilities, float64 [S, vocab]; the likeliest token of a row has 1."""
     scaled = logits / temperature[:, None]
     return (scaled - scaled.amax(dim=-1, keepdim=True)).exp_().double()
 
@@ -128,12 +131,14 @@ apply_token_bitmask = Op(
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """[N, vocab] of any dtype -> float32 [N, vocab]."""
+    """Computes log-probabilities: [N, vocab] of any dtype -> float32 [N, vocab]."""
     return logits.float().log_softmax(dim=-1)
 
 
 def _most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[N, count] values, the highest first, and their ids, int64. The order and choice among equals is undefined."""
+    """Returns the [N, count] highest values in descending order, and their ids, int64. The order and choice among
+    equals is undefined.
+    """
     top = logprobs.topk(count, dim=-1)
     return top.values, top.indices
 
@@ -157,7 +162,7 @@ most_likely = Op(
 
 
 def _resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
-    """[T] int64 ids, with newest[slots[t]] in place of each that is negative.
+    """Returns [T] int64 ids, with newest[slots[t]] in place of each negative one.
 
     input_ids, slots: [T] int64. newest: [slots] int64.
     """
@@ -165,7 +170,7 @@ def _resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
 
 
 def _record_tokens(newest: Tensor, slots: Tensor, tokens: Tensor) -> None:
-    """newest[slots[r]] = max(tokens[r], 0). All int64; slots [R] are distinct but for padding."""
+    """Stores tokens: newest[slots[r]] = max(tokens[r], 0). All int64; slots [R] are distinct except padding."""
     newest.index_copy_(0, slots, tokens.clamp(min=0))
 
 

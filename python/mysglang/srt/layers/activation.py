@@ -31,7 +31,7 @@ _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def plain_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function by its name. Raises ConfigError for one that is not known."""
+    """Returns the activation function by its name. Raises ConfigError for an unknown one."""
     if name not in _PLAIN:
         raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_PLAIN))
     return _PLAIN[name]

@@ -48,7 +48,9 @@ class GatedMLP(nn.Module):
         return out
 
     def dense_weights(self) -> tuple[Tensor, Tensor] | None:
-        """Weights of gate and up, and of down, as `linear` takes them; None if they are quantized or have biases."""
+        """Returns the weights of gate and up, and of down, as `linear` takes them; None if they are quantized or have
+        biases.
+        """
         linears = self.gate_up_proj, self.down_proj
         first, second = (each.method.dense_weight(each) for each in linears)
         if first is None or second is None or any(each.bias is not None for each in linears):
@@ -198,7 +200,7 @@ class PagedAttention(nn.Module):
             self.q_norm, self.k_norm = whole_norms(queries), whole_norms(keys)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        """Attends: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
         q, k, v = self.qkv_proj.forward_split(x)
         if self.v_norm is not None:
             v = self._normed(v, self.v_norm)
@@ -226,12 +228,12 @@ class PagedAttention(nn.Module):
         return out
 
     def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """[T, heads * head_dim], each head of it normed, or all together: as much as the norm has weights."""
+        """Norms [T, heads * head_dim], each head by itself, or all together if the norm has that many weights."""
         normed: Tensor = norm(x.reshape(len(x), -1, len(norm.gain)))
         return normed.flatten(1)
 
     def _turned(self, q: Tensor, k: Tensor, positions: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """[T, heads * head_dim] of queries and of keys, turned."""
+        """Rotates queries and keys, [T, heads * head_dim] each."""
         dim = self.attn.spec.head_dim
         heads = torch.cat((head_view(q, dim), head_view(k, dim)), dim=1)
         rope(heads[:, :-1], heads[:, -1], positions, rotation.cos_sin, False)
@@ -239,7 +241,7 @@ class PagedAttention(nn.Module):
         return heads[:, :queries].flatten(1), heads[:, queries:].flatten(1)
 
     def _in_order(self, x: Tensor) -> Tensor:
-        """[T, heads * head_dim] with the dimensions of each head in the order in which they are turned."""
+        """Reorders the dimensions of each head to the order in which they are rotated. x: [T, heads * head_dim]."""
         assert self.rotary is not None and self.rotary.order is not None
         return head_view(x, self.attn.spec.head_dim).index_select(-1, self.rotary.order).flatten(1)
 
@@ -267,7 +269,7 @@ class SumOfMixers(nn.Module):
         self._parts = tuple((mixer, *factors) for mixer, factors in zip(mixers.values(), scales, strict=True))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        """Adds the results of all mixers: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
         found = [mixer(x * before, batch) * behind for mixer, before, behind in self._parts]
         total: Tensor = sum(found[1:], found[0])
         return total

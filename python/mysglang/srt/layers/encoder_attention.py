@@ -47,7 +47,9 @@ class PromptLayout:
 
     @classmethod
     def of(cls, lens: Sequence[int]) -> PromptLayout:
-        """lens: the tokens of each prompt, at least 1. Lengths between two powers of two are alike."""
+        """Builds the layout. lens: the tokens of each prompt, at least 1. Prompts whose lengths lie between the same
+        powers of two share a group.
+        """
         starts = np.cumsum([0, *lens])
         kinds: dict[int, list[int]] = {}
         for row, length in enumerate(lens):
@@ -77,7 +79,7 @@ class PromptGroups:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, groups: PromptGroups, num_heads: int) -> Tensor:
-    """Scaled dot products over whole prompts. q, k, v: [T, heads * head_dim]; the same comes back.
+    """Computes scaled dot-product attention over whole prompts. q, k, v: [T, heads * head_dim]. Returns the same shape.
 
     Vaswani et al., "Attention Is All You Need" (2017), 3.2.1.
     """

@@ -70,15 +70,19 @@ class HeadsOfRows(nn.Module):
         self.register_parameter("weight", WeightParameter((rows.size, latent_dim), (rows,), dtype=context.dtype))
 
     def absorb(self, q: Tensor) -> Tensor:
-        """[T, num_heads, key_dim + rope_dim] -> [T, num_heads * (latent_dim + rope_dim)]: K_h^T of the first part."""
+        """Multiplies the first part of each query with K_h^T: [T, num_heads, key_dim + rope_dim] -> [T, num_heads *
+        (latent_dim + rope_dim)].
+        """
         return absorb_queries(q, self._parts()[0])
 
     def values(self, sums: Tensor) -> Tensor:
-        """[T, num_heads, latent_dim], sums of the latent part of rows -> [T, num_heads, value_dim]: V_h of them."""
+        """Multiplies sums of the latent part of rows with V_h: [T, num_heads, latent_dim] -> [T, num_heads,
+        value_dim].
+        """
         return heads_linear(sums, self._parts()[1])
 
     def expand(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [L, latent_dim + rope_dim] -> keys [num_heads, L, key_dim + rope_dim] and values [num_heads, L,
+        """Expands rows [L, latent_dim + rope_dim] to keys [num_heads, L, key_dim + rope_dim] and values [num_heads, L,
         value_dim] of every head.
         """
         up_keys, up_values = self._parts()
@@ -104,7 +108,7 @@ class HeadsOfRows(nn.Module):
         return torch.cat((self.up_keys.transpose(1, 2), self.up_values), dim=1).flatten(0, 1)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
-        """K_h^T [num_heads, latent_dim, key_dim] and V_h [num_heads, value_dim, latent_dim]."""
+        """Returns K_h^T [num_heads, latent_dim, key_dim] and V_h [num_heads, value_dim, latent_dim]."""
         if "weight" not in self._parameters:
             return self.up_keys, self.up_values
         whole = self.weight.view(self._shape)
@@ -154,7 +158,7 @@ class LatentAttention(nn.Module):
         self.attn = RadixAttention(replace(spec, num_heads=self.kv_b_proj.num_heads))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        """Attends: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
         latent_dim, key_dim = self.attn.spec.value_dim, self._sizes.key_dim
         q = self._queries(x).view(len(x), self.kv_b_proj.num_heads, -1)
         rows = self.kv_a_proj_with_mqa(x)
@@ -172,13 +176,17 @@ class LatentAttention(nn.Module):
         return out
 
     def _attend(self, q: Tensor, rows: Tensor, step: ForwardBatch) -> Tensor:
-        """Over the latent rows. q: [N, num_heads, key_dim + rope_dim] of the step -> [N, num_heads * value_dim]."""
+        """Attends over the latent rows. q: [N, num_heads, key_dim + rope_dim] of the step -> [N, num_heads *
+        value_dim].
+        """
         spec, up = self.attn.spec, self.kv_b_proj
         sums = step.attn_backend.forward(up.absorb(q), rows, rows[:, : spec.value_dim], spec, step)
         return up.values(sums.view(len(sums), up.num_heads, -1)).flatten(1)
 
     def _attend_expanded(self, q: Tensor, rows: Tensor, expansion: Expansion) -> Tensor:
-        """[T, num_heads, key_dim + rope_dim] -> [T, num_heads * value_dim]: some rows over keys and values of heads."""
+        """Attends, with some rows over expanded keys and values: [T, num_heads, key_dim + rope_dim] -> [T, num_heads *
+        value_dim].
+        """
         out = q.new_empty(len(q), self.kv_b_proj.num_heads * self._sizes.value_dim)
         cache, _ = expansion.slots(self.attn.spec.layer_id)
         for row in expansion.rows:
@@ -189,10 +197,10 @@ class LatentAttention(nn.Module):
         return out
 
     def _expand(self, q: Tensor, cache: Tensor, keys: Tensor) -> Tensor:
-        """q: [num_heads, n, key_dim + rope_dim] of the last n of the tokens at `keys` [L] in the cache. Returns [n,
-        num_heads * value_dim].
+        """Attends with q [num_heads, n, key_dim + rope_dim], the last n of the tokens at `keys` [L] in the cache.
+        Returns [n, num_heads * value_dim].
 
-        What is stored is read, of new tokens too. Keys and values are made of a piece at a time: those of a long
+        Reads what is stored, also for new tokens. Keys and values are expanded a piece at a time, since those of a long
         beginning would take much memory. The new tokens are one piece, of which each query sees a part.
         """
         begin, merged = len(keys) - q.shape[1], MergedParts()
@@ -204,7 +212,7 @@ class LatentAttention(nn.Module):
         return merged.out.transpose(0, 1).flatten(1).to(q.dtype)
 
     def _queries(self, x: Tensor) -> Tensor:
-        """[T, num_heads * (key_dim + rope_dim)] of this rank's heads."""
+        """Returns the queries of this rank's heads, [T, num_heads * (key_dim + rope_dim)]."""
         direct = self._sizes.query_rank is None
         out: Tensor = self.q_proj(x) if direct else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         return out

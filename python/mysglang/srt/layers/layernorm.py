@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.gain, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual); x starts the residual where there is none. Consumes both."""
+        """Returns (norm(x + residual), x + residual). Without a residual, x becomes it. Consumes both."""
         if residual is None:
             return rms_norm(x, self.gain, self.eps), x
         return fused_add_rms_norm(x, residual, self.gain, self.eps)
@@ -64,11 +64,11 @@ class PlusOneRMSNorm(RMSNorm):
         return self._gain
 
     def process_weights_after_loading(self) -> None:
-        """In the place where it was: a captured step has its address."""
+        """Writes the gain to the same memory as before, because a captured step has its address."""
         self._gain.copy_(1.0 + self.weight.float())
 
     def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
-        """The weight is there as it was loaded."""
+        """Does nothing: the weight is kept as it was loaded."""
 
     def values_of(self, name: str) -> Tensor:
         return self.weight
@@ -115,7 +115,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self._gain(), self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual); x starts the residual where there is none."""
+        """Returns (norm(x + residual), x + residual). Without a residual, x becomes it."""
         total = x if residual is None else x + residual
         return self(total), total
 
@@ -149,7 +149,7 @@ class NoNorm(nn.Module):
     """Stands where a layer takes the residual stream as it is."""
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(x + residual, a copy of it): the layer may use up the first."""
+        """Returns (x + residual, a copy of it), since the layer may overwrite the first."""
         total = x if residual is None else x + residual
         return total, total.clone()
 

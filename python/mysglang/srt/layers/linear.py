@@ -43,7 +43,7 @@ class LinearBase(nn.Module):
         self.method.reopen_weights(self, layouts)
 
     def values_of(self, name: str) -> Tensor:
-        """Values of the parameter `weight` or `bias` that the layer computes with."""
+        """Returns the values of the parameter `weight` or `bias` that the layer computes with."""
         if name == "bias":
             assert self.bias is not None
             return self.bias
@@ -145,7 +145,7 @@ class QKVParallelLinear(LinearBase):
             self.stored_in_runs(tuple(section.full // num_kv_heads for section in sections))
 
     def forward_split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v as slices of one tensor: only their last dimension is dense."""
+        """Returns q, k and v as slices of one tensor: only their last dimension is dense."""
         q, k, *v = self(x).split(self.sizes, dim=-1)
         return q, k, v[0] if v else k
 

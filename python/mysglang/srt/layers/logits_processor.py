@@ -26,11 +26,13 @@ class MakesLogits(Protocol):
     """The last part of a model: from the hidden states of a step's tokens, [N, hidden], to logits or vectors."""
 
     def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
-        """[S, vocab] of the given tokens, or of all."""
+        """Returns the logits of the given tokens, or of all: [S, vocab]."""
         ...
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
-        """Log-probabilities of prompt tokens under the plain distribution, without temperature and penalties."""
+        """Returns Log-probabilities of prompt tokens under the plain distribution, without temperature and
+        penalties.
+        """
         ...
 
 
@@ -42,11 +44,13 @@ class LogitsProcessor:
         self._vocab_size = vocab_size
 
     def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
-        """[S, vocab] of the given tokens, or of all."""
+        """Returns the logits of the given tokens, or of all: [S, vocab]."""
         return self._compute_logits(hidden if rows is None else hidden.index_select(0, rows))
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
-        """Log-probabilities of prompt tokens under the plain distribution, without temperature and penalties."""
+        """Returns Log-probabilities of prompt tokens under the plain distribution, without temperature and
+        penalties.
+        """
 
         def logits_of(begin: int, end: int) -> Tensor:
             return self._compute_logits(hidden.index_select(0, prompt.positions[begin:end]))

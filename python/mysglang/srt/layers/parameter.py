@@ -49,7 +49,9 @@ class WeightParameter(nn.Parameter):
     def __new__(
         cls, shape: tuple[int, ...], sections: tuple[Section, ...] = (), *, dim: int = 0, dtype: torch.dtype
     ) -> WeightParameter:
-        """Uninitialised, on the current default device. Without sections the whole dimension is one."""
+        """Makes an uninitialised parameter on the current default device. Without sections the whole dimension is
+        one.
+        """
         self: WeightParameter = super().__new__(cls, torch.empty(shape, dtype=dtype), requires_grad=False)
         self.shard_dim = dim
         self.sections = sections or (Section(shape[dim], 0, shape[dim]),)
@@ -93,7 +95,7 @@ class WeightParameter(nn.Parameter):
         return self.filled(torch.empty_like(self.data, device="meta"))
 
     def filled(self, values: Tensor) -> WeightParameter:
-        """One of the same layout with these values of all of it, where they are."""
+        """Returns a parameter of the same layout whose memory is `values`."""
         assert values.shape == self.shape
         made: WeightParameter = nn.Parameter.__new__(type(self), values, requires_grad=False)
         vars(made).update(vars(self))
@@ -106,7 +108,7 @@ class WeightParameter(nn.Parameter):
                 raise ConfigError("differs from the one it is tied to; override tie_word_embeddings of config.json")
 
     def _parts(self, tensor: Tensor, section: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(rows of this parameter, those of the tensor that belong there), section by section.
+        """Yields pairs, section by section: (rows of this parameter, the rows of `tensor` that belong there).
 
         There are fewer of the tensor where a rank's rows end in padding.
         """

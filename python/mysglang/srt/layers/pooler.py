@@ -66,11 +66,11 @@ class Pooler:
         self._head = head
 
     def rows(self, hidden: Tensor, lens: Tensor) -> Tensor:
-        """Vectors [R, width] float32 from all tokens [T, H] of R rows, whose lengths are lens [R] int64."""
+        """Returns vectors [R, width] float32 from all tokens [T, H] of R rows, whose lengths are lens [R] int64."""
         return self._finish(self._pool(hidden, lens))
 
     def tokens(self, hidden: Tensor) -> Tensor:
-        """Vectors from one token of each row, [R, H]."""
+        """Returns vectors from one token of each row, [R, H]."""
         return self._finish(hidden.float())
 
     def _finish(self, pooled: Tensor) -> Tensor:

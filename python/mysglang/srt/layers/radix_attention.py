@@ -15,9 +15,10 @@ class RadixAttention(nn.Module):
         self.spec = spec
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, rotation: Rotation | None = None) -> Tensor:
-        """[W, num_heads * head_dim] of the wanted tokens, from q, k and v of all, as `KvStore` says.
+        """Stores k and v, and attends: q, k and v of all tokens, as `KvStore` says -> [W, num_heads * head_dim] of the
+        wanted tokens.
 
-        With a rotation, q and k are not turned yet; they are afterwards.
+        With a rotation, q and k come unrotated and are rotated in place.
         """
         backend = batch.attn_backend
         if rotation is None:

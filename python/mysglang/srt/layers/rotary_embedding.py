@@ -18,7 +18,7 @@ Scaling = Callable[[Mapping[str, Any], int, int], tuple[Tensor, float]]
 
 
 def inverse_frequencies(theta: float, head_dim: int) -> Tensor:
-    """theta^(-2i / head_dim), i = 0 … head_dim / 2 - 1: Su et al., "RoFormer" (2021), section 3.4.2."""
+    """Returns theta^(-2i / head_dim), i = 0 … head_dim / 2 - 1: Su et al., "RoFormer" (2021), section 3.4.2."""
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
 
 
@@ -27,12 +27,15 @@ def default_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: in
 
 
 def linear_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """Positions divided by the factor: Chen et al., "Extending Context Window" by positional interpolation (2023)."""
+    """Returns frequencies for positions divided by the factor: Chen et al., "Extending Context Window" by positional
+    interpolation (2023).
+    """
     return inverse_frequencies(rope["rope_theta"], head_dim) / rope["factor"], 1.0
 
 
 def dynamic_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """NTK-aware base for a fixed length: theta * (factor * length / original - (factor - 1))^(d / (d - 2)).
+    """Returns frequencies of an NTK-aware base for a fixed length: theta * (factor * length / original - (factor -
+    1))^(d / (d - 2)).
 
     The formula is bloc97's and emozilla's as in transformers, which applies it to the length of the moment. Keys that
     stay in a cache are turned once, so here the length is always the longest that is served.
@@ -45,7 +48,7 @@ def dynamic_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: in
 
 
 def dynamic_alpha_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """NTK-aware base for every length: theta * alpha^(d / (d - 2)), as Hunyuan uses it."""
+    """Returns frequencies of an NTK-aware base for every length: theta * alpha^(d / (d - 2)), as Hunyuan uses it."""
     return inverse_frequencies(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)), head_dim), 1.0
 
 
@@ -59,7 +62,8 @@ def proportional_frequencies(rope: Mapping[str, Any], head_dim: int, max_positio
 
 
 def llama3_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """Llama 3.1's: short waves as they are, long ones divided by the factor, a linear blend between the two bounds.
+    """Returns Llama 3.1's frequencies: short waves as they are, long ones divided by the factor, a linear blend between
+    the two bounds.
 
     Source: `apply_scaling` of meta-llama/llama-models.
     """
@@ -71,7 +75,9 @@ def llama3_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int
 
 
 def yarn_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """Peng et al., "YaRN" (2023), section 3.2 (NTK by parts) and 3.4 (the stretch, sqrt(1/t) = 0.1 ln(s) + 1)."""
+    """Returns YaRN's frequencies and stretch: Peng et al., "YaRN" (2023), section 3.2 (NTK by parts) and 3.4 (the
+    stretch, sqrt(1/t) = 0.1 ln(s) + 1).
+    """
     theta, factor = rope["rope_theta"], rope["factor"]
 
     def dimension(turns: float) -> float:
@@ -90,7 +96,9 @@ def yarn_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) 
 
 
 def _yarn_stretch(rope: Mapping[str, Any]) -> float:
-    """`attention_factor` if given, else from the factor; DeepSeek's mscale pair changes its weight."""
+    """Returns YaRN's factor of cosines and sines: `attention_factor` if given, otherwise from `factor`. DeepSeek's
+    mscale pair changes its weight.
+    """
 
     def stretch(weight: float) -> float:
         return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
@@ -132,7 +140,9 @@ SCALINGS: dict[str, Scaling] = {
 
 
 def cos_sin_table(rope: Mapping[str, Any], head_dim: int, max_position: int) -> Tensor:
-    """[max_position, head_dim] float32: cosines of the head_dim / 2 angles of each position, then their sines."""
+    """Returns [max_position, head_dim] float32: cosines of the head_dim / 2 angles of each position, then their
+    sines.
+    """
     frequencies, stretch = SCALINGS[rope["rope_type"]](rope, head_dim, max_position)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32, device="cpu"), frequencies)
     return torch.cat((angles.cos() * stretch, angles.sin() * stretch), dim=-1)

@@ -48,7 +48,7 @@ class SamplingStep:
         return not self.acts and self.output_query is None
 
     def then(self, late: tuple[Act, ...]) -> SamplingStep:
-        """This step with the values that are known only after the forward pass."""
+        """Returns this step with the values that are known only after the forward pass."""
         return replace(self, acts=tuple(sorted((*self.acts, *late), key=lambda act: act.stage)))
 
 
@@ -81,7 +81,9 @@ class ChoosesTokens(Protocol):
     """Chooses tokens from logits."""
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
-        """logits: [S, vocab] as the model gives them, left as they are. A row that cannot be sampled gets -1."""
+        """Samples tokens. logits: [S, vocab] as the model computes them; they are not changed. A row that cannot be
+        sampled gets -1.
+        """
         ...
 
 
@@ -136,7 +138,7 @@ class Sampler:
         return Sampled(tokens, logprobs)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, step: SamplingStep) -> Logprobs | None:
-        """Log-probabilities of the distribution after temperature, before the filters."""
+        """Returns the log-probabilities of the distribution after temperature, before the filters."""
         wanted = step.output_query
         if wanted is None:
             return None

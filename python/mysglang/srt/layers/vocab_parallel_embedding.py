@@ -70,7 +70,7 @@ class ParallelLMHead(LinearBase):
         self.cap = cap
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
+        """Computes the logits: [N, hidden_size] -> [N, vocab_size], the same on every rank."""
         logits = self.tp.all_gather(self.method.apply(self, hidden, self.bias))[:, : self.vocab_size]
         if self.scale != 1.0:
             logits = logits * self.scale

@@ -81,7 +81,9 @@ class Search:
         return len(self.whole) == self.width and self.score(self.open[0]) <= self.score(self.whole[-1])
 
     def advance(self, likeliest: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """One token more. likeliest: for each open beam, the `wanted` likeliest next tokens and their logprobs."""
+        """Extends all beams by one token. likeliest: for each open beam, the `wanted` likeliest next tokens and their
+        logprobs.
+        """
         grown = [
             Beam((*beam.ids, token), beam.logprob + logprob)
             for beam, tokens in zip(self.open, likeliest, strict=True)
@@ -105,7 +107,7 @@ class Search:
         return [*self.whole, *(Beam(beam.ids, beam.logprob, aborted) for beam in begun)][:count]
 
     def score(self, beam: Beam) -> float:
-        """Score by which beams are compared; the empty beam has none."""
+        """Returns the score by which beams are compared; the empty beam has none."""
         return beam.logprob / math.pow(max(len(beam.ids), 1), self.length_penalty)
 
     def _end(self, beam: Beam) -> FinishReason | None:
@@ -123,7 +125,7 @@ def wants_beams(obj: GenerateReqInput) -> bool:
 async def beam_search(
     obj: GenerateReqInput, generate: Generate, coder: InputTokenizer, limits: FrontLimits, max_answers: int
 ) -> AsyncGenerator[GenerationChunk, None]:
-    """The best `n` answers of each prompt, each in one chunk, when all are found.
+    """Yields the best `n` answers of each prompt, each in one chunk, when all are found.
 
     `generate` runs one round. Raises what it raises, and InvalidRequest.
     """
@@ -210,7 +212,7 @@ def _alone(obj: GenerateReqInput) -> GenerateReqInput:
 
 
 def _check(params: SamplingParams, count: int) -> None:
-    """`params`: verified, `count`: answers that are wanted."""
+    """Refuses parameters that do not fit beam search. `params`: verified, `count`: answers that are wanted."""
     assert params.beam_width is not None, "all prompts search"
     if not 1 <= count <= params.beam_width:
         raise InvalidRequest(f"n must be between 1 and beam_width ({params.beam_width}), got {count}.", param="n")
@@ -243,7 +245,7 @@ def _search(params: SamplingParams, limits: FrontLimits) -> Search:
 
 
 def _round(obj: GenerateReqInput, name: str, going: Sequence[_Task]) -> GenerateReqInput:
-    """One token more of every open beam, asked for under the call's own name."""
+    """Builds a request for one more token of every open beam, under the name of the client's request."""
     prompts: list[int | list[int]] = []
     params: list[SamplingParams] = []
     wanted: list[int] = []

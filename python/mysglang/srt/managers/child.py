@@ -44,7 +44,7 @@ class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ranks_of(parallel: ParallelArgs, meeting_file: str = "") -> list[RankContext]:
-    """Contexts of all computing processes, the first rank's first."""
+    """Returns the contexts of all computing processes, the first rank's first."""
     return rank_contexts(
         parallel.tp_size,
         parallel.pp_size,

@@ -59,7 +59,7 @@ class ControlClient:
         self._num_fronts = num_fronts
 
     async def flush_cache(self) -> FlushCacheReqOutput:
-        """Empty the prefix cache. Raises Aborted (503) if no reply comes, ServerEnded."""
+        """Empties the prefix cache. Raises Aborted (503) if no reply comes, ServerEnded."""
         return await self._ask(lambda number: FlushCacheReqInput(id=number), FlushCacheReqOutput)
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
@@ -78,7 +78,7 @@ class ControlClient:
         return len(self._waiting)
 
     def answer(self, reply: Reply) -> None:
-        """A rank's reply arrived. A reply that no caller waits for any more is dropped."""
+        """Takes a rank's reply. A reply that no caller waits for any more is dropped."""
         waiting = self._waiting.get(reply.id)
         if waiting is None or waiting.reply.done():
             return
@@ -112,7 +112,7 @@ class ControlClient:
 
 
 def _of_all(by_rank: Mapping[int, Reply]) -> Reply:
-    """One reply out of those of all ranks: the first rank's, or the first refusal that knows its cause."""
+    """Merges the replies of all ranks into one: the first rank's, or the first refusal that knows its cause."""
     first = by_rank[0]
     if isinstance(first, GetInternalStateReqOutput):
         others = [by_rank[rank] for rank in sorted(by_rank) if rank]

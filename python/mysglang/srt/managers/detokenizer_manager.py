@@ -54,7 +54,7 @@ class Status(Protocol):
         ...
 
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
-        """Text that `ids` add. With a finish reason they are the last ones, and no text is held back."""
+        """Returns the text that `ids` add. With a finish reason they are the last ones, and no text is held back."""
         ...
 
 

@@ -159,7 +159,7 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
 
 
 async def _poured(call: Call, outlet: Outlet) -> None:
-    """Until the last chunk of `call` was taken."""
+    """Pours the chunks of `call` until the last one was taken."""
     while (long := await _Pouring(call, outlet).until_long()) is not None:
         await outlet.take_long(long)
 

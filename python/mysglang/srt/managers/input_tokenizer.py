@@ -107,7 +107,7 @@ class InputTokenizer:
         self._strict_max_tokens = strict_max_tokens
 
     async def unfold(self, obj: GenerateReqInput, max_answers: int) -> Unfolded:
-        """`obj` laid out as prompts; what is long work is done in a thread. Raises InvalidRequest."""
+        """Splits `obj` into prompts, in a thread if that is long work. Raises InvalidRequest."""
         return await self._pool.run_if_long(unfolding(obj), lambda: unfold(obj, self._limits.vocab_size, max_answers))
 
     async def tokenize(
@@ -212,7 +212,7 @@ class InputTokenizer:
         return requests
 
     def _settled(self, job: Job, prompt: Prompt, max_new: int) -> Settled:
-        """Results for a prompt with the same parameters, computed once for each job."""
+        """Returns the results that prompts with the same parameters share, computed once for each job."""
         key = (id(prompt.params), max_new, prompt.logit_processor)
         if (known := job.settled.get(key)) is not None:
             return known
@@ -270,7 +270,7 @@ class InputTokenizer:
         return ids[0] if len(ids) == 1 and ids[0] < self._limits.vocab_size else None
 
     def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[bytes]:
-        """int32 bytes of each prompt, all ids inside the vocabulary."""
+        """Returns the int32 bytes of each prompt, and checks that all ids are inside the vocabulary."""
         texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
         rows = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
         for row in rows:
@@ -328,7 +328,9 @@ class InputTokenizer:
         return tokenizer.encode_pairs(pairs)
 
     def _need_tokenizer(self, what: str, field: str = "") -> Tokenizer:
-        """`what`: for what it is needed; `field`: which field asks for that, if it has another name."""
+        """Returns the tokenizer; refuses the request if there is none. `what`: for what it is needed; `field`: the
+        field that needs it, if it has another name.
+        """
         if self._tokenizer is None:
             message = f"{what} needs a tokenizer, and this server runs without one (--skip-tokenizer-init)."
             raise InvalidRequest(message, param=field or what)
@@ -349,8 +351,8 @@ class InputTokenizer:
         raise InvalidRequest(f"{field}: token id {wrong} is out-of-vocabulary (0 to {last}).", param=field)
 
     def _namespace(self, unfolded: Unfolded, caller: Caller) -> str:
-        """Namespace of the prefix cache. The names of keys have equal lengths, so no extra_key can imitate another
-        caller.
+        """Returns the request's namespace in the prefix cache. The names of keys have equal lengths, so no extra_key
+        can imitate another caller.
         """
         return f"{caller.api_key}/{unfolded.extra_key}" if self._keeps_keys_apart else unfolded.extra_key
 
@@ -410,9 +412,10 @@ class InputTokenizer:
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *known])
 
     def _bad_words(self, words: Sequence[str]) -> list[bytes]:
-        """Each as the tokenizer writes it by itself, and behind a space. What the model has no token for it never says.
+        """Tokenizes each word by itself, and after a space. A word for which the model has no token cannot be
+        generated.
 
-        As vLLM does it, which however leaves the second out where it has more tokens than the first.
+        vLLM does the same, but leaves out the form after a space if it has more tokens than the other.
         """
         if not words:
             return []

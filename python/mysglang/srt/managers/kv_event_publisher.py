@@ -39,7 +39,7 @@ class EventPublisher(Protocol):
     def listener(self) -> PageListener: ...
 
     def host_listener(self, num_pages: int) -> PageListener:
-        """Called for the pages of a tier on the host."""
+        """Returns the listener for the pages of a tier on the host."""
         ...
 
     def flush(self) -> None:
@@ -113,7 +113,7 @@ class _Handover:
             end.setblocking(False)
 
     def offer(self, batch: tuple[bytes, bytes]) -> bool:
-        """False if there is no room for it."""
+        """Hands over a batch. Returns False if there is no space for it."""
         if len(self._waiting) >= self._size:
             return False
         self._waiting.append(batch)
@@ -122,7 +122,7 @@ class _Handover:
         return True
 
     def end(self) -> None:
-        """After what was handed over there comes no more."""
+        """Ends the handover: no batch follows."""
         self._rope.shutdown(socket.SHUT_WR)
 
     def take(self) -> tuple[list[tuple[bytes, bytes]], bool]:

@@ -111,7 +111,9 @@ class LeadShare:
         return messages
 
     def _agreed(self, messages: list[Message]) -> Iterator[Message]:
-        """`messages`, where news about the work of every rank are replaced by what all ranks have done."""
+        """Yields `messages`, in which news about work that every rank does by itself are replaced by what all ranks
+        have done.
+        """
         for message in messages:
             if isinstance(message, Told):
                 yield from self._joined(0, message)

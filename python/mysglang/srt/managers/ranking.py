@@ -131,7 +131,7 @@ async def score(
     *,
     apply_softmax: bool,
 ) -> Scores:
-    """For each prompt, the probability that each of the labels is its next token, by softmax among these alone.
+    """Returns, for each prompt, the probability that each label is its next token, by softmax among the labels alone.
 
     For a classifier, which has labels of its own, the result is its scores. Raises InvalidRequest and what the manager
     raises.
@@ -179,12 +179,12 @@ async def _by_next_token(
 
 
 def softmax(rows: Floats) -> Floats:
-    """Over the last dimension."""
+    """Computes softmax over the last dimension."""
     shifted = np.exp(rows - rows.max(axis=-1, keepdims=True))
     result: Floats = shifted / shifted.sum(axis=-1, keepdims=True)
     return result
 
 
 def sigmoid(values: Any) -> Any:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Computes 1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * values))

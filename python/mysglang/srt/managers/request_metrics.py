@@ -18,37 +18,37 @@ class RequestMetrics(Protocol):
     """Called for every answer, with its name between the processes."""
 
     def opened(self, rid: str) -> None:
-        """A request was opened."""
+        """Notes that a request was opened."""
         ...
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
-        """The request was sent to the scheduler."""
+        """Notes that the request was sent to the scheduler."""
         ...
 
     def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
-        """The request has this many tokens now."""
+        """Notes how many tokens the request has now."""
         ...
 
     def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
-        """The request is complete, or was aborted (None). A request that was never sent, or has ended before, is not
-        counted. `times`: the scheduler's times, if they were enabled.
+        """Notes that the request is complete, or was aborted (None). A request that was never sent, or has ended
+        before, is not counted. `times`: the scheduler's times, if they were enabled.
         """
         ...
 
     def asked(self, path: str, routing_key: str) -> None:
-        """An HTTP request to a route of `instruments.MODEL_ROUTES` came. `routing_key`: empty if it has none."""
+        """Notes an HTTP request to a route of `instruments.MODEL_ROUTES`. `routing_key`: empty if it has none."""
         ...
 
     def answered(self, path: str, routing_key: str, status: int | None) -> None:
-        """The answer to that HTTP request is complete, or was given up. `status`: None if none was sent."""
+        """Notes that the answer to that HTTP request is complete, or was given up. `status`: None if none was sent."""
         ...
 
     def watch(self) -> None:
-        """The figures are being watched. Counting on demand begins, or continues for some seconds."""
+        """Begins counting on demand, or continues it for some seconds, because the figures are being watched."""
         ...
 
     def total_row(self) -> Sequence[float]:
-        """Sum over all fronts: a row of `observability.instruments.FRONT`."""
+        """Returns the sum over all fronts: a row of `observability.instruments.FRONT`."""
         ...
 
     def close(self) -> None:
@@ -176,13 +176,13 @@ class SheetMetrics:
                 self._sheet.add(told.ROUTING_KEYS_ACTIVE, -1)
 
     def watch(self) -> None:
-        """No effect: counting never stops."""
+        """Does nothing, because counting never stops."""
 
     def total_row(self) -> Sequence[float]:
         return self._sheet.total_row()
 
     def close(self) -> None:
-        """The sheet is memory; nothing is to be done."""
+        """Does nothing, because the sheet is memory."""
 
 
 WATCHED_S = 15.0

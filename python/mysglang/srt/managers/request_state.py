@@ -287,7 +287,7 @@ class ReqState:
         return self._unread.too_much
 
     def note_weights(self, version: str) -> None:
-        """The next tokens of `add` were computed with the weights of that name."""
+        """Notes that the next tokens of `add` were computed with the weights of that name."""
         if not self._weight_versions or self._weight_versions[-1][0] != version:
             self._weight_versions += ((version, self._counters[1]),)
 
@@ -302,7 +302,7 @@ class ReqState:
         self.finish(why)
 
     def fail(self, error: ServerEnded) -> None:
-        """The engine is gone: its reader gets this error."""
+        """Fails the request with this error, because the engine has ended."""
         self._inbox.fail(error)
 
     def take(self) -> GenerationChunk:
@@ -410,13 +410,13 @@ class Unread:
         self._since = 0.0
 
     def grow(self, size: int) -> None:
-        """`size` more bytes came."""
+        """Counts `size` more bytes that wait for the reader."""
         if not self._bytes:
             self._since = self._clock()
         self._bytes += size
 
     def taken(self) -> None:
-        """The reader took all there was."""
+        """Notes that the reader took all bytes."""
         self._bytes = 0
 
     @property

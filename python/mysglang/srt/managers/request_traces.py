@@ -148,8 +148,8 @@ class TracedMetrics:
 
 
 def _stages(traced: _Traced, times: RequestTimes | None) -> list[tuple[str, float, float]]:
-    """(name, begin, end) of each stage; 0 for a stage that was not reached. A stage without an end ends with the
-    request.
+    """Returns (name, begin, end) of each stage; 0 for a stage that was not reached. A stage without an end ends with
+    the request.
     """
     stages = [("tokenize", traced.opened, traced.sent)]
     if times is not None:

@@ -126,7 +126,7 @@ class _AnswerSoFar:
         known += states[of_prompt:]
 
     def hidden_states(self) -> dict[str, Any]:
-        """Their fields in meta_info; empty if they were not requested."""
+        """Returns the fields of hidden states in meta_info; empty if they were not requested."""
         return {} if self._hidden is None else {"hidden_states": list(self._hidden)}
 
     def add(self, chunk: GenerationChunk) -> None:
@@ -164,7 +164,7 @@ class _AnswerSoFar:
         )
 
     def _rows(self, vals: list[float | None], rows: list[list[float]], ids: Ints) -> Iterator[list[TokenTuple] | None]:
-        """For each position a list of tuples; None if it has no log-probability."""
+        """Yields a list of tuples for each position; None if it has no log-probability."""
         for value, row, row_ids in zip(vals, rows, ids.tolist(), strict=True):
             tuples = [(told(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
             yield None if value is None else tuples
@@ -216,7 +216,7 @@ def _drafts(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _weight_versions(chunk: GenerationChunk) -> dict[str, Any]:
-    """Versions of the weights by the tokens that they computed, if they changed during the answer."""
+    """Returns the versions of the weights by the tokens that they computed, if they changed during the answer."""
     found = chunk.weight_versions
     if len(found) == 1:
         return {}
@@ -279,7 +279,7 @@ class FlatTops:
         self._ids.append(found.top_ids[there])
 
     def fields(self, lowest: float) -> dict[str, Any]:
-        """Their fields in meta_info; `lowest` replaces minus infinity, which JSON cannot express."""
+        """Returns the fields in meta_info; `lowest` replaces minus infinity, which JSON cannot express."""
         if not self._vals:
             return {}
         vals = np.maximum(np.concatenate(self._vals), lowest).astype("<f4")

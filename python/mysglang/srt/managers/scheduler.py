@@ -81,7 +81,7 @@ class Loop(Protocol):
     scheduler: Stepped
 
     def step(self) -> None:
-        """One turn."""
+        """Runs one iteration of the loop."""
         ...
 
 
@@ -217,7 +217,7 @@ class Scheduler:
         return self.lanes.size if self.paused else len(self.reqs)
 
     def add_handlers(self, handlers: Handlers) -> None:
-        """Rows of the dispatch table, contributed by a part: message type -> what to do with it."""
+        """Adds rows to the dispatch table, contributed by a part: message type -> its handler."""
         self._handlers.update(handlers)
 
     def recv_requests(self) -> None:
@@ -260,7 +260,7 @@ class Scheduler:
         self._outside[message.part].learn(message.news)
 
     def handle_generate_request(self, message: TokenizedGenerateReqInput) -> None:
-        """A request arrived: it waits until its role says it is ready and the planner finds it a place."""
+        """Queues a request that arrived. It waits until its role says that it is ready and the planner admits it."""
         if self.standstill.holds(message):
             return
         req = self._parts.make_req(message)
@@ -345,7 +345,7 @@ class Scheduler:
             observe()
 
     def on_idle(self) -> None:
-        """There is nothing to run. The first time, look for leaks; then sleep until a message comes."""
+        """Runs when there is nothing to compute: looks for leaks the first time, then sleeps until a message comes."""
         lower = self._parts.lower
         lower.launch()
         self.lanes.rest()
@@ -358,7 +358,7 @@ class Scheduler:
             self._parts.intake.wait(EXPECTING_WAIT_MS if expecting else IDLE_WAIT_MS)
 
     def self_check_during_idle(self) -> None:
-        """If no request is open, no memory may be held."""
+        """Checks that no memory is held if no request is open."""
         if not self.reqs and self.lanes.size == 0:
             self._parts.ratio.reset()
             self._parts.invariants.check()

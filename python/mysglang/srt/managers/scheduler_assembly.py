@@ -237,7 +237,7 @@ class Residents:
         return JumpForward(self.table, self.kv, self.lanes, self.residency, self.waiting)
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Counters that a trace of steps shows."""
+        """Returns the counters that a trace of steps shows."""
         kv = self.kv.state()
         return {
             "requests": {"running": self.lanes.size, "waiting": len(self.waiting)},
@@ -269,11 +269,11 @@ def assemble(
     share: Share | None = None,
     coordinator: Coordinator | None = None,
 ) -> Assembled:
-    """Every part of a scheduler around `worker` and `kv`.
+    """Builds every part of a scheduler around `worker` and `kv`.
 
-    `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and
-    `memory`: those of the worker. `share`: how this rank gets the messages of a turn from the first rank, and
-    `coordinator`: what it has to do with the plans of other ranks.
+    `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and `memory`:
+    those of the worker. `share`: how this rank gets the messages of each iteration from the first rank, and
+    `coordinator`: what it does with the plans of other ranks.
     """
     # 1. The requests that wait or run, and the ways into a slot and out of it.
     rows = Residents.make(worker, kv, options)
@@ -335,7 +335,7 @@ class _Answers(NamedTuple):
 
 
 def _answers(rows: Residents, channels: Channels, options: SchedulerOptions, version: WeightVersion) -> _Answers:
-    """Only the first rank sends answers."""
+    """Builds the parts that send answers. Only the first rank sends them."""
     if not options.ranks.leads:
         return _Answers(SilentStreamer(channels.to_detokenizer), NoTimeline())
     timeline = RequestTimeline(rows.table) if options.timed else NoTimeline()
@@ -358,7 +358,7 @@ def _builder(rows: Residents, options: SchedulerOptions) -> ForwardBuilder:
 
 
 def _masks(worker: Worker, rows: Residents, filler: MaskFiller, options: SchedulerOptions) -> MakesMasks:
-    """Only the first rank makes masks."""
+    """Builds the part that makes masks. Only the first rank makes them."""
     vocab_size = worker.capacity.vocab_size
     if not options.ranks.leads:
         return NoMasks(vocab_size)

@@ -169,7 +169,9 @@ def build_scheduler(
 def _facts(
     args: ServerArgs, model: ModelConfig, worker: NamedWorker, max_len: int, ranks: RankContext
 ) -> SchedulerFacts:
-    """Facts about this rank that the fronts need. `max_len`: tokens of the longest request, output included."""
+    """Returns the facts about this rank that the fronts need. `max_len`: tokens of the longest request, output
+    included.
+    """
     capacity = worker.capacity
     return SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
@@ -216,7 +218,7 @@ def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
 
 
 def _parts_with_news(ranks: RankContext) -> tuple[PartNews, PartNews]:
-    """Sources of news, in the scheduler's order: the tiers below the cache and the role."""
+    """Returns the sources of news, in the scheduler's order: the tiers below the cache, and the role."""
     return PartNews(TierNews, TierReports(ranks.world.size)), PartNews(QueueNews | WaitedEnough)
 
 
@@ -326,7 +328,7 @@ def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
 
 
 def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: StepRates | None) -> SchedulerOptions:
-    """`rates`: what steps cost on this device, if that is known."""
+    """Returns the scheduler's options. `rates`: what steps cost on this device, if that is known."""
     schedule = args.schedule
     return SchedulerOptions(
         limits=PrefillLimits(
@@ -359,7 +361,7 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: St
 
 
 def _proposer(args: ServerArgs) -> MakeProposer:
-    """Factory of the proposer, which decides which rows try drafts."""
+    """Returns the factory of the proposer, which decides which rows try drafts."""
     make = PROPOSERS[args.speculative.speculative_algorithm]
     return ForcedDrafts.around(make) if args.grammar.enable_jump_forward else make
 
@@ -433,7 +435,9 @@ def _structured_output(
 
 
 def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:
-    """Requests with stop strings are watched with the tokenizer; without one the front refuses them."""
+    """Returns a function that watches requests for stop strings with the tokenizer. Without one, the front refuses such
+    requests.
+    """
     if tokenizer is None:
         return _no_tokenizer
 

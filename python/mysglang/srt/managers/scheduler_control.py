@@ -79,8 +79,8 @@ class SchedulerControl:
         }
 
     def flush_cache(self, message: FlushCacheReqInput) -> None:
-        """Empty the prefix cache, if no request is open, or if all open requests hold nothing and wait for the end of a
-        pause.
+        """Empties the prefix cache, if no request is open, or if all open requests hold nothing and wait for the end of
+        a pause.
         """
         busy = self._scheduler.holders
         flushed = busy == 0 and self._kv.flush()
@@ -115,7 +115,7 @@ class SchedulerControl:
         self._done(message.id, f"Each step sleeps for {self._sleep_s:g} s.")
 
     def on_step(self) -> None:
-        """Called after each step."""
+        """Sleeps after each step for the time that `slow_down` has set."""
         if self._sleep_s:
             time.sleep(self._sleep_s)
 
@@ -178,7 +178,7 @@ class SchedulerSettings:
         return {SetInternalStateReq: self.set_internal_state}
 
     def set_internal_state(self, message: SetInternalStateReq) -> None:
-        """Requests that run keep the stream interval that they began with."""
+        """Changes settings at run time. Running requests keep the stream interval with which they began."""
         if message.schedule_conservativeness is not None:
             self._ratio.change(message.schedule_conservativeness)
         if message.stream_interval is not None:
@@ -281,12 +281,16 @@ class CacheWatch:
         return {GetCacheTreeReq: self.get_cache_tree}
 
     def on_beat(self) -> None:
-        """Called about once a second, idle or busy."""
+        """Records how many operations the cache has done, for the idle times of nodes. Called about once a second, idle
+        or busy.
+        """
         if self._cache.clock != self._notes[-1][0]:
             self._notes.append((self._cache.clock, self._clock()))
 
     def get_cache_tree(self, message: GetCacheTreeReq) -> None:
-        """A picture of the prefix cache, bounded in size and time, with seconds in place of counts of operations."""
+        """Sends a picture of the prefix cache, bounded in size and time, with seconds in place of counts of
+        operations.
+        """
         now, counts = self._clock(), [count for count, _ in self._notes]
         tree = msgspec.to_builtins(self._cache.view(message.preview_tokens))
         for node in tree["nodes"]:

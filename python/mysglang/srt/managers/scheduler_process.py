@@ -74,7 +74,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
 
 
 def cpu_threads(num_cores: int, num_ranks: int) -> int:
-    """Threads of one rank's computation, where so many share the cores."""
+    """Returns how many threads one rank computes with, if `num_ranks` share the cores."""
     if num_cores <= FEW_CORES:
         num_cores -= 1
     return max(1, num_cores // num_ranks)

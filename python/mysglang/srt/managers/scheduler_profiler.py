@@ -117,7 +117,7 @@ class _Profile:
             self._begin("")
 
     def launching(self, batch: ScheduleBatch) -> None:
-        """Called when a step is about to be launched."""
+        """Starts recording if the step about to be launched is the first to record."""
         if self.over or self._profiled.steps_done() < self._message.start_step:
             return
         if not self._message.stages:
@@ -133,7 +133,7 @@ class _Profile:
             self._begin(f"-{STAGE_NAMES[stage]}")
 
     def applied(self, launched: Launched) -> None:
-        """Called when the result of a step was applied."""
+        """Counts a step whose result was applied, and ends the recording after the last one."""
         if self.over or not self._recordings:
             return
         stage: ProfileStage = "decode" if launched.batch.mode.is_decode else "prefill"

@@ -69,7 +69,7 @@ class SchedulerWeights:
         }
 
     def on_turn(self) -> None:
-        """Replies for groups that have formed, or failed to."""
+        """Sends the replies for groups that have formed, or failed to."""
         for number, future in list(self._joining.items()):
             if future.done():
                 del self._joining[number]
@@ -135,7 +135,7 @@ class SchedulerWeights:
         self._settle(message.id, lambda: "", read)
 
     def check_weights(self, message: CheckWeightsReq) -> None:
-        """Checksums."""
+        """Computes checksums of the weights, and stores or compares them as the message says."""
 
         def check() -> dict[str, Any]:
             found = self._weights.checksums(self._scheduler.pulse)

@@ -54,7 +54,7 @@ class StepTrace:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:
-        """The block is a phase of the host; the entries of the dict are shown with it."""
+        """Records the block as a phase of the host; the entries of the dict are shown with it."""
         begun, args = self._now(), dict[str, Any]()
         try:
             yield args
@@ -64,15 +64,15 @@ class StepTrace:
                 self._add({"name": name, "ph": "X", "ts": begun, "dur": took, "tid": HOST, "args": args})
 
     def launched(self, number: int, args: Mapping[str, Any]) -> None:
-        """A step is in flight from now on."""
+        """Records that a step is in flight from now on."""
         self._flight("b", number, args)
 
     def landed(self, number: int) -> None:
-        """Its tokens are here."""
+        """Records that the tokens of a step have arrived."""
         self._flight("e", number, {})
 
     def count(self, name: str, values: Mapping[str, int]) -> None:
-        """Counters of that name have these values from now on."""
+        """Records the values that counters of that name have from now on."""
         self._add({"name": name, "ph": "C", "ts": self._now(), "args": dict(values)})
 
     def write(self, path: Path, title: str) -> None:

@@ -85,8 +85,8 @@ Ints = npt.NDArray[np.int32]
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """`ids` as int32 bytes; in pieces, between which other threads can run. Raises struct.error for what is no integer,
-    or too large.
+    """Packs `ids` as int32 bytes, in pieces, so that other threads can run in between. Raises struct.error for an entry
+    that is no integer, or too large.
     """
     if len(ids) <= IDS_PIECE:
         return struct.pack(f"{len(ids)}i", *ids)
@@ -95,7 +95,7 @@ def packed_ids(ids: Sequence[int]) -> bytes:
 
 
 def packed_prompts(rows: Sequence[Sequence[int]], last: int) -> list[bytes] | None:
-    """Each row as int32 bytes; None if anything in them is no token id from 0 to `last`."""
+    """Packs each row as int32 bytes; None if any entry is no token id from 0 to `last`."""
     try:
         packed = list(map(packed_ids, rows))
     except struct.error:
@@ -115,7 +115,7 @@ def within(ids: Ints, last: int) -> bool:
 
 
 def _has_bools(ids: Sequence[int], packed: bytes) -> bool:
-    """In pieces, between which other threads can run."""
+    """Returns whether there are booleans among `ids`. Looks at pieces, so that other threads can run in between."""
     small = np.flatnonzero(np.frombuffer(packed, dtype=np.int32) <= 1)
     for start in range(0, len(small), IDS_PIECE):
         if any(isinstance(ids[at], bool) for at in small[start : start + IDS_PIECE].tolist()):

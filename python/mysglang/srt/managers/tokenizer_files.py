@@ -10,7 +10,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 def load_tokenizer(args: ModelArgs) -> Tokenizer | None:
-    """None for a server that takes token ids only. Raises ConfigError."""
+    """Loads the tokenizer; returns None for a server that takes token ids only. Raises ConfigError."""
     if args.skip_tokenizer_init:
         return None
     assert args.tokenizer_path is not None, "resolved"

@@ -116,7 +116,7 @@ class EngineSigns:
         return [who for who, at in heard.items() if at <= first + TOGETHER_S]
 
     def _heard(self) -> dict[str, float]:
-        """When each process was last heard of."""
+        """Returns when each process was last heard from, by its name."""
         return {
             "scheduler": self.last_heartbeat,
             **{f"scheduler of rank {rank}": at for rank, at in self.ranks.items()},
@@ -182,7 +182,7 @@ class TokenizerManager:
         return self._fronts.board.total(Column.OPEN_ANSWERS)
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """The chunks that answer `obj`: with `stream` every chunk as it arrives, else one whole chunk for each answer.
+        """Yields the chunks of the answers: with `stream` every chunk as it arrives, otherwise one for each answer.
 
         Closing or cancelling the iterator aborts what is not complete. Raises InvalidRequest, Overloaded, Aborted (the
         scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
@@ -218,7 +218,7 @@ class TokenizerManager:
         return len(told)
 
     def _meant(self, rid: str, abort_all: bool, scope: str | None) -> Collection[ReqState]:
-        """Answers that an abort means, each once. `scope` as in PeerAbortReq."""
+        """Returns the answers that an abort request refers to, each once. `scope` as in PeerAbortReq."""
         if scope is not None and not abort_all:
             return self._named.get((scope, rid), [])
         if scope is None and abort_all:
@@ -235,8 +235,8 @@ class TokenizerManager:
         self._fronts.tell(order)
 
     def held(self) -> FrontHeld:
-        """Objects that are held for requests now, by all fronts (except questions) and in the detokenizers. Names at
-        other fronts are those of their last change.
+        """Returns the counts of objects that are held for requests now, by all fronts (except questions) and in the
+        detokenizers. Names at other fronts are those of their last change.
         """
         self._publish()
         totals = {name: self._fronts.board.total(Column[name.upper()]) for name in asdict(self.counters)}
@@ -250,7 +250,7 @@ class TokenizerManager:
         )
 
     async def flush_cache(self) -> FlushCacheReqOutput:
-        """Empty the prefix cache, if nothing runs. Raises Aborted (503) if no reply comes, ServerEnded."""
+        """Empties the prefix cache, if nothing runs. Raises Aborted (503) if no reply comes, ServerEnded."""
         self._check_alive()
         return await self._control.flush_cache()
 
@@ -265,7 +265,7 @@ class TokenizerManager:
         return await self._control.command(make, patience_s=patience_s)
 
     def fail_all(self, error: ServerEnded) -> None:
-        """The engine is gone: every open answer ends with this error, and so does every later request."""
+        """Fails every open answer and every later request with this error, because the engine has ended."""
         self._death = error
         for state in self.rid_to_state.values():
             state.fail(error)
@@ -495,6 +495,6 @@ def _add_numbers(state: ReqState, output: BatchStrOutput, row: int) -> int:
 
 
 def _rows(counters: Counters) -> Iterable[RowCounters]:
-    """The counters row by row."""
+    """Yields the counters row by row."""
     columns = (counters.prompt_tokens, counters.completion_tokens, counters.cached_tokens, counters.retractions)
     return zip(*(unpack_ids(column).tolist() for column in columns), strict=True)

@@ -53,7 +53,7 @@ class Embeds:
 
 
 def unfolding(obj: GenerateReqInput) -> int:
-    """About how much work it is to lay `obj` out: as much as to tokenize so many characters."""
+    """Estimates how much work it is to unfold `obj`, as the number of characters whose tokenization takes as long."""
     params = obj.sampling_params
     if isinstance(params, list):
         checking = len(params) * _CHECKING + sum(one.checking for one in params[:_MANY])
@@ -164,7 +164,7 @@ def _vectors(prompt: object) -> list[object]:
 
 
 def _per_prompt(name: str, value: Value | list[Value], count: int, batch: bool) -> list[Value]:
-    """One value for each prompt: the list's entries, or the one value for all."""
+    """Returns one value for each prompt: the list's entries, or the one value for all."""
     if not isinstance(value, list):
         return [value] * count
     if not batch:

@@ -14,11 +14,13 @@ class Follower(Protocol):
     """A page space in which a page has a place for as long as it is given out here, at most."""
 
     def give(self, pages: Ints) -> None:
-        """These pages were allocated; the follower has room for their places."""
+        """Takes the news that these pages were allocated. The follower has space for their counterparts."""
         ...
 
     def drop(self, pages: Ints) -> None:
-        """These pages are about to be freed, and their places with them. No row reads any of them."""
+        """Takes the news that these pages are about to be freed, and their counterparts with them. No row reads any of
+        them.
+        """
         ...
 
 

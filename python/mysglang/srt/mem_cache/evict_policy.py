@@ -47,7 +47,7 @@ PROTECTED_USES = 2
 
 
 def lru(node: Evictable) -> int:
-    """Least recently used first."""
+    """Orders nodes by last use: the least recently used one is evicted first."""
     return node.last_access
 
 
@@ -57,24 +57,26 @@ def lfu(node: Evictable) -> int:
 
 
 def fifo(node: Evictable) -> int:
-    """First cached, first evicted."""
+    """Orders nodes by creation: first cached, first evicted."""
     return node.created
 
 
 def filo(node: Evictable) -> int:
-    """Last cached, first evicted: the oldest prefixes stay."""
+    """Orders nodes by reverse creation: last cached, first evicted, so the oldest prefixes stay."""
     return -node.created
 
 
 def slru(node: Evictable) -> int:
-    """Nodes that were used once first, then nodes that were used again; within each group the least recently used first
-    (segmented lru).
+    """Orders nodes as segmented LRU: nodes that were used once first, then nodes that were used again; within each
+    group the least recently used first.
     """
     return (node.uses >= PROTECTED_USES) * LATER + node.last_access
 
 
 def priority(node: Evictable) -> int:
-    """Nodes that only less urgent requests have used first; among equals, the least recently used first."""
+    """Orders nodes by urgency: nodes that only less urgent requests have used first; among equals, the least recently
+    used first.
+    """
     return node.urgency * LATER + node.last_access
 
 

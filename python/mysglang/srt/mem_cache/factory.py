@@ -35,7 +35,9 @@ def hierarchical_cache(
 def prefix_cache(
     name: PrefixCacheName, *, eviction_policy: EvictPolicyName = "lru", listener: PageListener | None = None
 ) -> MakePrefixCache:
-    """Constructor of KvManager's prefix cache. `chunk` shares nothing, and has nothing to evict or to report."""
+    """Returns the constructor of KvManager's prefix cache. `chunk` shares nothing, and has nothing to evict or to
+    report.
+    """
     makers: dict[PrefixCacheName, MakePrefixCache] = {
         "radix": partial(RadixCache, policy=EVICT_POLICIES[eviction_policy], listener=listener),
         "chunk": ChunkCache,

@@ -73,7 +73,7 @@ class HostBelow:
             self.locked.append(found)
 
     def write_back(self, node: TreeNode) -> None:
-        """A node is about to be evicted, in part at least: what is not on the host yet of the path to it goes there."""
+        """Writes to the host what it lacks of the path to a node that is about to be evicted."""
         if not node.condemned and not node.is_tail:
             ids, pages = self._tree.path_ids(node), self._tree.path_pages(node)
             self._host.write(ids, pages, namespace_of(node), self._evicted, urgent=True)
@@ -119,7 +119,9 @@ class HostBelow:
         self._evicted(there)
 
     def _evicted(self, there: TreeNode | None) -> None:
-        """Called after nodes were evicted; none of them is locked here."""
+        """Stores evicted nodes from the host in the storage. Called after nodes were evicted; none of them is locked
+        here.
+        """
         if there is not None:
             self._storage.store(there)
 

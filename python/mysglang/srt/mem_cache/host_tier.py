@@ -157,15 +157,17 @@ class HostTier:
         self.tree.unpin(node)
 
     def take(self, num_pages: int) -> Ints:
-        """`num_pages` free pages for the caller to fill, or as many as are available."""
+        """Returns up to `num_pages` free pages for the caller to fill."""
         return self.allocator.alloc(self._room(num_pages))
 
     def give_back(self, pages: Ints) -> None:
-        """Pages that were taken, and did not become part of a prefix."""
+        """Frees pages that were taken, and did not become part of a prefix."""
         self.allocator.free(pages)
 
     def adopt(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
-        """Taken pages, filled, for the tokens that go on from a locked node. The lock moves to the node returned."""
+        """Appends filled pages that were taken, with the tokens that follow a locked node. The lock moves to the node
+        returned.
+        """
         leaf = self.tree.append(node, ids, pages)
         if leaf is None:
             # Another request's copy of the same tokens arrived first.

@@ -24,18 +24,19 @@ class PageListener(Protocol):
     """Called at every change, in order. A split is not a change, because the pages stay the same."""
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
-        """The tokens `ids` go on from the end of `node`, in as many whole pages: all but the first `known` are new.
+        """Reports that the tokens `ids` continue from the end of `node`, in as many whole pages. All but the first
+        `known` are new.
 
-        These the cache had already as other pages than those given.
+        The cache had the first `known` already, in other pages than those given.
         """
         ...
 
     def removed(self, pages: Ints) -> None:
-        """These pages can no longer be matched. Pages that were hidden before may be reported again."""
+        """Reports that these pages can no longer be matched. Pages that were hidden before may be reported again."""
         ...
 
     def cleared(self) -> None:
-        """Called when the cache was emptied: no page can be matched any more."""
+        """Reports that the cache was emptied: no page can be matched any more."""
         ...
 
 
@@ -116,7 +117,7 @@ class KvEventLog:
         return HostEventLog(num_pages, self._page_size, CPU, self._events)
 
     def take(self) -> list[KvEvent]:
-        """Events since the last call, in order."""
+        """Returns the events since the last call, in order."""
         events = self._events.copy()
         self._events.clear()
         return events

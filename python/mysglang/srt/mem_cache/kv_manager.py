@@ -165,10 +165,10 @@ class KvManager:
             self.cache.lower.load_back(match, self.rows.pages(slot)[match.num_pages : match.host.num_pages])
 
     def extend_rows(self, slots: Slots, new_lens: Ints, lows: Ints | None = None) -> bool:
-        """`extend` for many rows at once: all of them, or none. The slots are distinct.
+        """Does what `extend` does for many rows at once: all of them, or none. The slots are distinct.
 
-        slots: [R] int64; new_lens: [R] int32. lows: [R] tokens that are surely written, where rows may turn out shorter
-        than was asked for: no later step sees anything from before the window of these. None: as long as was asked.
+        slots: [R] int64; new_lens: [R] int32. lows: [R] tokens that are surely written, if rows may turn out shorter
+        than requested: no later step attends to anything before their window. None: as long as requested.
         """
         for space in self.followers:
             space.turn(slots, lows)
@@ -267,17 +267,16 @@ class KvManager:
     # Which results may be trusted
 
     def confirm(self, slot: int) -> None:
-        """A step that read all that this row shares had a finite result."""
+        """Marks all that this row shares as sound, since a step that read it had a finite result."""
         self.cache.confirm(self._nodes[slot])
         self._on_tails.discard(slot)
         for bound in self.bounds:
             bound.confirm(slot)
 
     def condemn(self, slot: int) -> bool:
-        """A step of this row had a result that is not finite: pages that it read and that are not confirmed are no
-        longer matched.
+        """Stops the matching of unconfirmed pages that this row has read, since its result was not finite.
 
-        Returns whether the row had found any such thing in the cache.
+        Returns whether the row had found any such page in the cache.
         """
         node = self._nodes[slot]
         self.cache.condemn(node)
@@ -327,21 +326,22 @@ class KvManager:
         return (int(self.rows.held[slot]) - self.cache.shared_pages(node)) * self.page_size
 
     def pages_short(self, slots: Slots, new_lens: Ints) -> int:
-        """Pages that the shortest space lacks for `extend_rows` to succeed, even after eviction; 0 if it will."""
+        """Returns how many pages the shortest space lacks for `extend_rows`, even after eviction; 0 if none."""
         for space in self.followers:
             space.let_go(slots)
         wanted = int(np.maximum(self._pages_of(new_lens) - self.rows.held[slots], 0).sum())
         return max(0, wanted - min(space.num_available for space in self.spaces))
 
     def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
-        """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
+        """Returns the KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after
+        row.
 
         slots: [R] int64; starts, lens: [R] int32; the result [sum of lens] int32.
         """
         return self.rows.locations(slots, starts, lens)
 
     def next_locations(self, slots: Slots, positions: Ints) -> Ints:
-        """KV slots of one position of each row; all [R]."""
+        """Returns the KV slot of one position of each row; all [R]."""
         return self.rows.locations_at(slots, positions)
 
     @property
@@ -350,8 +350,8 @@ class KvManager:
         return self.cache.shared_nodes > 0
 
     def nodes(self, slots: Slots) -> list[TreeNode]:
-        """Node of each open row. A row has the pages on the path to its node, and shares them with all rows below that
-        path.
+        """Returns the node of each open row. A row has the pages on the path to its node, and shares them with all rows
+        below that path.
         """
         return [self._nodes[slot] for slot in slots.tolist()]
 
@@ -391,7 +391,7 @@ class KvManager:
     # Care
 
     def flush(self) -> bool:
-        """Empty the cache, if no row is open. Says whether it did."""
+        """Empties the cache, if no row is open. Returns whether it did."""
         if self._nodes:
             return False
         self.cache.reset()
@@ -472,7 +472,7 @@ class KvManager:
         return -(-num_tokens // self.page_size)
 
     def _pages_of(self, lens: Ints) -> Ints:
-        """[R] pages that rows of these lengths need."""
+        """Returns how many pages rows of these lengths need, [R]."""
         return lens if self.page_size == 1 else (lens + (self.page_size - 1)) // self.page_size
 
     def _make_room(self, num_pages: int) -> bool:

@@ -52,7 +52,9 @@ class LowerTier(Protocol):
     def counts(self) -> TierCounts: ...
 
     def left(self, node: TreeNode, ids: Ints) -> None:
-        """A row has left that stood on `node`; its whole pages, those of `ids`, are cached as far as they are kept."""
+        """Notes that a row has left which stood on `node`. Its whole pages, those of `ids`, are cached as far as they
+        are kept.
+        """
         ...
 
     def load_back(self, match: PrefixMatch, pages: Ints) -> None:
@@ -75,13 +77,15 @@ class LowerTier(Protocol):
         ...
 
     def look(self) -> Sequence[Any]:
-        """News about copied, stored and found pages: see `utils/outside.py`."""
+        """Returns news about copied, stored and found pages: see `utils/outside.py`."""
         ...
 
     def learn(self, news: Any) -> None: ...
 
     def weights_changed(self) -> None:
-        """The weights changed: pages that are computed from now on differ from those that may be stored elsewhere."""
+        """Notes that the weights changed: pages that are computed from now on differ from those that may be stored
+        elsewhere.
+        """
         ...
 
 

@@ -79,12 +79,12 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def unlocked_pages(self, match: PrefixMatch) -> int:
-        """Pages of a match, still held, that are evictable now."""
+        """Returns how many pages of a match, still held, are evictable now."""
 
     @abstractmethod
     def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
-        """Locks a match that is still held, for one row. Returns the node at its end. The row now "stands on" this
-        node: it uses the `node.end` pages from the root to the end of the node.
+        """Returns locks a match that is still held, for one row. Returns the node at its end. The row now "stands on"
+        this node: it uses the `node.end` pages from the root to the end of the node.
         """
 
     @abstractmethod
@@ -93,12 +93,14 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def confirm(self, node: TreeNode) -> None:
-        """A row that read the path to `node` had a finite result: its keys and values are sound."""
+        """Marks the path to `node` as sound, since a row that read it had a finite result."""
 
     @abstractmethod
     def condemn(self, node: TreeNode) -> None:
-        """A row that read the path to `node` had a result that is not finite. Its unconfirmed part, and everything that
-        was computed from it, can no longer be matched. Rows that use it go on reading it, and their pages stay theirs.
+        """Removes from matching the unconfirmed part of the path to `node`, and everything that was computed from it.
+
+        Called when a row that read the path had a result that is not finite. Rows that use it go on reading it, and
+        their pages stay theirs.
         """
 
     @abstractmethod
@@ -149,8 +151,8 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def insert_tail(self, node: TreeNode, ids: Ints, page: Ints, urgency: int = 0) -> None:
-        """Called after `insert`: takes over a partly filled page, which holds the end of `ids`, all tokens of the row.
-        If it is not kept, it is freed. page: [1].
+        """Takes over a partly filled page, which holds the end of `ids`, all tokens of the row. Called after `insert`.
+        A page that is not kept is freed. page: [1].
         """
 
     @abstractmethod

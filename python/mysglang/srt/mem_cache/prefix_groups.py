@@ -39,7 +39,9 @@ class CascadeCosts:
 
     @classmethod
     def of_model(cls, *, partial_size: int, token_bytes: int) -> CascadeCosts:
-        """Costs by the sizes of one layer: numbers of a row's partial result, and bytes that are stored of a token."""
+        """Computes the costs from the sizes of one layer: numbers of a row's partial result, and stored bytes of a
+        token.
+        """
         return cls(per_row=2 * partial_size * PARTIAL_BYTES / token_bytes)
 
     def worthwhile(self, rows: int, tokens: int, readers: int) -> bool:
@@ -105,10 +107,10 @@ class Crossing:
 
 
 def choose_groups(nodes: Sequence[TreeNode], page_size: int, costs: CascadeCosts) -> SharedPrefixes | None:
-    """Groups for rows that stand on these nodes, from the roots down; None if none is worthwhile.
+    """Chooses groups for rows that stand on these nodes, from the roots down; None if none is worthwhile.
 
-    Tokens that get no group where their path branches are left to the groups further down, which then begin above the
-    branch; so a group is worthwhile if it spares more reading than one reader for each branch would do.
+    A group is worthwhile if it saves more reading than one reader for each branch would. Where a path branches, tokens
+    that get no group are left to the groups below, which then begin above the branch.
     """
     order = in_preorder(crossings(nodes))
     for crossing in reversed(order):
@@ -163,7 +165,7 @@ def crossings(nodes: Sequence[TreeNode]) -> list[Crossing]:
 
 
 def in_preorder(roots: list[Crossing]) -> list[Crossing]:
-    """Every crossing, those above before those below."""
+    """Returns every crossing, those above before those below."""
     order = []
     stack = roots[::-1]
     while stack:

@@ -89,7 +89,7 @@ class RadixTree:
         return node if end <= node.end and not node.condemned else None
 
     def unlocked_pages(self, node: TreeNode, end: int) -> int:
-        """Unlocked pages of the path to page `end` - 1 (which `node` holds)."""
+        """Returns how many pages of the path to page `end` - 1 (which `node` holds) are unlocked."""
         while node.parent is not None and node.lock_ref == 0:
             node = node.parent
         return max(0, end - node.end)
@@ -268,7 +268,7 @@ class RadixTree:
     # Trusting
 
     def confirm(self, node: TreeNode) -> None:
-        """A row read the path to `node`, and its result was finite."""
+        """Marks the path to `node` as sound, since a row that read it had a finite result."""
         step: TreeNode | None = node
         while step is not None and not step.confirmed:
             step.confirmed = True
@@ -346,7 +346,7 @@ class RadixTree:
     # Inside
 
     def _unlocked(self, node: TreeNode) -> None:
-        """Called when the last lock of a node is removed: its pages become evictable."""
+        """Makes the pages of a node evictable, because its last lock was removed."""
         if node.parent is not None:
             self.evictable_pages += len(node.value)
             self.protected_pages -= len(node.value)
@@ -431,7 +431,7 @@ class RadixTree:
             self._settle(parent)
 
     def _settle(self, node: TreeNode) -> None:
-        """A node has lost its last lock or child, or is new: queue it if it can be evicted now."""
+        """Queues a node that is new, or lost its last lock or child, for eviction if it can be evicted now."""
         if node.lock_ref or node.children:
             return
         if isinstance(node, NamespaceRoot):
@@ -443,7 +443,7 @@ class RadixTree:
     # Checking
 
     def nodes(self) -> Iterator[TreeNode]:
-        """Every node, namespace roots and the condemned included, parents before children."""
+        """Yields every node, namespace roots and condemned nodes included, parents before children."""
         stack: list[TreeNode] = [*self.roots.values(), *self._detached.values()]
         while stack:
             node = stack.pop()

@@ -73,7 +73,9 @@ class ReqToTokenPool:
         self._untold.append(TableWrites(slots, self._columns[start:end], (pages,)))
 
     def append_one(self, slots: Slots, held: Ints, after: Ints, pages: Ints) -> None:
-        """`append_rows` of one page for each row. held, after: [R] the pages of the rows now, and with one more."""
+        """Does what `append_rows` does, for one page for each row. held, after: [R] pages of the rows before and
+        after.
+        """
         assert np.maximum.reduce(after, initial=0) <= self.width, f"a row is longer than {self.width} pages"
         columns = held.astype(np.int64)
         self._flat[slots * self.width + columns] = pages
@@ -99,7 +101,8 @@ class ReqToTokenPool:
         self._untold.append(TableWrites(slots_of_pages, columns, (pages,)))
 
     def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
-        """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
+        """Returns the KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after
+        row.
 
         All arguments [R]; the result is [sum of lens]. The rows hold pages for these positions.
         """
@@ -121,8 +124,8 @@ class ReqToTokenPool:
         return pages
 
     def take_writes(self) -> TableWrites | None:
-        """Entries that the device does not have yet, in the numbers of the rows' own space; None if there are none.
-        They count as sent from now on.
+        """Returns the entries that the device does not have yet, in the numbers of the rows' own space; None if there
+        are none. They count as sent from now on.
         """
         untold, self._untold = self._untold, []
         return joined([writes for writes in untold if len(writes.slots)])
@@ -145,7 +148,7 @@ def joined(pieces: list[TableWrites]) -> TableWrites | None:
 
 
 def concatenated_ranges(starts: Ints | Longs, counts: Ints) -> Longs:
-    """starts[0], starts[0] + 1, … (counts[0] of them), then the same for each further entry."""
+    """Returns starts[0], starts[0] + 1, … (counts[0] numbers), then the same for each further entry."""
     ends = counts.cumsum()
     total = int(ends[-1]) if len(ends) else 0
     shifts: Longs = np.repeat(starts - (ends - counts), counts)

@@ -42,7 +42,7 @@ class SpaceRoom(Protocol):
         ...
 
     def admit(self, end: int, prompt: int, to_come: int) -> None:
-        """A row of this size was admitted: reserve what it may still need."""
+        """Reserves what an admitted row of this size may still need."""
         ...
 
 
@@ -79,17 +79,17 @@ class Bound(Protocol):
         ...
 
     def confirm(self, slot: int) -> None:
-        """A step of the row had a finite result."""
+        """Notes that a step of the row had a finite result."""
         ...
 
     def release(self, slot: int, known: Ints, copies: Ints) -> None:
-        """The row goes, and the prefix cache goes on with its tokens. It has the first of them already: in the pages
+        """Releases a row whose tokens go to the prefix cache. The cache has the first of them already: in the pages
         `known`, of which the row has `copies`.
         """
         ...
 
     def close(self, slot: int) -> None:
-        """The row goes. What of its pages the prefix cache does not have will be freed."""
+        """Releases a row. Its pages that the prefix cache does not have will be freed."""
         ...
 
     def check(self, rows: Mapping[int, int], cached: Ints) -> None:

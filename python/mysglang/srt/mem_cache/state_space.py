@@ -78,15 +78,17 @@ class States(Protocol):
     """Interface between a KvManager and states, also for models without states."""
 
     def open(self, slot: int, pages: Ints, match: PrefixMatch) -> None:
-        """A row begins with these pages, from a match that it can go on from."""
+        """Begins a row with these pages, from a match at which it can continue."""
         ...
 
     def commit(self, slot: int, end: int, known: Known, *, more: bool) -> None:
-        """Called when a step with the row's prompt tokens up to `end` was planned. `more`: the prompt is longer."""
+        """Plans which states to keep, after a step with the row's prompt tokens up to `end` was planned. `more`: the
+        prompt is longer.
+        """
         ...
 
     def condemn(self, slot: int) -> bool:
-        """A step of this row had a result that is not finite. True if the row began with a checkpoint that was not
+        """Handles a result of this row that is not finite. Returns True if the row began with a checkpoint that was not
         confirmed.
         """
         ...
@@ -151,11 +153,13 @@ class StateSpace:
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def has(self, pages: Ints) -> bool:
-        """False for a partly filled page: there is no checkpoint inside a page."""
+        """Returns False for a partly filled page: there is no checkpoint inside a page."""
         return False
 
     def confirm(self, slot: int) -> None:
-        """A step of the row had a finite result."""
+        """Marks the checkpoints that the row began with, or has written, as sound, since a step of the row had a finite
+        result.
+        """
         row = self._rows[slot]
         if row.began is not None:
             row.began.confirmed = True
@@ -164,7 +168,9 @@ class StateSpace:
         row.written.clear()
 
     def release(self, slot: int, known: Ints, copies: Ints) -> None:
-        """The row goes. The prefix cache keeps `known`, and not the row's `copies` of these: checkpoints move over."""
+        """Releases a row. The prefix cache keeps `known`, and not the row's `copies` of these, so checkpoints move
+        over.
+        """
         self.close(slot)
         for page, copy in zip(known.tolist(), copies.tolist(), strict=True):
             if page != copy and copy in self._behind and page not in self._behind:
@@ -175,7 +181,7 @@ class StateSpace:
                 self._used[page] = checkpoint
 
     def close(self, slot: int) -> None:
-        """The row goes, and its state is free: a step in flight may still write it, before its next owner reads it."""
+        """Releases a row and its state. A step in flight may still write the state, before its next owner reads it."""
         for own, _, checkpoint in list(self._saves):
             if own == slot:
                 # No step will copy it out.
@@ -242,10 +248,10 @@ class StateSpace:
     # Follower of the allocator
 
     def give(self, pages: Ints) -> None:
-        """A page that was given out has no checkpoint yet."""
+        """Does nothing: a page that was just allocated has no checkpoint yet."""
 
     def drop(self, pages: Ints) -> None:
-        """These pages are about to be freed, and with them the states after them."""
+        """Frees the states behind these pages, which are about to be freed."""
         if self._behind:
             for page in pages.tolist():
                 if (checkpoint := self._behind.get(page)) is not None:
@@ -270,7 +276,9 @@ class StateSpace:
         self._saves.append((slot, tokens, checkpoint))
 
     def _drop(self, checkpoint: Checkpoint) -> None:
-        """No row can begin with it any more, and its state is free; no effect if that is already so."""
+        """Frees the state of a checkpoint, so that no row can begin with it any more. Does nothing if that was done
+        already.
+        """
         page = checkpoint.page
         if self._behind.get(page) is not checkpoint:
             return

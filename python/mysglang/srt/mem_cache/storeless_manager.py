@@ -33,7 +33,7 @@ class StorelessKvManager(KvManager):
         return True
 
     def commit(self, slot: int, ids: Ints, *, more: bool = False) -> None:
-        """No effect: there is nothing to share."""
+        """Does nothing: there is nothing to share."""
 
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         self.discard(slot)

@@ -76,7 +76,7 @@ class TreeNode:
         return self.parent is not None and int(self.key[-1]) == NO_TOKEN
 
     def used(self, urgency: int) -> None:
-        """Called when a row with this urgency, which used the whole node, leaves."""
+        """Counts a use. Called when a row with this urgency, which used the whole node, leaves."""
         self.uses += 1
         if urgency > self.urgency:
             self.urgency = urgency
@@ -100,7 +100,7 @@ def tail_key(ids: Ints, page_size: int) -> Ints:
 
 
 def path_serials(node: TreeNode) -> tuple[int, ...]:
-    """Serials of the nodes from the root to `node`."""
+    """Returns the serials of the nodes from the root to `node`."""
     serials = [node.serial]
     while node.parent is not None:
         node = node.parent

@@ -33,7 +33,7 @@ MOVE_EVERY = 8
 
 
 def row_tokens(window: int, page_size: int) -> int:
-    """Largest number of tokens that a row holds, in whole pages, in addition to those that a step writes."""
+    """Returns the most tokens that a row holds, in whole pages, in addition to those that a step writes."""
     return (-(-(window + LAG + MOVE_EVERY) // page_size) + 2) * page_size
 
 
@@ -133,8 +133,8 @@ class WindowSpace:
         self.num_read += len(pages)
 
     def open(self, slot: int, pages: Ints, num_tokens: int, shared: int) -> None:
-        """A row begins with these pages, which hold so many tokens, of a prefix that it can go on from. The first
-        `shared` of them are the prefix cache's.
+        """Begins a row with these pages, which hold `num_tokens` tokens, from a prefix at which it can continue. The
+        first `shared` pages belong to the prefix cache.
         """
         first = self.first[slot] = self.first_column(num_tokens)
         seen = pages[first:]
@@ -146,8 +146,8 @@ class WindowSpace:
         self._shared[slot] = shared
 
     def turn(self, slots: Slots, lows: Ints | None) -> None:
-        """These rows are about to be extended by a decode step: from time to time they free pages that they no longer
-        see.
+        """Frees from time to time the pages that rows no longer attend to. Called before a decode step extends these
+        rows.
 
         lows: [R] tokens that are surely written; None: all for which they have pages.
         """
@@ -158,21 +158,23 @@ class WindowSpace:
             self.let_go(slots)
 
     def extended(self, slots: Slots | int, lens: Ints | int) -> None:
-        """These rows have at least that many tokens, planned and surely written: later steps begin there, or after."""
+        """Notes the planned lengths that are surely written: later steps begin there, or after."""
         self._lens[slots] = lens
 
     def trim(self, slot: int, pages: int, length: int) -> None:
-        """The row is about to give back all but its first pages, so many, which hold `length` tokens."""
+        """Prepares a row for giving back all but its first `pages` pages, which hold `length` tokens."""
         kept = max(pages, int(self.first[slot]))
         self._leave_own(self._rows.pages(slot)[kept:])
         self._lens[slot] = min(int(self._lens[slot]), length)
 
     def share(self, slot: int, pages: int) -> None:
-        """The first pages of the row, so many, are the prefix cache's now."""
+        """Notes that the first `pages` pages of the row now belong to the prefix cache."""
         self._shared[slot] = pages
 
     def confirm(self, slot: int) -> None:
-        """A step of the row had a finite result, so its pages may take the place of what is gone."""
+        """Marks the row as sound, so that its pages may replace pages that are gone. A step of the row had a finite
+        result.
+        """
         self._sound.add(slot)
 
     def let_go(self, slots: Slots) -> None:
@@ -196,13 +198,13 @@ class WindowSpace:
         self.leave(pages[~own])
 
     def close(self, slot: int) -> None:
-        """The row goes. What of its pages the prefix cache does not take will be dropped."""
+        """Releases a row. Its pages that the prefix cache does not take will be dropped."""
         self.leave(self._rows.pages(slot)[self.first[slot] :])
         self.first[slot] = self._lens[slot] = self._shared[slot] = 0
         self._sound.discard(slot)
 
     def release(self, slot: int, known: Ints, copies: Ints) -> None:
-        """The row goes, and the prefix cache goes on with its tokens. It has the first of them already: in the pages
+        """Releases a row whose tokens go to the prefix cache. The cache has the first of them already: in the pages
         `known`, of which the row has `copies`.
         """
         sound = slot in self._sound
@@ -211,7 +213,9 @@ class WindowSpace:
             self.revive(known, copies)
 
     def leave(self, pages: Ints) -> None:
-        """A row, or each of several, reads these no more, which the prefix cache has."""
+        """Removes a reader of pages that the prefix cache has. A page occurs once for each row that stops reading
+        it.
+        """
         np.subtract.at(self._readers, pages, 1)
         alone = pages[self._readers[pages] == 0]
         if len(alone) > 1:
@@ -291,7 +295,7 @@ class WindowSpace:
         return found
 
     def locations(self, locations: Ints) -> Ints:
-        """KV slots in the rows' pages -> KV slots in the window's."""
+        """Converts KV slots in the rows' pages to KV slots in the window's pages."""
         if self.page_size == 1:
             found: Ints = self.page_of[locations]
             return found

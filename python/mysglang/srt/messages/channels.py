@@ -159,7 +159,7 @@ def _bound(endpoint: str) -> zmq.Socket[bytes]:
 
 
 def _drain(socket: zmq.Socket[bytes], codec: Codec[Message]) -> list[Message]:
-    """Messages that are there now and can be decoded."""
+    """Returns the messages that are there now and can be decoded."""
     messages: list[Message] = []
     # Asking first is cheaper than an exception in each of the many turns in which nothing came.
     while int(socket.get(zmq.EVENTS)) & READABLE:

@@ -82,7 +82,7 @@ def tokenizer_codec() -> Codec[ToTokenizer]:
 
 
 def pack_ids(ids: list[int] | npt.NDArray[np.int32]) -> bytes:
-    """Token ids, or other small numbers, as int32 bytes: what crosses a socket instead of a list."""
+    """Packs token ids, or other small numbers, as int32 bytes, which cross a socket instead of a list."""
     return np.asarray(ids, dtype=np.int32).tobytes()
 
 

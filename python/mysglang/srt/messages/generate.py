@@ -24,13 +24,13 @@ class FieldReport(Protocol):
     """Called for such fields while a request is checked."""
 
     def unknown(self, name: str) -> bool:
-        """Called for a field name that this server does not know. Returns True if the field is ignored, and False if
-        the request is refused.
+        """Returns called for a field name that this server does not know. Returns True if the field is ignored, and
+        False if the request is refused.
         """
         ...
 
     def idle(self, name: str) -> None:
-        """Called for a known field whose value has no effect here and does not change the answer."""
+        """Reports a known field whose value has no effect here and does not change the answer."""
         ...
 
 
@@ -255,7 +255,7 @@ def _request(fields: dict[str, object]) -> GenerateReqInput:
 
 
 def _are_many_ids(value: object) -> bool:
-    """True for a list of MANY_IDS or more, or of lists that have as many together."""
+    """Returns True for a list of MANY_IDS or more, or of lists that have as many together."""
     if type(value) is not list or not value:
         return False
     if type(value[0]) is list:
@@ -264,7 +264,7 @@ def _are_many_ids(value: object) -> bool:
 
 
 def _are_vectors(value: object) -> bool:
-    """True for a list of lists. The number of values in it is limited only by the body's size."""
+    """Returns True for a list of lists. The number of values in it is limited only by the body's size."""
     return type(value) is list and all(type(row) is list for row in value)
 
 

@@ -128,4 +128,4 @@ class DeviceOccupation:
 
 
 def _nothing() -> None:
-    """Graphs come back with the last of the others."""
+    """Does nothing: graphs come back with the last of the others."""

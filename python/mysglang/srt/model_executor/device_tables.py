@@ -22,7 +22,7 @@ from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 
 
 def table_buffers(max_pages: int, spaces: int) -> tuple[SlotBuffer, ...]:
-    """Slot buffers of the page tables. Rows are the slots, and one row of padding."""
+    """Returns the slot buffers of the page tables. They have a row for each slot, and one of padding."""
     pages = (SlotBuffer(name, 4 * max_pages, Keeping.DERIVED) for name in page_columns(spaces))
     return (*pages, SlotBuffer("newest_token", 8, Keeping.DERIVED))
 
@@ -73,7 +73,7 @@ class DeviceTables:
         return tuple(uploaded[name] for name in self.loc_names)
 
     def resolve(self, input_ids: Tensor, slots: Tensor) -> Tensor:
-        """[T] int64 ids, with the newest token of its slot in place of each that is negative."""
+        """Returns [T] int64 ids, with the newest token of its slot in place of each negative one."""
         return resolve_tokens(input_ids, slots, self.newest)
 
     def record(self, slots: Tensor, tokens: Tensor) -> None:

@@ -189,7 +189,7 @@ class DraftChain:
     def _next(
         self, hidden_states: HiddenStates, batch: ModelWorkerBatch, wanted: Bools, at: TokenPlaces | None = None
     ) -> Tensor | None:
-        """One pass. Returns the tokens [N] int64 that follow the wanted rows [R]; None if no row is wanted.
+        """Runs one pass. Returns the tokens [N] int64 that follow the wanted rows [R]; None if no row is wanted.
 
         at: where the batch's tokens stand, if the device has found it.
         """
@@ -251,7 +251,7 @@ def without(batch: ModelWorkerBatch, drafted: Bools) -> ModelWorkerBatch:
 
 
 def longer(lens: Ints, more: Ints) -> Ints:
-    """[R] the lengths with so many tokens more, where they are not ON_DEVICE."""
+    """Returns the lengths plus `more`, [R]; lengths that are ON_DEVICE stay so."""
     found: Ints = np.where(lens == ON_DEVICE, lens, lens + more).astype(np.int32)
     return found
 
@@ -277,7 +277,7 @@ def one_token_of(batch: ModelWorkerBatch, rows: Slots, places: Slots, depth: int
 
 
 def part_of_rows(part: FeatureColumns, rows: Slots) -> FeatureColumns:
-    """Columns of a feature for these ascending rows of a batch, renumbered 0, 1, … for another batch."""
+    """Returns the columns of a feature for these ascending rows of a batch, renumbered 0, 1, … for another batch."""
     assert part.rows is not None, f"{part.feature} speaks of no rows"
     mine = np.isin(part.rows, rows)
     return FeatureColumns(

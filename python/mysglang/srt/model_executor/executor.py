@@ -178,7 +178,7 @@ class Executor:
         return self._launch(batch)
 
     def catch_up(self, *, idle: bool) -> None:
-        """Called between two steps: uses kernels that have been compiled since the start. If nothing runs (`idle`),
+        """Uses kernels that have been compiled since the start. Called between two steps. If nothing runs (`idle`),
         steps are captured again with them, which takes seconds.
         """
         for build in self.builds:
@@ -273,7 +273,7 @@ HELPERS: dict[Help, Callable[[Setup, ModelLaunch], LoadHelp]] = {"drafts": draft
 
 
 def helper(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], LoadHelp]:
-    """How a model that helps the served one is made."""
+    """Returns the function that makes a model which helps the served one."""
     assert launch.helps is not None, "there is one served model, the first"
     return HELPERS[launch.helps]
 

@@ -195,7 +195,9 @@ class GenerationModel:
         )
 
     def _warm_ups(self, memory: ModelMemory) -> list[ModelWorkerBatch]:
-        """Prompts and decode steps of padding, one of each kind that has kernels of its own on this platform."""
+        """Returns prompts and decode steps of padding, one of each kind that has kernels of its own on this
+        platform.
+        """
         platform, tables, states = self._setup.platform, memory.tables, memory.states is not None
         prompt = partial(padding_prompt, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
         decode = partial(padding_decode, slot=tables.padding_slot, spaces=tables.num_spaces, states=states)
@@ -324,7 +326,9 @@ class TokenCaptures:
         return captured
 
     def _decode_steps(self, captured: Captured) -> None:
-        """The kernel's graphs and those layer by layer, in one pool of memory: what is largest is captured first."""
+        """Captures decode steps: the kernel's graphs and those layer by layer, in one pool of memory. The largest is
+        captured first.
+        """
         setup, memory = self._setup, self._parts.memory
         backend, hidden = decode_capture(self._parts.backend), setup.config.enable_return_hidden_states
         if not setup.graph_sizes or backend is None:
@@ -350,7 +354,7 @@ class TokenCaptures:
             captured.nbytes += recorder.nbytes
 
     def _verification(self, captured: Captured) -> None:
-        """Steps that try drafts, in a pool of memory of their own."""
+        """Captures steps that try drafts, in a pool of memory of their own."""
         setup, tried = self._setup, self._tried
         if tried is None:
             return
@@ -366,12 +370,12 @@ class TokenCaptures:
                 captured.nbytes += recorder.nbytes
 
     def _mixed_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Sizes of captured steps of prompts beside decoding rows."""
+        """Returns the sizes of captured steps of prompts beside decoding rows."""
         running = self._setup.config.max_running_requests or MOST_DECODING
         return mixed_sizes(self._prompt_sizes, min(max(self._setup.graph_sizes, default=0), running))
 
     def _mixed_left_out(self) -> str:
-        """Why no step of prompts beside decoding rows is captured; empty if some are."""
+        """Returns why no step of prompts beside decoding rows is captured; empty if some are."""
         if self._setup.config.draft_tokens:
             return "decoding rows have drafts"
         if not self._mixed_sizes():

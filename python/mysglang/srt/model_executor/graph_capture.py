@@ -30,7 +30,9 @@ LEAST_MIXED_TOKENS, MOST_LIGHT_TOKENS = 128, 512
 
 
 def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
-    """Ascending; empty where steps run without graphs. No size exceeds max_running_requests."""
+    """Returns the sizes of captured decode steps, ascending; empty if steps run without graphs. No size exceeds
+    max_running_requests.
+    """
     if why_no_graphs(config, platform):
         return ()
     if config.cuda_graph_bs is not None:
@@ -42,7 +44,7 @@ def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
 
 
 def why_no_graphs(config: RunnerConfig, platform: Platform) -> str:
-    """The reason why no step is captured, whatever the model; empty if steps are captured."""
+    """Returns the reason why no step is captured, whatever the model; empty if steps are captured."""
     if config.disable_cuda_graph:
         return "--disable-cuda-graph was given"
     return "" if platform.has_graphs else "steps cannot be captured here"
@@ -64,9 +66,11 @@ def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, lay
 
 
 def mixed_sizes(prompt_tokens: tuple[int, ...], most_decoding: int) -> tuple[tuple[int, int], ...]:
-    """(new tokens, room for decoding rows among them) of the steps of prompts beside decoding rows to capture,
-    ascending. Prompts have at least half of a step, so that its products are worth their time; with few decoding rows
-    long steps would only keep these waiting.
+    """Returns (new tokens, space for decoding rows among them) of the steps of prompts beside decoding rows to capture,
+    ascending.
+
+    Prompts have at least half of a step, so that its products are worth their time. With few decoding rows, long steps
+    would only keep these waiting.
     """
     rooms = sorted({min(room, most_decoding) for room in MIXED_ROOMS} - {0})
     return tuple(
@@ -80,7 +84,7 @@ def mixed_sizes(prompt_tokens: tuple[int, ...], most_decoding: int) -> tuple[tup
 
 
 def stepped(steps: tuple[tuple[int, int], ...], largest: int) -> tuple[int, ...]:
-    """From each beginning on, multiples of its step up to the next beginning or to `largest`."""
+    """Returns, from each beginning on, the multiples of its step up to the next beginning or to `largest`."""
     ends = [begin for begin, _ in steps[1:]] + [largest + 1]
     spans = (range(begin, min(end, largest + 1), step) for (begin, step), end in zip(steps, ends, strict=True))
     return tuple(size for span in spans for size in span)

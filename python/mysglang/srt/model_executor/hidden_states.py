@@ -30,7 +30,7 @@ class Decoder(Protocol):
     """A model whose layers attend over pages: one that predicts tokens, or one that pools."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
+        """Computes [W, hidden_size] hidden states after the last norm, for the tokens that the batch wants."""
         ...
 
 
@@ -58,10 +58,10 @@ class HiddenStates:
     def of(
         self, batch: ModelWorkerBatch, *, all_tokens: bool = False, at: TokenPlaces | None = None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """[W, hidden] of the last token of each row, or of all tokens where these are wanted; and the step's columns on
-        the device: `logits_rows` counts the W tokens.
+        """Computes hidden states [W, hidden] of the last token of each row, or of all tokens if these are wanted. Also
+        returns the step's columns on the device: `logits_rows` counts the W tokens.
 
-        at: where the tokens stand, if the device has found it; what the batch says of that does not count then.
+        at: where the tokens are, if the device has computed it; the batch's own values are then not used.
         """
         buffers = self._buffers
         places = buffers.eager(batch, all_tokens=all_tokens or self._all_tokens)
@@ -81,8 +81,8 @@ class HiddenStates:
     def at_places(
         self, host: ModelWorkerBatch, at: TokenPlaces, slots: Tensor, extend_lens: Tensor, *, row_room: int = 0
     ) -> Tensor:
-        """[T, hidden] of all tokens of a step that stands in the device's memory, as a capture needs it. Nothing is
-        uploaded, and the backend takes lengths from the device.
+        """Computes [T, hidden] of all tokens of a step that is in the device's memory, as a capture needs it. Nothing
+        is uploaded, and the backend takes lengths from the device.
 
         host: a step of the same shape, whose numbers say nothing. slots: [R] int64; extend_lens: [R] int32. row_room:
         see `ForwardBatch`.

@@ -95,10 +95,11 @@ class LateRows:
         )
 
     def commit(self, up: Uploaded, positions: Tensor, drafts: Tensor, tokens: Tensor) -> Tensor:
-        """[Y] how many of the tokens [S] of each row that yields count. The tables of the device remember them.
+        """Returns how many of the tokens [S] of each row that yields count, [Y], and records them in the device's
+        tables.
 
-        up: `DraftStep.columns`. positions, drafts: [T] of the tokens of the step. A token that was chosen behind a
-        place is accepted if it is the draft that stands at the next one.
+        up: `DraftStep.columns`. positions, drafts: [T] of the tokens of the step. The token chosen after a position is
+        accepted if it equals the draft at the next position.
         """
         behind = torch.nn.functional.pad(drafts[1:], (0, 1), value=NO_DRAFT_HERE)
         agreed = tokens == behind.index_select(0, up["with_logits"])
@@ -159,13 +160,13 @@ class Room:
         return self.rows * self.width
 
     def tokens_of(self, batch: ModelWorkerBatch) -> Longs:
-        """[T] where the tokens of a batch go."""
+        """Returns the index at which each token of a batch is stored, [T]."""
         row, place = rows_and_places(batch.extend_lens)
         found: Longs = row * self.width + place
         return found
 
     def padded(self, column: npt.NDArray[Any], padding: int) -> npt.NDArray[Any]:
-        """[rows, …] the column of a batch's rows, and the value in the rows behind them."""
+        """Returns the column [rows, …] of a batch's rows, with the value `padding` in the rows after them."""
         filled = np.full((self.rows, *column.shape[1:]), padding, dtype=column.dtype)
         filled[: len(column)] = column
         return filled
@@ -207,7 +208,7 @@ def token_columns(
 
 
 def rows_and_places(lens: Ints) -> tuple[Longs, Longs]:
-    """[T] the row of each token, and its place in the row. lens: [R] tokens of each row."""
+    """Returns, [T], the row of each token, and its index in the row. lens: [R] tokens of each row."""
     rows = np.repeat(np.arange(len(lens), dtype=np.int64), lens)
     begin = np.cumsum(lens, dtype=np.int64) - lens
     places: Longs = np.arange(len(rows), dtype=np.int64) - begin[rows]
@@ -221,7 +222,9 @@ def _spread(column: Longs, at: Longs, count: int, filling: int) -> Longs:
 
 
 def expected_tokens(batch: ModelWorkerBatch, length: int) -> tuple[Longs, Longs]:
-    """[R, length] what the host expects of each row, and [R] from which position on; -1: it expects nothing."""
+    """Returns the tokens that the host expects of each row, [R, length], and the position of the first of them, [R]; -1
+    if it expects none.
+    """
     runs: npt.NDArray[np.int64] = np.full((batch.num_rows, length), NO_DRAFT, dtype=np.int64)
     known: npt.NDArray[np.int64] = np.full(batch.num_rows, -1, dtype=np.int64)
     if (drafts := batch.drafts) is not None:
@@ -231,15 +234,15 @@ def expected_tokens(batch: ModelWorkerBatch, length: int) -> tuple[Longs, Longs]
 
 
 def _logits_per_row(batch: ModelWorkerBatch) -> Ints:
-    """[R] all tokens of a row that decodes, the last one of a prompt."""
+    """Returns how many tokens of each row need logits, [R]: all tokens of a decoding row, the last one of a prompt."""
     first = np.cumsum(batch.extend_lens) - batch.extend_lens
     decoding = batch.input_ids[first] == ON_DEVICE
     return np.where(batch.yields, np.where(decoding, batch.extend_lens, 1), 0).astype(np.int32)
 
 
 def logits_columns(batch: ModelWorkerBatch, per_row: Ints, room: Room | None = None) -> Columns:
-    """`DraftStep.columns`. per_row: [R] how many of its last tokens have logits. room: the layout of a captured step;
-    None: all tokens lie close together.
+    """Returns `DraftStep.columns`. per_row: [R] how many of its last tokens have logits. room: the layout of a captured
+    step; None: all tokens lie close together.
     """
     counts = per_row[batch.yields]
     ends = np.cumsum(batch.extend_lens, dtype=np.int64)
@@ -267,7 +270,8 @@ def has_drafts(batch: ModelWorkerBatch) -> bool:
 
 
 def leading(agreed: Tensor, row_of: Tensor, firsts: Tensor) -> Tensor:
-    """[Y] one more than how many entries of each row agree, from its first on; the last of each row does not.
+    """Returns one more than how many entries of each row agree, counted from its first, [Y]. The last entry of each row
+    does not agree.
 
     agreed: [S] bool, row_of: [S], firsts: [Y] where rows begin in these, int64.
     """

@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def nothing() -> None:
-    """Default callback, for a caller that holds no addresses of weights."""
+    """Does nothing. Default callback, for a caller that holds no addresses of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class LiveWeights:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Values change inside, or may have when that fails."""
+        """Calls `_changed` on exit, because weights change inside the block, or may have if it fails."""
         try:
             yield
         finally:
@@ -274,7 +274,7 @@ class LiveWeights:
         )
 
     def _settle(self) -> None:
-        """Until the device has the values: who asked may then change what they were copied from."""
+        """Waits until the device has the values. The caller may then change the memory from which they were copied."""
         if self._platform.device.type == "cuda":
             torch.cuda.synchronize()
 

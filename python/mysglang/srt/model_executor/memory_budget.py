@@ -117,7 +117,8 @@ class KvCost:
 
 
 def draft_sizes(graph_sizes: tuple[int, ...], width: int) -> tuple[int, ...]:
-    """Numbers of rows whose steps with drafts are captured: those of captured decode steps, up to MOST_DRAFT_TOKENS.
+    """Returns the numbers of rows whose steps with drafts are captured: those of captured decode steps, up to
+    MOST_DRAFT_TOKENS.
 
     width: tokens of a row at most; 1: no drafts are tried.
     """
@@ -125,8 +126,10 @@ def draft_sizes(graph_sizes: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def captured_bytes(graph_sizes: tuple[int, ...], width: int = 1) -> int:
-    """Estimated bytes of the captures of all programs, reserved before memory is divided. Sizes share the memory of the
-    largest. The estimate is by its tokens, for a large model. width: see `draft_sizes`.
+    """Estimates the bytes of the captures of all programs, which are reserved before memory is divided.
+
+    Sizes share the memory of the largest one. The estimate is by its tokens, for a large model. width: see
+    `draft_sizes`.
     """
     largest = max(graph_sizes, default=0)
     return 2 * MIB * max(largest, width * max(draft_sizes(graph_sizes, width), default=0))
@@ -186,7 +189,7 @@ def cuda_budget(
 
 
 def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, context: int) -> KvBudget:
-    """Room for CPU_FULL_ROWS rows of full length, as far as a share of the free memory allows."""
+    """Plans memory for CPU_FULL_ROWS rows of full length, as far as a share of the free memory allows."""
     fraction = config.mem_fraction_static or CPU_FRACTION
     # All ranks take their memory out of this machine's.
     free = after.free // config.ranks.on_device.size
@@ -241,12 +244,14 @@ def entries(states: StateShape | None) -> int:
 
 
 def with_states(slots: int, states: StateShape | None) -> int:
-    """As many requests at once, or fewer where states are few: half of these are left for checkpoints."""
+    """Returns how many requests run at once: `slots`, or fewer if states are few, since half of these are left for
+    checkpoints.
+    """
     return slots if states is None else min(slots, max(1, states.num_states // 2))
 
 
 def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
-    """Rows without pages, for models that keep nothing of a prompt."""
+    """Plans rows without pages, for models that keep nothing of a prompt."""
     slots = config.max_running_requests or STORELESS_SLOTS
     return KvBudget(spaces=(SpaceShape(0, 1),), num_slots=slots, max_context=context)
 
@@ -254,7 +259,7 @@ def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
 def _budget(
     config: RunnerConfig, tokens: int, slots: int, context: int, cost: KvCost, states: StateShape | None, advice: str
 ) -> KvBudget:
-    """Whole pages of the tokens. A row is never longer than the cache."""
+    """Makes the budget of whole pages for these tokens. A row is never longer than the cache."""
     num_pages = tokens // config.page_size
     if num_pages < 2:
         raise ConfigError(f"the KV cache has room for {tokens} tokens with pages of {config.page_size}: {advice}")

@@ -85,7 +85,7 @@ class Setup:
     def stores(
         self, launch: ModelLaunch, specs: Sequence[AttentionSpec], states: Sequence[StateSpec] = ()
     ) -> ModelStores:
-        """Stored data of a model with these layers for every token, in the dtype that the launch asks for, and the
+        """Returns what a model with these layers stores of every token, in the dtype that the launch asks for, and the
         states of each request in the layers of `states`. Raises ConfigError.
         """
         found = stores_of(self.config, launch.config, launch.load, specs, launch.dtype)
@@ -125,7 +125,7 @@ class Setup:
         return self.platform.invariant_attention_backends
 
     def step_buffers(self, memory: ModelMemory) -> StepBuffers:
-        """Buffers for the largest step: a full step of prompts beside all decoding rows."""
+        """Allocates buffers for the largest step: a full step of prompts beside all decoding rows."""
         rows = memory.budget.num_slots
         tokens = self.config.most_tokens(memory.budget.max_context) + rows * (1 + self.config.draft_tokens)
         return StepBuffers(memory.tables, self.platform, tokens=tokens, rows=rows)

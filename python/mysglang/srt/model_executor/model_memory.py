@@ -130,7 +130,7 @@ def addresses(model: nn.Module) -> tuple[int, ...]:
 
 
 def weights_of(model: nn.Module) -> Iterator[Tensor]:
-    """The parameters and what is kept of them in another form, some more than once."""
+    """Yields the parameters, and tensors made from them, some more than once."""
     for module in model.modules():
         yield from module.parameters(recurse=False)
         yield from (value for value in vars(module).values() if isinstance(value, Tensor))

@@ -116,7 +116,9 @@ def mixed_padding(
 
 
 def no_states(rows: int, *, copies: int = 0, target: int = 0) -> StateColumns:
-    """State columns of that many rows without a state. `copies`: so many copies of zeros, all to this entry."""
+    """Returns state columns of that many rows without a state. `copies`: so many copies of zeros, all to the entry
+    `target`.
+    """
     sources, targets = np.full(copies, NO_STATE, dtype=np.int64), np.full(copies, target, dtype=np.int64)
     ints = np.zeros(0, dtype=np.int32)
     return StateColumns(np.full(rows, NO_STATE, dtype=np.int32), sources, targets, ints, ints, ints)

@@ -46,8 +46,8 @@ def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, po
 
 
 def page_layout(pool: KvPool) -> list[object]:
-    """Shape, dtype and device of a page in each tensor of each layer, in the order in which bytes stand in a block, and
-    the scales of the layer's numbers.
+    """Returns shape, dtype and device of a page in each tensor of each layer, in the order in which bytes stand in a
+    block, and the scales of the layer's numbers.
     """
     return [
         [*tensor.shape[1:], str(tensor.dtype), tensor.device.type, *pool.scales(layer_id)]
@@ -57,7 +57,9 @@ def page_layout(pool: KvPool) -> list[object]:
 
 
 def checkpoint_files(path: str) -> list[object]:
-    """Name, size and time of each file: a checkpoint that is written again counts as a different one."""
+    """Returns name, size and time of each file, so that a checkpoint that is written again counts as a different
+    one.
+    """
     files = sorted(Path(path).glob("*")) if Path(path).is_dir() else find_weights(Path(path)).paths
     found = [(file.name, file.stat()) for file in files if file.is_file()]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

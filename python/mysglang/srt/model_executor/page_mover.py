@@ -61,7 +61,7 @@ class DirectCopier:
 
 
 def runs(from_pages: Ints, to_pages: Ints) -> Iterator[tuple[int, int, int]]:
-    """(first page, first page on the other side, how many) of pages that follow one another on both sides."""
+    """Yields (first page, first page on the other side, count) of pages that follow one another on both sides."""
     breaks = np.flatnonzero((np.diff(from_pages) != 1) | (np.diff(to_pages) != 1)) + 1
     bounds = [0, *breaks.tolist(), len(from_pages)]
     for begin, end in itertools.pairwise(bounds):

@@ -59,23 +59,23 @@ class NothingToPlan:
         return NO_COLUMNS
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """No effect: there are no columns."""
+        """Does nothing: there are no columns."""
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         return None
 
     def begin_step(self, batch: ForwardBatch) -> None:
-        """No effect: layers share nothing."""
+        """Does nothing: layers share nothing."""
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
-        """No effect: nothing depends on the lengths."""
+        """Does nothing: nothing depends on the lengths."""
 
     def covers(self, seq_lens: Ints) -> bool:
         return True
 
 
 def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> dict[int, StepProgram]:
-    """Programs by size, for those of these sizes that the kernel supports; at least one. Raises DoesNotCover."""
+    """Builds the programs by size, for those sizes that the kernel supports; at least one. Raises DoesNotCover."""
     if pool.dtype is not torch.bfloat16:
         raise DoesNotCover(f"it does not read KV pages of {dtype_name(pool.dtype)}")
     try:
@@ -108,7 +108,9 @@ def describe_for_kernel(model: CausalLM) -> DenseDecoder:
 
 
 def lacks(plan: DecoderPlan) -> list[str]:
-    """Parts of the plan that the kernel does not support, in addition to those that a description cannot express."""
+    """Returns the parts of the plan that the kernel does not support, in addition to those that a description cannot
+    express.
+    """
     first, *others = plan.attentions
     reasons = {
         "its activation is not silu": any(

@@ -83,7 +83,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, step: DraftStep) -> Tensor:
-        """[T] int64: the draft at each token of the step; NO_DRAFT_HERE where there is none.
+        """Returns the draft at each token of the step, [T] int64; NO_DRAFT_HERE where there is none.
 
         `step.drafts` are those that the host proposes. The page table already has the step's pages.
         """
@@ -94,8 +94,8 @@ class Drafter(Protocol):
         ...
 
     def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
-        """`propose` in a captured step: only queues work on tensors of the device. drafts: [R * width] those of the
-        host.
+        """Does what `propose` does in a captured step: only queues work on tensors of the device. drafts: [R * width]
+        drafts of the host.
         """
         ...
 
@@ -195,7 +195,7 @@ class HelpingModel(Protocol):
         ...
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
-        """Its work over its memory, combined with that of the other models (`beside`)."""
+        """Builds its work over its memory, and combines it with that of the other models (`beside`)."""
         ...
 
 

@@ -68,7 +68,7 @@ class RunnerConfig:
         return None if chunk is None else max(min(chunk, self.max_prefill_tokens), self.page_size)
 
     def most_tokens(self, max_context: int) -> int:
-        """Most new prompt tokens of one step, of rows that hold so many positions."""
+        """Returns the most new prompt tokens of one step, of rows that hold so many positions."""
         return self.chunked_prefill_size or max(self.max_prefill_tokens, max_context)
 
     draft_tokens: int = 0

@@ -33,7 +33,7 @@ class NoLogits:
     """Implements `MakesLogits` on a stage that has no projection to logits."""
 
     def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
-        """[S, 0]: as many rows as the last stage chooses tokens for."""
+        """Returns [S, 0]: as many rows as the last stage chooses tokens for, without logits."""
         return hidden.new_empty(len(hidden if rows is None else rows), 0)
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:

@@ -124,7 +124,7 @@ def states_of(batch: ModelWorkerBatch) -> StateColumns:
 
 
 def entries(states: StateColumns, no_state: int) -> Longs:
-    """[R] the entry of the pool for each row; `no_state`: that of rows without a state."""
+    """Returns the entry of the pool for each row, [R]; `no_state`: the entry of rows without a state."""
     found: Longs = np.where(states.slots < 0, no_state, states.slots).astype(np.int64)
     return found
 
@@ -181,7 +181,7 @@ def tables_of(runs: Sequence[StateRun], extend_lens: Ints) -> dict[str, Ints]:
 
 
 def runs_over(runs: tuple[StateRun, ...], tables: Mapping[str, Ints], columns: Mapping[str, Tensor]) -> StateRuns:
-    """`tables`: of `tables_of`. `columns`: these on the device."""
+    """Builds the runs of a step on the device. `tables`: from `tables_of`. `columns`: the same on the device."""
     lens = np.diff(tables["rows"])
     sizes = tuple(int(np.count_nonzero(lens > turn)) for turn in range(lens.max()))
     return StateRuns(spans=runs, turn_sizes=sizes, **{name: columns[name] for name in tables})

@@ -68,8 +68,8 @@ class StepShape:
 
     @classmethod
     def of(cls, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> StepShape:
-        """Shape of an eager step, without padding. `all_tokens`: True if all hidden states are wanted, whatever the
-        batch asks for.
+        """Returns the shape of an eager step, without padding. `all_tokens`: True if all hidden states are wanted,
+        whatever the batch asks for.
         """
         decode, ids = batch.mode.is_decode, batch.input_ids
         last_only = not (decode or all_tokens or wants_all_tokens(batch)) and batch.num_tokens > batch.num_rows
@@ -155,8 +155,8 @@ class StepMemory:
         self._turn = 0
 
     def take(self) -> int:
-        """Number of the next host buffer. Waits until the device has read the buffer's previous content; this is rarely
-        necessary.
+        """Returns the number of the next host buffer. Waits until the device has read the buffer's previous content;
+        this is rarely necessary.
         """
         turn = self._turn
         self._turn = (turn + 1) % len(self.hosts)
@@ -165,7 +165,7 @@ class StepMemory:
         return turn
 
     def sent(self, turn: int) -> None:
-        """The copy from this host memory was queued."""
+        """Records that the copy from this host memory was queued."""
         if (copied := self._copied[turn]) is None:
             self._copied[turn] = self._platform.record_event()
         else:
@@ -188,7 +188,9 @@ class Places:
         self._hosts: dict[int, tuple[Tensor, StepArrays, StepArrays]] = {}
 
     def host(self, turn: int) -> tuple[Tensor, StepArrays, StepArrays]:
-        """In the numbered host memory: the bytes, the columns, and those of them that the attention backend fills."""
+        """Returns views of the numbered host memory: the bytes, the columns, and the columns that the attention backend
+        fills.
+        """
         if turn not in self._hosts:
             host = self.memory.hosts[turn][: len(self.device)]
             buffer, arrays = host.numpy(), {}
@@ -309,7 +311,7 @@ class StepBuffers:
         return replace(batch, input_ids=tables.resolve(batch.input_ids, views.get("token_slots", batch.slots)))
 
     def _write(self, batch: ModelWorkerBatch, columns: StepArrays, shape: StepShape) -> None:
-        """The step's tokens and rows, then padding."""
+        """Writes the step's tokens and rows, then padding."""
         tokens, rows = batch.num_tokens, batch.num_rows
         for name, values in (
             ("input_ids", batch.input_ids),
@@ -353,7 +355,8 @@ class StepBuffers:
             columns["logits_rows"][:] = ends if shape.last_only else (np.cumsum(lens, dtype=np.int64) - 1)[ends]
 
     def _write_entries(self, batch: ModelWorkerBatch, columns: StepArrays) -> None:
-        """A step's page table writes, or none if there is no room for them: then they are queued before the step.
+        """Writes a step's page table writes, or none if there is no space for them: then they are queued before the
+        step.
 
         An entry of padding sets one of the padding row to page 0, as it is.
         """

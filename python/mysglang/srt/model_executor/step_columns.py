@@ -29,7 +29,9 @@ Indices = npt.NDArray[np.int64]
 
 
 def sampled_columns(batch: ModelWorkerBatch) -> Columns:
-    """Columns of a captured step with new tokens: which of its rows' last tokens get logits, and their slots."""
+    """Returns the columns of a captured step with new tokens: which of its rows' last tokens get logits, and their
+    slots.
+    """
     return {"logits_rows": np.flatnonzero(batch.yields), "sample_slots": batch.slots[batch.yields].astype(np.int64)}
 
 
@@ -44,7 +46,7 @@ def hidden_column(hidden: HiddenColumns | None) -> Columns:
 
 
 def positions_of(batch: ModelWorkerBatch) -> Indices:
-    """[T] position of each token in its row."""
+    """Returns the position of each token in its row, [T]."""
     ends = batch.seq_lens.astype(np.int64)
     if batch.mode.is_decode:
         return ends - 1
@@ -56,7 +58,7 @@ def positions_of(batch: ModelWorkerBatch) -> Indices:
 
 
 def table_columns(writes: TableWrites | None, max_pages: int) -> Columns:
-    """Flat entries of the page tables, and what they become in the table of each space."""
+    """Returns the flat indices of page table entries, and their new values in the table of each space."""
     if writes is None or not len(writes.slots):
         return {}
     columns: Columns = {"table_entries": writes.slots.astype(np.int64) * max_pages + writes.columns}
@@ -78,7 +80,7 @@ def page_columns(spaces: int) -> tuple[str, ...]:
 
 
 def feature_columns(part: FeatureColumns, logits: LogitsRows) -> Columns:
-    """One feature's part in a step under names of the feature's own; nothing if none of its rows has logits."""
+    """Returns one feature's part in a step under names of the feature's own; nothing if none of its rows has logits."""
     if part.rows is None:
         return named(part.feature, part.columns)
     index, at = logits.entries(part.rows)
@@ -93,7 +95,7 @@ def named(feature: str, columns: Arrays) -> Columns:
 
 
 def mask_columns(mask: TokenMask, logits: LogitsRows) -> Columns:
-    """Columns of a mask whose rows all have logits."""
+    """Returns the columns of a mask whose rows all have logits."""
     rows = logits.only(mask.rows)
     return {"mask_rows": rows if mask.places is None else rows + mask.places, "mask_bits": mask.bits}
 
@@ -117,7 +119,7 @@ class LogprobLayout:
 def output_logprob_columns(
     logprobs: LogprobColumns, yields: npt.NDArray[np.bool_], logits: LogitsRows
 ) -> tuple[LogprobLayout, Columns] | None:
-    """Positions are the rows that ask and yield."""
+    """Returns the columns of output log-probabilities. Positions are the rows that ask and yield."""
     rows = np.flatnonzero(logprobs.rows & yields)
     if not len(rows):
         return None
@@ -126,7 +128,7 @@ def output_logprob_columns(
 
 
 def prompt_logprob_columns(logprobs: LogprobColumns) -> tuple[LogprobLayout, Columns] | None:
-    """Positions are those of prompt tokens, rows in order."""
+    """Returns the columns of prompt log-probabilities. Positions are those of prompt tokens, rows in order."""
     if not len(logprobs.prompt_positions):
         return None
     found, columns = _ragged(logprobs, np.repeat(np.arange(len(logprobs.rows)), logprobs.prompt_counts))

@@ -126,7 +126,7 @@ class StepStager:
         return StepInputs(tokens=up, sampling=PLAIN, output_layout=None, prompt=None, prompt_layout=None, rows=rows)
 
     def stage_late(self, batch: ModelWorkerBatch, mask: TokenMask) -> tuple[Act, ...]:
-        """Inputs that the step waited for: logit processors, and forbidden tokens."""
+        """Stages the inputs that the step waited for: logit processors, and forbidden tokens."""
         logits = LogitsRows.of(batch.yields, batch.logits_per_row)
         acts: list[Act] = []
         if mask.calls:

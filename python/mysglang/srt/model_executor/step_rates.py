@@ -17,8 +17,8 @@ def step_rates(
     weights: int,
     token_bytes: float,
 ) -> StepRates | None:
-    """None where the device was not measured, or nothing is known about the layers. weights: bytes of this rank's;
-    token_bytes: what its layers keep of a token.
+    """Returns the cost rates of steps; None if the device was not measured, or nothing is known about the layers.
+    weights: bytes of this rank's weights; token_bytes: bytes that its layers keep of a token.
     """
     if rates is None or config.decoder is None or config.pooling is not None:
         return None

@@ -40,7 +40,7 @@ SCALED = torch.float8_e4m3fn
 def stores_of(
     config: RunnerConfig, model: ModelConfig, load: LoadConfig, specs: Sequence[AttentionSpec], dtype: torch.dtype
 ) -> ModelStores:
-    """Stored data of a model with these layers for every token. dtype: the dtype of its computation.
+    """Returns what a model with these layers stores of every token. dtype: the dtype of its computation.
 
     Raises ConfigError for scales that are wrong, or that nothing would use.
     """

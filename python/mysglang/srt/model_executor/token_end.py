@@ -49,7 +49,7 @@ class Choosing(Protocol):
     """When the tokens of a step are chosen that waits for no mask."""
 
     def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
-        """The result of a queued step whose tokens `choose` chooses."""
+        """Returns the result of a queued step. `choose` chooses its tokens."""
         ...
 
     def lasting(self, tensor: Tensor) -> Tensor:

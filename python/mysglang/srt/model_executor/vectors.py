@@ -164,7 +164,7 @@ class EncodingProgram:
 
 
 def token_types(batch: ModelWorkerBatch, positions: Indices) -> Indices:
-    """[T] 1 for the tokens of a pair's second text, else 0."""
+    """Returns 1 for the tokens of a pair's second text, else 0, [T]."""
     if batch.second_texts is None:
         return np.zeros(batch.num_tokens, dtype=np.int64)
     seconds = np.repeat(batch.second_texts, batch.extend_lens)

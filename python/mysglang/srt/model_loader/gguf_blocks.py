@@ -19,7 +19,7 @@ Expand = Callable[[Tensor], Tensor]
 
 
 def expanded(blocks: Tensor, expand: Expand, values_per_block: int, dtype: torch.dtype) -> Tensor:
-    """[blocks, bytes of a block] uint8 -> [blocks * values_per_block] of `dtype`."""
+    """Expands blocks: [blocks, bytes of a block] uint8 -> [blocks * values_per_block] of `dtype`."""
     found = torch.empty(len(blocks), values_per_block, dtype=dtype)
     step = max(1, CHUNK // values_per_block)
     for at in range(0, len(blocks), step):
@@ -28,18 +28,20 @@ def expanded(blocks: Tensor, expand: Expand, values_per_block: int, dtype: torch
 
 
 def _halves(blocks: Tensor, at: int, count: int = 1) -> Tensor:
-    """[blocks, count] float32: float16 numbers that stand at this byte."""
+    """Returns the float16 numbers at this byte, [blocks, count] float32."""
     return blocks[:, at : at + 2 * count].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: Tensor, run: int) -> Tensor:
-    """[blocks, n] uint8 -> [blocks, 2 n]: of each `run` bytes first all low halves, then all high ones."""
+    """Splits bytes in halves: [blocks, n] uint8 -> [blocks, 2 n]. Each `run` bytes become all their low halves, then
+    all high ones.
+    """
     parts = packed.view(len(packed), -1, 1, run)
     return torch.cat([parts & 15, parts >> 4], 2).flatten(1)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """[blocks, 4] uint8 -> [blocks, 32]: bit i of the number of 32 bits, in the place of a fifth bit."""
+    """Returns bit i of each 32-bit number, shifted to the fifth bit: [blocks, 4] uint8 -> [blocks, 32]."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return ((packed[:, :, None] >> shifts & 1) << 4).flatten(1)
 
@@ -67,21 +69,25 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _crumbs(packed: Tensor) -> Tensor:
-    """[blocks, n] uint8 -> [blocks, 4 n]: of each 32 bytes first all lowest two bits, then all next ones."""
+    """Splits bytes in pairs of bits: [blocks, n] uint8 -> [blocks, 4 n]. Each 32 bytes become all their lowest
+    two bits, then all next ones.
+    """
     parts = packed.view(len(packed), -1, 1, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
     return (parts >> shifts & 3).flatten(1)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
-    """16 sub-blocks: 16 bytes with a scale and an offset of 4 bits each, 64 bytes of values, d, m."""
+    """Expands Q2_K: 16 sub-blocks: 16 bytes with a scale and an offset of 4 bits each, 64 bytes of values, d, m."""
     packed, d, m = blocks[:, :16], _halves(blocks, 80), _halves(blocks, 82)
     values = _crumbs(blocks[:, 16:80].contiguous()).view(-1, 16, 16)
     return (values * (d * (packed & 15))[..., None] - (m * (packed >> 4))[..., None]).flatten(1)
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
-    """16 sub-blocks: 32 bytes with the highest bit of each value, 64 bytes of values, 12 bytes of scales, d."""
+    """Expands Q3_K: 16 sub-blocks: 32 bytes with the highest bit of each value, 64 bytes of values, 12 bytes of scales,
+    d.
+    """
     low, high = blocks[:, 96:104], blocks[:, 104:108]
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 4, 1)
     scales = torch.cat([low & 15, low >> 4], 1) | ((high[:, None, :] >> shifts & 3) << 4).flatten(1)
@@ -93,7 +99,7 @@ def _q3_k(blocks: Tensor) -> Tensor:
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """[blocks, 12] uint8 -> scales and offsets of 8 sub-blocks, [blocks, 8] uint8 each.
+    """Unpacks six-bit numbers: [blocks, 12] uint8 -> scales and offsets of 8 sub-blocks, [blocks, 8] uint8 each.
 
     The first four bytes hold scales 0 to 3, and above them two bits of scales 4 to 7. The next four hold the offsets in
     the same way. The last four hold the low halves of scales and offsets 4 to 7.
@@ -104,7 +110,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(blocks: Tensor, values: Tensor) -> Tensor:
-    """Values of Q4_K and Q5_K, whose blocks begin with d, m and 12 bytes of scales and offsets."""
+    """Scales the values of Q4_K and Q5_K, whose blocks begin with d, m and 12 bytes of scales and offsets."""
     scales, offsets = _six_bits(blocks[:, 4:16])
     d, m = _halves(blocks, 0) * scales, _halves(blocks, 2) * offsets
     return (values.view(-1, 8, 32) * d[..., None] - m[..., None]).flatten(1)
@@ -120,7 +126,7 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """16 sub-blocks: 128 bytes of low halves, 64 of the two bits above, 16 scales as int8, d."""
+    """Expands Q6_K: 16 sub-blocks: 128 bytes of low halves, 64 of the two bits above, 16 scales as int8, d."""
     values = _nibbles(blocks[:, :128].contiguous(), 64) | _crumbs(blocks[:, 128:192].contiguous()) << 4
     factors = _halves(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8)
     return ((values.to(torch.int8) - 32).view(-1, 16, 16) * factors[..., None]).flatten(1)

@@ -71,9 +71,9 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 def _halves_together(rows: Tensor, heads: int) -> Tensor:
-    """[rows, bytes]: of each head, the even rows before the odd ones.
+    """Moves the even rows of each head before the odd ones. rows: [rows, bytes].
 
-    llama.cpp turns neighbouring rows of a head together, and keeps them so: row i of the first half, row i of the
-    second. Transformers turns the first half of a head with the second.
+    llama.cpp rotates neighbouring rows of a head together, and stores them so: row i of the first half, row i of the
+    second. Transformers rotates the first half of a head with the second.
     """
     return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

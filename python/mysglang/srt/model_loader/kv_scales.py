@@ -34,8 +34,10 @@ _NAME = re.compile(
 
 
 def checkpoint_scales(folder: Path, load_format: str = "auto") -> Scales:
-    """Scales from a checkpoint's tensors; empty if it has no such tensors. A layer that has one scale alone has it for
-    both. Raises ConfigError for a scale that is not one positive number.
+    """Returns the scales from a checkpoint's tensors; empty if it has no such tensors.
+
+    If a layer has only one scale, it holds for keys and values. Raises ConfigError for a scale that is not one positive
+    number.
     """
     found: dict[int, dict[str, float]] = {}
     for file in open_weight_files(folder, load_format):
@@ -67,9 +69,9 @@ class _QuantParam(msgspec.Struct, frozen=True):
 
 
 def file_scales(path: Path, *, rank: int, num_ranks: int, num_layers: int) -> Scales:
-    """Scales from a file of `--quantization-param-path`, which has one for each layer of each rank.
+    """Returns the scales from a file of `--quantization-param-path`, which has one for each layer of each rank.
 
-    Raises ConfigError for what is not such a file, or is one of another model.
+    Raises ConfigError if the file has another form, or belongs to another model.
     """
     flag = f"--quantization-param-path {path}"
     content: dict[str, Any] = read_json(path)

@@ -126,7 +126,8 @@ def filler_of(model_config: ModelConfig, load_config: LoadConfig) -> Filler:
 
 
 def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:
-    """Small random values, the same for each parameter's name and seed on the same kind of device.
+    """Fills the parameters with small random values, the same for each parameter's name and seed on the same kind of
+    device.
 
     They are drawn around each parameter's own centre, 1 for most norms and 0 for the others, so that activations keep
     the size that they have in a real model.

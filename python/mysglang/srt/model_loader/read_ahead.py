@@ -32,7 +32,7 @@ Ask = Callable[[int, int, int], None]
 
 
 def ask_kernel(descriptor: int, begin: int, count: int) -> None:
-    """A system without the call reads when a page is used."""
+    """Asks the kernel to read ahead. A system without the call reads when a page is used."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, begin, count, os.POSIX_FADV_WILLNEED)
 
@@ -83,15 +83,15 @@ class PageAhead:
                 os.close(descriptor)
 
     def _wait_until_copied(self, num_bytes: int) -> bool:
-        """False: closed."""
+        """Waits until that many bytes were copied. Returns False if it was closed."""
         with self._turn:
             self._turn.wait_for(lambda: self._closed or self._copied >= num_bytes)
             return not self._closed
 
 
 def in_order_ahead(work: Iterable[Callable[[], Result]], workers: int = WORKERS) -> Generator[Result, None, None]:
-    """Results of the calls, in their order; a few of the next calls run at the same time. An exception is raised in its
-    turn.
+    """Yields the results of the calls, in their order; a few of the next calls run at the same time. An exception is
+    raised in its turn.
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read-weights")
     begun: deque[Future[Result]] = deque()

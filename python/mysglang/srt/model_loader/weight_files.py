@@ -48,8 +48,8 @@ class WeightFile(Protocol):
         ...
 
     def read(self, name: str) -> Tensor:
-        """One tensor on the CPU: a view of the mapped file where that is possible, so pages come in when they are
-        used. May be called from several threads.
+        """Returns one tensor on the CPU: a view of the mapped file where that is possible, so pages are read when they
+        are used. May be called from several threads.
         """
         ...
 
@@ -125,10 +125,10 @@ def open_weight_files(path: Path, load_format: str = "auto") -> list[WeightFile]
 
 
 def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[tuple[str, Tensor], None, None]:
-    """Every tensor of the files, in their order.
+    """Yields every tensor of the files, in their order.
 
-    Most are views of the mapped files, which cost nothing: bytes are used when a parameter copies them, and of a tensor
-    that is split over ranks only those of this rank's part. The disk reads ahead of that.
+    Most are views of the mapped files, which cost nothing: bytes are read when a parameter copies them, and for a
+    tensor that is split over ranks only this rank's part. The disk reads ahead of that.
     """
     named = [(file, name) for file in files for name in file.names]
     ahead, progress = PageAhead([file.path for file in files]), Progress(files, show=show_progress)

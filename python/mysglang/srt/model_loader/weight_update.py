@@ -127,7 +127,7 @@ class WeightUpdate:
         return self._values(place.name).read(place.section)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by its checkpoint's name, without the prefix that checkpoints differ in."""
+        """Yields every tensor by its checkpoint's name, without the prefix that differs between checkpoints."""
         names = self._model.weight_names()
         for parameter, layout in self._model.layouts.items():
             values = self._values(parameter)
@@ -145,7 +145,7 @@ class WeightUpdate:
         return layout.filled(held.data.to(layout.dtype))
 
     def _laid_out(self) -> Iterator[tuple[FinishesWeights, Mapping[str, WeightParameter]]]:
-        """The modules that hold something made of their parameters, and the layouts of these."""
+        """Yields the modules that hold something made from their parameters, and the layouts of these."""
         by_module: dict[str, dict[str, WeightParameter]] = {}
         for name, layout in self._model.layouts.items():
             path, _, own = name.rpartition(".")
@@ -181,7 +181,9 @@ def check_config(path: Path, served: ModelConfig) -> None:
 
 
 def first_difference(name: str, one: object, other: object) -> tuple[str, object, object] | None:
-    """(the path of names to it, what stands there in each) of two values called `name`; None if they are equal."""
+    """Returns where two values called `name` first differ: (path of names, one value, the other); None if they are
+    equal.
+    """
     if one == other:
         return None
     if isinstance(one, msgspec.Struct) and type(one) is type(other):
@@ -194,7 +196,7 @@ def first_difference(name: str, one: object, other: object) -> tuple[str, object
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 of the tensor's bytes."""
+    """Returns the SHA-256 of the tensor's bytes."""
     # A copy: what numpy has once looked into cannot be given back to the machine.
     plain = tensor.detach().to(CPU, copy=True).contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(plain.numpy().data).hexdigest()

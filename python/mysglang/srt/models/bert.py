@@ -36,7 +36,7 @@ class BertForSequenceClassification(EncoderModel):
         self.classifier = ReplicatedLinear(size, num_labels(config), bias=True, context=context.under("classifier"))
 
     def head(self, pooled: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, labels], no softmax."""
+        """Computes scores, [N, hidden_size] -> [N, labels], without softmax."""
         x = pooled.to(self.embeddings.norm.weight.dtype)
         scores: Tensor = self.classifier(torch.tanh(self.pooler["dense"](x)))
         return scores.float()
@@ -64,7 +64,7 @@ class RobertaForSequenceClassification(EncoderModel):
         )
 
     def head(self, pooled: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, labels], no softmax."""
+        """Computes scores, [N, hidden_size] -> [N, labels], without softmax."""
         x = pooled.to(self.embeddings.norm.weight.dtype)
         scores: Tensor = self.classifier["out_proj"](torch.tanh(self.classifier["dense"](x)))
         return scores.float()

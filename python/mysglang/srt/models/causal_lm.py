@@ -27,6 +27,6 @@ class CausalLM(Decoder, TokenModel):
         return ParallelLMHead(vocabulary, size, scale=scale, cap=cap, bias=bias, context=context)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""
+        """Computes logits, [N, hidden_size] -> [N, vocab_size], in the model's dtype."""
         logits: Tensor = self.lm_head(hidden)
         return logits

@@ -165,19 +165,19 @@ class TokenModel(CheckpointModel):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
+        """Computes [W, hidden_size] hidden states after the last norm, for the tokens that the batch wants."""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size]."""
+        """Computes logits, [N, hidden_size] -> [N, vocab_size]."""
 
     @abstractmethod
     def attention_specs(self) -> list[AttentionSpec]:
-        """One for each attention layer of this rank, by layer: what the KV cache is made for."""
+        """Returns a spec for each attention layer of this rank, by layer. The KV cache is made for these."""
 
     @abstractmethod
     def state_specs(self) -> list[StateSpec]:
-        """One for each layer of this rank that keeps a state for each request, by layer."""
+        """Returns a spec for each layer of this rank that keeps a state for each request, by layer."""
 
     @abstractmethod
     def workspace(self, max_tokens: int) -> int:

@@ -97,8 +97,10 @@ class Decoder(CheckpointModel):
         self.norm: RMSNorm | LayerNorm = norm_of(plan.norm, size, context) if stage.last else elsewhere()
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[W, hidden_size] hidden states of the wanted tokens after the last norm. On a stage that is not the last:
-        what its last layer gives, which is then on its way to the next stage. All tokens must be wanted there.
+        """Computes [W, hidden_size] hidden states of the wanted tokens after the last norm.
+
+        On a stage that is not the last, it returns the output of its last layer, which it has sent to the next stage.
+        All tokens must be wanted there.
         """
         x, residual = self._begin(batch)
         *layers, last = self.layers.values()
@@ -109,7 +111,7 @@ class Decoder(CheckpointModel):
         return self._end(x, residual)
 
     def _begin(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """Input of the first layer, and the residual stream: [T, hidden_size] each."""
+        """Returns the input of the first layer, and the residual stream: [T, hidden_size] each."""
         ids = batch.input_ids
         if not self.stage.first:
             shape = (2, len(ids), self.config.hidden_size)
@@ -135,7 +137,7 @@ class Decoder(CheckpointModel):
         return layers  # type: ignore[return-value]
 
     def attention_specs(self) -> list[AttentionSpec]:
-        """One for each attention layer of this rank, by layer."""
+        """Returns a spec for each attention layer of this rank, by layer."""
         return attention_specs(self)
 
     def state_specs(self) -> list[StateSpec]:
@@ -318,7 +320,7 @@ def sum_of(plan: SumPlan, index: int, hidden_size: int, rotaries: Rotaries, cont
 
 
 def no_mixer(plan: NoMixerPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> nn.Module:
-    """In the place of the mixer that a layer does not have."""
+    """Makes an identity in place of the mixer that a layer does not have."""
     return nn.Identity()
 
 

@@ -223,7 +223,7 @@ def head_norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm:
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """Identity, for a plan without a norm."""
+    """Returns x, for a plan without a norm."""
     return x
 
 

@@ -71,7 +71,7 @@ class CannotDescribe(Exception):
 
 
 def describe(model: CausalLM) -> DenseDecoder:
-    """The tensors are the model's own. Raises CannotDescribe."""
+    """Describes a model by its own tensors. Raises CannotDescribe."""
     plan = model.plan
     if reasons := unsaid(plan):
         raise CannotDescribe("; ".join(reasons))
@@ -86,7 +86,7 @@ def describe(model: CausalLM) -> DenseDecoder:
 
 
 def unsaid(plan: DecoderPlan) -> list[str]:
-    """Parts of the plan that a description cannot express."""
+    """Returns the parts of the plan that a description cannot express."""
     reasons = {
         "its embeddings are scaled": plan.embedding_scale != 1.0,
         "its logits are scaled": plan.logit_scale != 1.0,

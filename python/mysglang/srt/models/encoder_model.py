@@ -156,21 +156,21 @@ class EncoderModel(CheckpointModel):
         self.encoder = nn.ModuleDict({"layer": nn.ModuleDict(layers)})
 
     def forward(self, batch: EncoderBatch) -> Tensor:
-        """[T, hidden_size] hidden states after the last layer."""
+        """Computes [T, hidden_size] hidden states after the last layer."""
         x: Tensor = self.embeddings(batch)
         for layer in self.layers():
             x = layer(x, batch)
         return x
 
     def head(self, pooled: Tensor) -> Tensor:
-        """[N, hidden_size] float32 -> [N, width] float32: what the model makes of a pooled state."""
+        """Maps pooled states to the model's result, [N, hidden_size] float32 -> [N, width] float32."""
         return pooled
 
     def weight_names(self) -> WeightNames:
         return WeightNames(self.stacked, {}, aliases=self.renamed, prefixes=(self.prefix,))
 
     def layers(self) -> list[nn.Module]:
-        """In order."""
+        """Returns the layers in order."""
         layers = self.encoder["layer"]
         assert isinstance(layers, nn.ModuleDict)
         return list(layers.values())

@@ -20,7 +20,7 @@ class PoolingDecoder(Decoder):
     ignored: ClassVar[tuple[str, ...]] = (*Decoder.ignored, "lm_head.weight", "lm_head.bias")
 
     def head(self, pooled: Tensor) -> Tensor:
-        """[N, hidden_size] float32 -> [N, width] float32: what the model makes of a pooled state."""
+        """Maps pooled states to the model's result, [N, hidden_size] float32 -> [N, width] float32."""
         return pooled
 
 
@@ -32,7 +32,7 @@ class Classifier(PoolingDecoder):
         self.score = ReplicatedLinear(config.hidden_size, num_labels(config), context=context.under("score"))
 
     def head(self, pooled: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, labels], no softmax."""
+        """Computes scores, [N, hidden_size] -> [N, labels], without softmax."""
         scores: Tensor = self.score(pooled.to(self.norm.weight.dtype))
         return scores.float()
 
@@ -52,7 +52,7 @@ class RewardModel(PoolingDecoder):
         )
 
     def head(self, pooled: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, 1]."""
+        """Computes rewards, [N, hidden_size] -> [N, 1]."""
         inner = F.relu(self.score["0"](pooled.to(self.norm.weight.dtype)))
         reward: Tensor = self.score["2"](inner)
         return reward.float()

@@ -75,8 +75,8 @@ class WeightNames:
         self._sections = {part: (name, i) for name, parts in stacked.items() for i, part in enumerate(parts)}
 
     def sections(self, parameter: str, count: int) -> list[str]:
-        """[count] the checkpoint tensors that hold the sections of a parameter, by name without the prefix. One tensor
-        may hold all of them.
+        """Returns the checkpoint tensors that hold the sections of a parameter, by name without the prefix, [count].
+        One tensor may hold all of them.
         """
         parts, theirs = parameter.split("."), self._to_theirs(parameter).split(".")
         if (of_expert := self._experts.get(theirs[-1])) is not None:

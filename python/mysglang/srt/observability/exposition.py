@@ -84,7 +84,7 @@ class Page(Collector):
 
 
 def render(pages: Iterable[Page]) -> bytes:
-    """Several pages as one, in Prometheus' text format."""
+    """Renders several pages as one, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     for page in pages:
         registry.register(page)

@@ -124,6 +124,6 @@ class Sheet:
 
 
 def cumulative(histogram: Histogram, numbers: Sequence[float]) -> list[tuple[str, float]]:
-    """(upper bound, how many were not above it), as Prometheus wants them, from a histogram's numbers."""
+    """Converts a histogram's numbers to (upper bound, how many were not above it), as Prometheus wants them."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     return list(zip(bounds, accumulate(numbers[:-1]), strict=True))

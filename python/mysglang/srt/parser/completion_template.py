@@ -26,7 +26,7 @@ class CompletionTemplate:
 
 
 def _template(text: str, *marks: str) -> CompletionTemplate:
-    """`text` with the marks in the places 0, 1 and 2."""
+    """Returns `text` with the marks inserted at the placeholders 0, 1 and 2."""
     return CompletionTemplate(text.format(*marks, prompt="{prompt}", suffix="{suffix}"), marks)
 
 

@@ -69,7 +69,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree, template
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """One step of an attribute's path that a filter follows. Each part of the path is short."""
+        """Follows one step of an attribute's path in a filter. Each part of the path is short."""
         try:
             return obj[argument]
         except (TypeError, LookupError):

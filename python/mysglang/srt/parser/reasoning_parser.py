@@ -53,7 +53,7 @@ class ReasoningParser(ABC):
         return self._told()
 
     def finish(self) -> list[Part]:
-        """Parts of the text that was held back; the text has ended."""
+        """Returns the parts of the text that was held back, because the text has ended."""
         self._reading.finish()
         return self._told()
 
@@ -80,7 +80,7 @@ class ReasoningParser(ABC):
             self._spaces.append(text[len(kept) :])
 
     def _thought_over(self) -> None:
-        """If another one follows, it begins on a line of its own."""
+        """Makes another thought, if one follows, begin on a line of its own."""
         self._spaces[:] = ["\n"]
 
     def _told(self) -> list[Part]:

@@ -222,7 +222,7 @@ class GuardedCode(CodeGenerator):
 
 
 def _price(body: Iterable[nodes.Node]) -> int:
-    """Cost of running a body once: each of its nodes, including those of the bodies inside it."""
+    """Returns the cost of running a body once: each of its nodes, including those of the bodies inside it."""
     price, stack = 1, list(body)
     while stack:
         node = stack.pop()

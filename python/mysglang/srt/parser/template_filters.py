@@ -39,7 +39,7 @@ Filter = Callable[..., Any]
 
 
 def _jinja(name: str) -> Filter:
-    """Jinja's filter, called with a context, whichever arguments it expects from Jinja."""
+    """Returns Jinja's filter as a function of a context, whichever arguments Jinja passes to it."""
     function: Filter = JINJA_FILTERS[name]
     match PassArg.from_obj(function):
         case PassArg.context:
@@ -116,7 +116,7 @@ def _ordering(name: str) -> Filter:
 
 
 def _padded_batch(name: str) -> Filter:
-    """batch and slice, which fill the last group up with a value."""
+    """Returns the filter `batch` or `slice`, which fill the last group up with a value."""
     run = _ordering(name)
 
     @pass_context
@@ -254,7 +254,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML characters, which no model was trained on."""
+    """Writes JSON without escaping HTML characters as Jinja's own filter does, because no model was trained on that."""
     guard = _guard(context)
     lead = len(indent) if isinstance(indent, str) else indent or 0
     if lead > MAX_INDENT or guard.weigh(separators) > SMALL:
@@ -269,7 +269,7 @@ def _to_json(
 
 
 def _pay_indented(guard: Guard, value: Any, indent: int) -> None:
-    """A value that is nested deeply makes long lines, however small it is."""
+    """Pays for indentation. A value that is nested deeply makes long lines, however small it is."""
     text = json.dumps(value)
     opened = text.count("{") + text.count("[")
     lines = text.count(",") + 2 * opened

@@ -354,7 +354,7 @@ class Guard:
     # -- reading and calling
 
     def attr(self, owner: Any, name: str) -> Any:
-        """`owner.name`: a method or what Jinja shows of its own objects, else the item of that name."""
+        """Returns `owner.name`: a method or what Jinja shows of its own objects, otherwise the item of that name."""
         kind = type(owner)
         if kind is dict:
             if name in owner and name not in self._methods[dict]:
@@ -374,7 +374,7 @@ class Guard:
         return owner[name] if kind is dict and name in owner else self.environment.undefined(None, owner, name)
 
     def item(self, owner: Any, key: Any) -> Any:
-        """`owner[key]`: the item, else the attribute of that name."""
+        """Returns `owner[key]`: the item, otherwise the attribute of that name."""
         if type(key) is not str and type(key) not in _SCALARS:
             self.weigh(key)
         if isinstance(owner, _INDEXED):

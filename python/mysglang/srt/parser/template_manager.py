@@ -71,7 +71,9 @@ class TemplateManager:
         return "\n".join(template.source for template in self._templates.values())
 
     def variables(self, *, with_tools: bool = False) -> frozenset[str]:
-        """Variables of the template that would render a conversation with or without tools. Raises InvalidRequest."""
+        """Returns the variables of the template that would render a conversation with or without tools. Raises
+        InvalidRequest.
+        """
         return self._template(with_tools).variables
 
     def render(
@@ -139,7 +141,7 @@ class TemplateManager:
         return templates
 
     def _drop_hostile(self, override: str | None) -> None:
-        """Try each template on the shortest conversation. One that does too much even there is not used."""
+        """Tries each template on the shortest conversation. One that does too much even there is not used."""
         for name, template in list(self._templates.items()):
             message = _fit({"role": "user", "content": "Hi"}, template)
             try:

@@ -73,7 +73,7 @@ def _splitlines(guard: Guard, text: str, keepends: bool = False) -> list[str]:
 
 
 def replace(guard: Guard, text: str, old: str, new: str, count: int = -1, /) -> str:
-    """`text.replace`, also behind the filter."""
+    """Does what `text.replace` does, also for the filter."""
     guard.scan(text, old)
     if len(new) > len(old):
         guard.spend((text.count(old) * (len(new) - len(old))) >> 4)
@@ -99,7 +99,7 @@ def _join(guard: Guard, separator: str, values: Any, /) -> str:
 
 
 def percent(guard: Guard, form: str, values: Any) -> str:
-    """`form % values`"""
+    """Computes `form % values`."""
     _pay_format(guard, form, form.count("%"), values)
     if "*" in form:
         given = values if isinstance(values, tuple) else (values,)
@@ -134,7 +134,9 @@ def _format_map(guard: Guard, form: str, values: Mapping[str, Any], /) -> str:
 
 
 def _pay_format(guard: Guard, form: str, places: int, values: Any) -> None:
-    """Every number may be a width, and each place may hold all of the values, written with escapes."""
+    """Pays for a format. Every number may be a width, and each place may hold all of the values, written with
+    escapes.
+    """
     if len(form) > MAX_FORMAT:
         raise TooMuchWork
     guard.spend(sum(int(number) for number in _NUMBER.findall(form)) >> 4)
@@ -151,7 +153,7 @@ def _copied(guard: Guard, value: Any) -> Any:
 
 
 def _member(name: str) -> Run:
-    """index and count of a list or a tuple."""
+    """Returns the method index or count of a list or a tuple."""
 
     def run(guard: Guard, values: Any, value: Any, *args: Any) -> int:
         guard.search(value, len(values))

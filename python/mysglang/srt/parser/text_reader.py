@@ -41,7 +41,7 @@ class TextReader:
         self._at = 0
 
     def finish(self) -> None:
-        """Called when no further text comes."""
+        """Notes that no further text comes."""
         self._ended = True
 
     def rest(self) -> str:
@@ -144,7 +144,9 @@ class TextReader:
         return found[0]
 
     def _begun(self, markers: Iterable[str]) -> int:
-        """Index at which the text may end with an incomplete marker; the end of the text if there is none."""
+        """Returns the index at which the text may end with an incomplete marker; the end of the text if there is
+        none.
+        """
         text, first = self._text, len(self._text)
         for marker in markers:
             at = text.find(marker[0], max(self._at, len(text) - len(marker) + 1))
@@ -178,7 +180,7 @@ class Reading:
         self._over = False
 
     def feed(self, piece: str) -> None:
-        """The next piece of the text."""
+        """Takes the next piece of the text."""
         if not self._over:
             self._reader.feed(piece)
             self._resume()
@@ -186,7 +188,7 @@ class Reading:
             self._leftover(piece)
 
     def finish(self) -> None:
-        """Called when the text is complete."""
+        """Notes that the text is complete."""
         if not self._over:
             self._reader.finish()
             self._resume()

@@ -142,7 +142,7 @@ class CpuRecorder:
 
 
 def _processor_name() -> str:
-    """Model name of the processor from /proc/cpuinfo, for systems where platform.processor() is empty."""
+    """Returns the model name of the processor from /proc/cpuinfo, for systems where platform.processor() is empty."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -35,7 +35,7 @@ def cuda_is_available() -> bool:
 
 
 def unpin(address: int) -> None:
-    """Unregister memory that `CudaPlatform.pin` registered with the device."""
+    """Unregisters memory that `CudaPlatform.pin` registered with the device."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
 
@@ -139,7 +139,9 @@ class CudaPlatform(Platform):
         return SideStream()
 
     def upload_bytes(self, nbytes: int) -> Tensor:
-        """Pinned. The caching host allocator hands a block out again only when the copies from it are done."""
+        """Allocates pinned bytes. The caching host allocator hands a block out again only when the copies from it are
+        done.
+        """
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def pin(self, memory: Tensor) -> None:

@@ -29,11 +29,11 @@ class Event(Protocol):
     """A point in the device's work."""
 
     def record(self) -> None:
-        """Move it to the point that the work has been queued up to now."""
+        """Moves the event to the point up to which work has been queued now."""
         ...
 
     def synchronize(self) -> None:
-        """Block the host until the device has come past this point."""
+        """Blocks the host until the device has passed this point."""
         ...
 
     def is_past(self) -> bool:
@@ -49,9 +49,7 @@ class SideQueue(Protocol):
     """A queue of device work that runs in an order of its own, beside the steps."""
 
     def begin(self) -> AbstractContextManager[None]:
-        """Work that is queued inside the block goes to this queue, and begins when all step work queued so far is
-        done.
-        """
+        """Queues work inside the block on this queue. It begins when all step work queued so far is done."""
         ...
 
     def record_event(self) -> Event:
@@ -149,10 +147,10 @@ class Platform(ABC):
 
     @abstractmethod
     def recorder(self) -> AbstractContextManager[GraphRecorder]:
-        """Recorder for the graphs that are captured inside the block. The graphs may share memory: the output of a
-        replay is valid until the next replay. Capture the largest graph first.
+        """Returns a recorder for the graphs that are captured inside the block. The graphs may share memory: the output
+        of a replay is valid until the next replay. Capture the largest graph first.
         """
 
     @abstractmethod
     def default_graph_max_bs(self) -> int:
-        """Largest decode batch worth a graph, by the size of the device; 0 where there are no graphs."""
+        """Returns the largest decode batch worth a graph, by the size of the device; 0 if there are no graphs."""

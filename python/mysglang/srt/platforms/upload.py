@@ -45,7 +45,7 @@ class Uploader:
 
 
 def layout(columns: Mapping[str, Column]) -> tuple[dict[str, int], int]:
-    """Offset of each column, and the total number of bytes."""
+    """Returns the offset of each column, and the total number of bytes."""
     offsets, end = {}, 0
     for name, column in columns.items():
         offsets[name] = end

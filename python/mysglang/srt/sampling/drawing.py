@@ -130,8 +130,8 @@ def drawing_columns(
     min_p: npt.NDArray[np.float32],
     seeds: npt.NDArray[np.int64],
 ) -> FeatureColumns:
-    """Columns of all rows of a batch [R]; greedy ones have top_k 1 and temperature 1. A filter that no drawing row uses
-    is left out.
+    """Returns the columns of all rows of a batch [R]; greedy rows have top_k 1 and temperature 1. A filter that no
+    drawing row uses is left out.
     """
     greedy = top_k == 1
     filters: dict[str, Array] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}

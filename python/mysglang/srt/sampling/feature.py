@@ -100,7 +100,7 @@ class SlotTable(Protocol):
         ...
 
     def is_constrained(self, slots: Slots) -> Bools:
-        """[R] True for rows whose tokens a mask restricts."""
+        """Returns True for rows whose tokens a mask restricts, [R]."""
         ...
 
 
@@ -147,7 +147,7 @@ class HostSide:
         raise NotImplementedError
 
     def close(self, slot: int) -> None:
-        """Called when a request that uses the feature leaves its slot: it ended or was retracted."""
+        """Cleans up when a request that uses the feature leaves its slot, because it ended or was retracted."""
 
     def kept(self, slots: Slots, users: Slots) -> FeatureColumns | None:
         """Returns columns that stay valid while the batch has the same rows. `users`: the rows that use the feature; at
@@ -169,28 +169,29 @@ class Act(msgspec.Struct, frozen=True, eq=False):
         """Change float32 logits in place. `broken` [S] bool: rows to be marked for which that cannot be done."""
 
     def scale(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Scale those rows of the logits, float32 [K, vocab], to the distribution whose log-probabilities are
+        """Scales those rows of the logits, float32 [K, vocab], to the distribution whose log-probabilities are
         reported.
         """
         return logits
 
     def choose(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """[S] int64 in place of `tokens`, which are the likeliest ones."""
+        """Returns the tokens to use in place of `tokens`, [S] int64, which are the likeliest ones."""
         return tokens
 
     def chosen(self, tokens: Tensor) -> None:
-        """Called with the chosen tokens; -1 in broken rows."""
+        """Takes the chosen tokens; -1 in broken rows."""
 
     def alone(self, row: int) -> Act | None:
-        """This act for one row of the logits, which is then row 0 of one; None if that row does not use the feature.
+        """Returns this act for one row of the logits, as row 0 of a batch of one; None if that row does not use the
+        feature.
 
-        For a step in which all rows together failed, so it may wait for the device.
+        Used after a step in which all rows together failed, so it may wait for the device.
         """
         raise NotImplementedError
 
 
 def places(rows: Tensor, row: int) -> Tensor:
-    """Index of `row` in `rows`: int64."""
+    """Returns the indices of `row` in `rows`, int64."""
     return (rows == row).nonzero().squeeze(1)
 
 
@@ -201,17 +202,18 @@ class DeviceSide:
     """The tensors that it keeps for slots between steps."""
 
     def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
-        """Called on the host for each part of each step, before the upload: what the device side adds to it.
+        """Returns what the device side adds to a part of a step. Called on the host before the upload.
 
         seq_lens: [R] tokens of each row of the batch with this step.
         """
         return NOTHING
 
     def expect_late(self, part: FeatureColumns, logits: LogitsRows) -> Arrays:
-        """Called instead of `expect` if only the device knows the length of some rows. If it adds something, `act` gets
+        """Does what `expect` does, if only the device knows the length of some rows. If it adds something, `act` gets
         "lengths" too: [S] int64 number of tokens up to and including the one that has these logits.
 
-        A feature of one token a step is not asked: rows that use it never try drafts, so their length is known.
+        Not called for a feature that needs one token a step: rows that use it never try drafts, so their length is
+        known.
         """
         return self.expect(part, logits, NO_LENGTHS)
 

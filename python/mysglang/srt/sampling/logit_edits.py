@@ -62,8 +62,8 @@ class EditsOnDevice(DeviceSide):
 def edits(
     feature: str, rows: Slots, ids: Sequence[npt.NDArray[np.integer]], values: Sequence[npt.NDArray[np.floating]]
 ) -> FeatureColumns:
-    """Columns that say, for each of the ascending `rows` of the batch, which value is added to which token (-inf
-    forbids it).
+    """Returns columns that say, for each of the ascending `rows` of the batch, which value is added to which token
+    (-inf forbids it).
     """
     columns: Arrays = {
         "ids": np.concatenate(ids).astype(np.int64, copy=False),

@@ -46,7 +46,7 @@ class LogitProcessor(Protocol):
     """Made once, without arguments, and called for all requests that name it; it may keep nothing of them."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
-        """logits: [K, vocab] float32, which may be changed in place; returns [K, vocab]."""
+        """Changes the logits [K, vocab] float32, in place or not, and returns [K, vocab]."""
         ...
 
 
@@ -92,7 +92,7 @@ class ThinkingBudgetLogitProcessor:
 
 
 def _last(ids: Ints, token: int) -> int:
-    """Last index of `token`; -1 if absent. Searches near the end first, because a prompt may be long."""
+    """Returns the last index of `token`; -1 if absent. Searches near the end first, because a prompt may be long."""
     near = max(len(ids) - NEAR, 0)
     for start, part in ((near, ids[near:]), (0, ids[:near])):
         found = np.flatnonzero(part == token)
@@ -110,9 +110,10 @@ class ProcessorRun(Act, frozen=True, eq=False):
     params: list[dict[str, Any]]
 
     def edit(self, logits: Tensor, broken: Tensor) -> None:
-        """Rows that a processor fails on, or leaves nothing of, are broken.
+        """Runs the processor. Rows on which it fails, or in which it allows no token, become broken.
 
-        Where it fails on several rows, it is called again for each: one request's parameters must not end another's.
+        If it fails on several rows, it is called again for each, because one request's parameters must not end
+        another's.
         """
         changed = self._changed(logits)
         if changed is None and len(self.params) > 1:

@@ -32,12 +32,12 @@ class LogitsRows:
 
     @classmethod
     def of(cls, yields: npt.NDArray[np.bool_], per_row: npt.NDArray[np.int32] | None = None) -> LogitsRows:
-        """`per_row` logits for each row, or one for each row that yields a token."""
+        """Builds the rows: `per_row` logits for each row, or one for each row that yields a token."""
         return cls((yields if per_row is None else per_row).astype(np.int64))
 
     def lengths(self, seq_lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """[S] number of tokens up to and including the one that has these logits; seq_lens: [R] with all of the step's
-        tokens.
+        """Returns the number of tokens up to and including the one that has these logits, [S]; seq_lens: [R] with all
+        of the step's tokens.
         """
         if self._one_each:
             return seq_lens
@@ -46,8 +46,9 @@ class LogitsRows:
         return lengths
 
     def entries(self, rows: Indices) -> tuple[Indices | slice, Indices]:
-        """For entries that speak of the ascending `rows` [E] of the batch: which of them speak of logits, each once for
-        every logits row of its row, and of which row of the logits.
+        """Maps entries for the ascending `rows` [E] of the batch to rows of the logits.
+
+        Returns the index of the entry for each logits row, and the logits row.
         """
         if self._one_each:
             return slice(None), rows.astype(np.int64, copy=False)

@@ -110,7 +110,7 @@ class PenaltiesBySlot(HostSide):
         return penalty_columns(users, self._lines.of(mine), frequency, presence, repetition)
 
     def fresh(self, step: StepRows, users: Slots) -> FeatureColumns | None:
-        """Rows that finish their prompt in this step begin to count: from the tokens that are known."""
+        """Begins counting for rows that finish their prompt in this step, from the tokens that are known."""
         rows = users[users < step.num_prompts]
         rows = rows[step.yields[rows]]
         if not len(rows):
@@ -122,13 +122,13 @@ class PenaltiesBySlot(HostSide):
 
 
 def penalty_columns(rows: Slots, lines: Ints, frequency: Array, presence: Array, repetition: Array) -> FeatureColumns:
-    """Columns of the penalised rows of a batch: their lines, int32, and strengths, float32."""
+    """Returns the columns of the penalised rows of a batch: their lines, int32, and strengths, float32."""
     strengths = {"frequency": frequency, "presence": presence, "repetition": repetition}
     return FeatureColumns(NAME, rows, {"lines": lines.astype(np.int64), **strengths})
 
 
 def reset_columns(lines: Ints, prompts: list[Ints], outputs: list[Ints]) -> FeatureColumns:
-    """Lines that are reset before the step samples, and the tokens from which they start."""
+    """Returns the lines that are reset before the step samples, and the tokens from which they start."""
     wide = lines.astype(np.int64)
     columns: dict[str, Array] = {"reset": wide}
     for name, ids in (("prompt", prompts), ("output", outputs)):
@@ -146,7 +146,7 @@ class PenaltyLines:
         self._next = 0
 
     def of(self, slots: Slots) -> Ints:
-        """Line of each slot, or NO_LINE."""
+        """Returns the line of each slot, or NO_LINE."""
         lines: Ints = self._line[slots]
         return lines
 
@@ -173,7 +173,7 @@ class Penalties(msgspec.Struct, frozen=True, eq=False):
     repetition: Tensor
 
     def parts(self, size: int) -> Iterator[Penalties]:
-        """Up to `size` of the rows at a time."""
+        """Yields up to `size` of the rows at a time."""
         for begin in range(0, len(self.rows), size):
             yield self.at(slice(begin, begin + size))
 
@@ -238,11 +238,10 @@ class PenaltyTable(DeviceSide):
         counts.index_put_(output, counts.new_full(output[0].shape, 2), accumulate=True)
 
     def apply(self, logits: Tensor, penalties: Penalties) -> None:
-        """Penalise the rows of float32 logits [S, vocab] in place: the additive penalties, then repetition.
+        """Penalises the rows of float32 logits [S, vocab] in place: the additive penalties, then repetition.
 
-        Frequency takes its strength off for each time a token was generated, presence once if it was at all;
-        repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al.,
-        "CTRL", 2019).
+        Frequency takes its strength off for each time a token was generated, presence once if it was at all; repetition
+        divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al., "CTRL", 2019).
         """
         for part in penalties.parts(max(1, CHUNK_BYTES // (4 * logits.shape[1]))):
             self._apply(logits, part)
@@ -258,7 +257,7 @@ class PenaltyTable(DeviceSide):
         logits[penalties.rows] = rows
 
     def count(self, lines: Tensor, tokens: Tensor) -> None:
-        """Each line generated one token more; a token of -1 counts nothing. Lines are distinct."""
+        """Counts one more generated token for each line; a token of -1 counts nothing. Lines are distinct."""
         at = (lines, tokens.clamp(min=0))
         self._counts[at] = self._counts[at] + 2 * (tokens >= 0).int()
 

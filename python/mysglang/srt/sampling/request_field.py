@@ -37,7 +37,7 @@ class Bound(NamedTuple):
 
 
 def between(low: float, high: float) -> Bound:
-    """Both ends included."""
+    """Returns a bound that includes both ends."""
     return Bound(lambda value: low <= value <= high, f"between {_shown(low)} and {_shown(high)}")
 
 
@@ -55,7 +55,9 @@ def _shown(number: float) -> str:
 
 
 def on(*dialects: Dialect, name: str = "") -> Mapping[Dialect, str]:
-    """Routes that have the field, under this name. Without one it is called there as on the native route."""
+    """Returns the routes that have the field, under this name. Without one it has the name of the native route
+    there.
+    """
     return dict.fromkeys(dialects, name)
 
 
@@ -100,7 +102,7 @@ class Declared(NamedTuple):
     or_one: bool
 
     def name_on(self, dialect: Dialect) -> str | None:
-        """None: routes of this dialect do not have it."""
+        """Returns the field's name on this dialect's routes; None if they do not have it."""
         name = self.told.routes.get(dialect)
         return None if name is None else name or self.name
 

@@ -56,7 +56,7 @@ _BYTES_BY_ID = 40
 
 
 def _told_bytes(custom_params: dict[str, Any]) -> int:
-    """Objects take several times the room of what is written of them."""
+    """Estimates the memory of the objects, which is several times the size of their encoding."""
     return 8 * len(msgspec.msgpack.encode(custom_params))
 
 
@@ -64,7 +64,7 @@ _SCHEMA = "A JSON schema as text that the answer satisfies. At most one of json_
 
 
 def _grammar(text: str) -> RequestField:
-    """Routes of other dialects have forms of their own for it."""
+    """Declares a grammar field for the native route only. Routes of other dialects have forms of their own for it."""
     return RequestField(text, routes={}, work=len, held_bytes=len)
 
 

@@ -69,7 +69,7 @@ class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return int(self.lens[: self.num_prompts].sum())
 
     def beside(self, decode: ScheduleBatch) -> ScheduleBatch:
-        """This step of prompts together with a decode step of other rows."""
+        """Returns this step of prompts together with a decode step of other rows."""
         return replace(
             self,
             slots=np.concatenate([self.slots, decode.slots]),

@@ -85,15 +85,15 @@ class LogprobBook:
         self._output.add(ids, piece)
 
     def take(self) -> RowLogprobs:
-        """Log-probabilities that were added since the last call, packed for the wire. Prompt columns are returned once
-        they are complete.
+        """Returns the log-probabilities that were added since the last call, packed for the wire. Prompt columns are
+        returned once they are complete.
         """
         nothing = (b"",) * 5
         return RowLogprobs(*self._output.take(), *(self._input.take() if self.prompt_done else nothing))
 
 
 def by_row(source: PositionLogprobs, counts: Ints, asked: LogprobColumns) -> Iterator[tuple[int, PositionLogprobs]]:
-    """(row, its part) for every row with positions in `source`; row r has `counts[r]` of them, rows in order."""
+    """Yields (row, its part) for every row with positions in `source`; row r has `counts[r]` of them, rows in order."""
     position = top = wanted = 0
     for row in np.flatnonzero(counts).tolist():
         n = int(counts[row])
@@ -138,7 +138,7 @@ class HiddenBook:
 
 
 def hidden_by_row(states: Floats, asked: HiddenColumns, alive: Bools) -> Iterator[tuple[int, Floats]]:
-    """(row, its states) for every living row that has some."""
+    """Yields (row, its states) for every living row that has some."""
     ends = np.cumsum(asked.counts)
     for row in np.flatnonzero((asked.counts > 0) & alive).tolist():
         yield row, states[ends[row] - asked.counts[row] : ends[row]]

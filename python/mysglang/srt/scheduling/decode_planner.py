@@ -176,7 +176,7 @@ class Growth(Protocol):
         ...
 
     def grow_least(self, rows: DecodingRows) -> Grown:
-        """Grow the rows that have a token to come, by one token each."""
+        """Grows the rows that have a token to come, by one token each."""
         ...
 
     def give_back(self, slots: Slots) -> None:
@@ -184,8 +184,10 @@ class Growth(Protocol):
         ...
 
     def begin(self, grown: Grown) -> tuple[Ints, Bools | None]:
-        """The step is planned: its rows advance. Returns ([R] where each row starts, [R] for which rows only the device
-        knows that). Those rows start at ON_DEVICE; the second is None if there are none.
+        """Advances the rows of a planned step. Returns ([R] where each row starts, [R] for which rows only the device
+        knows that).
+
+        Those rows start at ON_DEVICE; the second is None if there are none.
         """
         ...
 
@@ -194,7 +196,7 @@ class Growth(Protocol):
         ...
 
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
-        """The result of a step is about to be applied: row r got `counts[r]` tokens. counts, alive: [R]."""
+        """Takes the result of a step before it is applied: row r got `counts[r]` tokens. counts, alive: [R]."""
         ...
 
 
@@ -221,7 +223,7 @@ class OneToken:
         return self.grow(rows)
 
     def give_back(self, slots: Slots) -> None:
-        """No effect: nothing was set aside."""
+        """Does nothing: nothing was set aside."""
 
     def begin(self, grown: Grown) -> tuple[Ints, Bools | None]:
         self._table.high[grown.slots] = grown.after
@@ -231,4 +233,4 @@ class OneToken:
         return None
 
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
-        """No effect: the lengths were known."""
+        """Does nothing: the lengths were known."""

@@ -108,7 +108,7 @@ class Proposer(Protocol):
     """Decides which rows try drafts, and proposes those that the host knows."""
 
     def widths(self, slots: Slots, most: Ints) -> Ints:
-        """[R] tokens of each row in the next step, its drafts included: at least 1, at most `most` [R]."""
+        """Returns the tokens of each row in the next step, its drafts included: at least 1, at most `most`. All [R]."""
         ...
 
     def columns(self, batch: ScheduleBatch, rows: Slots) -> DraftColumns | None:
@@ -116,7 +116,7 @@ class Proposer(Protocol):
         ...
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
-        """Called with the result of rows that tried drafts: how many drafts of each row were accepted. Both [R]."""
+        """Takes the result of rows that tried drafts: how many drafts of each row were accepted. Both [R]."""
         ...
 
 
@@ -136,7 +136,7 @@ class DeviceProposer:
         return None
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
-        """No effect: the drafts do not depend on earlier results."""
+        """Does nothing: the drafts do not depend on earlier results."""
 
 
 def from_own_text(table: RequestTable) -> Proposer:
@@ -242,7 +242,7 @@ class NgramProposer:
         )
 
     def hear(self, slots: Slots, accepted: Ints) -> None:
-        """No effect: the drafts do not depend on earlier results."""
+        """Does nothing: the drafts do not depend on earlier results."""
 
     def _propose(self, slot: int) -> bool:
         """True if there are drafts for the row."""
@@ -306,7 +306,7 @@ class NgramIndex:
 
 
 def _keys(tokens: Ints) -> npt.NDArray[np.int64]:
-    """[N - MATCH + 1] one number for each MATCH tokens in a row."""
+    """Returns one number for each MATCH tokens in a row, [N - MATCH + 1]."""
     wide = tokens.astype(np.int64)
     last = len(wide) - MATCH + 1
     keys = wide[:last]

@@ -31,7 +31,7 @@ class Accounts(Protocol):
     """Notes what requests have used. It hears of every request that gives its slot back, just before it does."""
 
     def close(self, slot: int) -> None:
-        """The request in `slot` will compute nothing more there."""
+        """Notes that the request in `slot` will compute nothing more there."""
         ...
 
 
@@ -63,7 +63,7 @@ class FairShares:
         self._counted[slot] = 0
 
     def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
-        """Lazily: the walk usually ends after the few that fit."""
+        """Yields the waiting requests in fair order, lazily: the walk usually ends after the few that fit."""
         running = [req.slot for req in self._table.reqs if req is not None]
         self._count(np.asarray(running, dtype=np.int64))
         queues: dict[str, list[Req]] = {}
@@ -77,7 +77,9 @@ class FairShares:
         return self._merged(queues, sorted(queues, key=there.__contains__))
 
     def _merged(self, queues: dict[str, list[Req]], turns: list[str]) -> Iterator[Req]:
-        """Each time one of the tenant that has used least, were all computed that came before; of equals by turns."""
+        """Yields requests as if each one before were already computed: always one of the tenant that has used least,
+        and of equal tenants in turn.
+        """
         heads = [(self.used[tenant], turn, tenant, 0) for turn, tenant in enumerate(turns)]
         heapq.heapify(heads)
         while heads:
@@ -90,9 +92,9 @@ class FairShares:
                 heapq.heappop(heads)
 
     def _level(self, queues: dict[str, list[Req]], there: set[str]) -> None:
-        """Lift tenants that were away to the floor: the least usage of any tenant that has requests.
+        """Raises the usage of tenants that were away to the floor: the least usage of any tenant that has requests.
 
-        If no tenant has requests, none has waited for another: all known tenants are level.
+        If no tenant has requests, none has waited for another, so all known tenants get the largest usage.
         """
         least = min(map(self._of, there)) if there else max(self.used.values(), default=0)
         self._floor = max(self._floor, least)

@@ -79,7 +79,9 @@ class ForwardBuilder:
         return np.concatenate([*ids, self._decoded_ids(lens, int(lens.sum()))])
 
     def _decoded_ids(self, lens: Ints, total: int) -> Ints:
-        """Input ids of decoding rows: the newest token, and the drafts after it. lens: [R], `total` their sum."""
+        """Returns the input ids of decoding rows: the newest token, and the drafts after it. lens: [R], `total` their
+        sum.
+        """
         if total == len(lens):
             return self._unknown_ids[:total]
         ids: Ints = np.full(total, DRAFTED, dtype=np.int32)
@@ -87,7 +89,7 @@ class ForwardBuilder:
         return ids
 
     def _locations(self, batch: ScheduleBatch) -> tuple[Ints, ...]:
-        """[T] where the new tokens are written, in each page space."""
+        """Returns where the new tokens are written, [T], in each page space."""
         kv = self._kv
         if batch.mode.is_decode and batch.new_tokens == len(batch) and batch.late is None:
             return kv.in_spaces(kv.next_locations(batch.slots, batch.starts))
@@ -172,6 +174,6 @@ class ForwardBuilder:
 
 
 def late_lens(high_lens: Ints, late: Bools) -> Ints:
-    """[R] lengths that are known, among those that only the device knows."""
+    """Returns the lengths, [R], with ON_DEVICE for rows whose length only the device knows."""
     lens: Ints = np.where(late, np.int32(ON_DEVICE), high_lens)
     return lens

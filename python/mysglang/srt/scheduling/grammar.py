@@ -51,10 +51,10 @@ class MaskFiller(Protocol):
     """Writes what grammars allow as bit masks."""
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
-        """Row i of `bits` becomes the mask of the tokens that grammars[i] allows next (see `TokenMask`).
+        """Fills row i of `bits` with the mask of the tokens that grammars[i] allows next (see `TokenMask`).
 
-        bits: [len(grammars), words], contiguous. A grammar that cannot go on allows nothing; nothing is set behind the
-        last token of the vocabulary.
+        bits: [len(grammars), words], contiguous. A grammar that cannot continue allows no token. No bit is set behind
+        the last token of the vocabulary.
         """
         ...
 
@@ -87,7 +87,7 @@ class Phrases:
         """Lengths in bytes of all texts that come before a last token."""
 
     def after(self, output: Ints) -> Iterator[Ints]:
-        """The tokens that are forbidden after `output`, in a few pieces."""
+        """Yields the tokens that are forbidden after `output`, in a few pieces."""
         if not self._lengths:
             return
         tail = np.ascontiguousarray(output[-(self._lengths[-1] // ID_BYTES) :], dtype=np.int32).tobytes()

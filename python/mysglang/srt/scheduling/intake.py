@@ -57,7 +57,7 @@ class Intake:
         self._share = share
 
     def drain(self, own: Sequence[Message] = ()) -> list[Message]:
-        """Every message that is there, and `own`, which rank 0 says to itself and all others."""
+        """Returns every message that is there, and `own`, which rank 0 sends to itself and all others."""
         return self._share.share([*self._receiver.drain(), *own])
 
     def drain_within(self, timeout_ms: int) -> list[Message]:
@@ -91,7 +91,7 @@ class Timeouts(Protocol):
     """
 
     def expired(self, reqs: Mapping[str, Req]) -> list[AbortReq]:
-        """Messages that end requests whose time is over. `reqs`: all requests that are not finished, by rid."""
+        """Returns messages that end requests whose time is over. `reqs`: all requests that are not finished, by rid."""
         ...
 
 
@@ -164,7 +164,7 @@ class Gathering:
         """Namespace and prompt of the request that was looked at last."""
 
     def arrived(self, req: Req, to_come: int) -> None:
-        """A request came, and its call has `to_come` more requests on their way."""
+        """Notes that a request arrived, and that its call has `to_come` more requests on their way."""
         self.arrivals.append(req)
         if to_come:
             self.coming.add(call_of(req.rid))
@@ -178,7 +178,9 @@ class Gathering:
                 self._forget()
 
     def planned(self) -> None:
-        """A step is planned: all that arrived are in the waiting queue now, or wait for something else."""
+        """Notes that a step was planned: all arrived requests are in the waiting queue now, or wait for something
+        else.
+        """
         self.arrivals.clear()
         self._whole = False
 
@@ -217,7 +219,7 @@ class Gathering:
 
 
 def common_prefix(one: Ints, other: Ints) -> int:
-    """Length of the common prefix of two token sequences."""
+    """Returns the length of the common prefix of two token sequences."""
     size = min(len(one), len(other))
     if not size or one[0] != other[0]:
         return 0
@@ -241,11 +243,11 @@ class Pace:
         self._last_result = 0.0
 
     def launched(self, prompt_tokens: int) -> None:
-        """The device was given a step with `prompt_tokens` tokens of prompts."""
+        """Notes that the device was given a step with `prompt_tokens` tokens of prompts."""
         self._free_at = max(self._free_at, self._clock()) + prompt_tokens * self._per_token
 
     def finished(self, prompt_tokens: int, launched_at: float) -> None:
-        """The oldest of these steps is done; it was launched at `launched_at`."""
+        """Notes that the oldest of these steps is done; it was launched at `launched_at`."""
         now = self._clock()
         # A small step takes longer for each token; estimated by that, a large one would seem to take for ever.
         if 2 * prompt_tokens >= self._step_tokens:

@@ -33,7 +33,9 @@ class Jumps(Protocol):
     """Jump-forward: appends the tokens that a grammar forces without asking the model."""
 
     def jump(self, lane: Lane) -> None:
-        """Called when the tokens of a step of `lane` are applied and reported."""
+        """Continues answers whose grammar forces the next text. Called when the tokens of a step of `lane` are applied
+        and reported.
+        """
         ...
 
 

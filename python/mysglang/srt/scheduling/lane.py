@@ -51,11 +51,11 @@ class Lane:
         """Prompt tokens that were planned since the last decode step of the rows."""
 
     def join(self, slots: Slots) -> None:
-        """Requests whose prompt is computed start to decode."""
+        """Adds requests whose prompt is computed, so that they decode."""
         self.slots = np.concatenate([self.slots, slots])
 
     def leave(self, slot: int) -> None:
-        """Called when a request ended or was retracted."""
+        """Removes a request that ended or was retracted."""
         if self.chunked is not None and self.chunked.slot == slot:
             self.chunked = None
         self.slots = self.slots[self.slots != slot]
@@ -75,11 +75,11 @@ class Lanes:
         """Slot -> its lane; valid for open slots."""
 
     def enter(self, slot: int, lane: Lane) -> None:
-        """A request that got this slot will decode in `lane`."""
+        """Assigns a request that got this slot to `lane`, in which it will decode."""
         self._of[slot] = lane
 
     def leave(self, slot: int) -> None:
-        """The request in this slot ended or was retracted."""
+        """Removes the request in this slot, which ended or was retracted."""
         self._of[slot].leave(slot)
 
     @property
@@ -110,7 +110,7 @@ class Lanes:
         return -(-(self.size + coming) // len(self.all))
 
     def rest(self) -> None:
-        """The scheduler is idle: no lane decodes."""
+        """Marks every lane as not decoding, because the scheduler is idle."""
         for lane in self.all:
             lane.decodes = False
 
@@ -124,7 +124,7 @@ SettleReason = Literal["pause", "memory", "lengths", "limit", "mask"]
 
 
 def settle_first(lane: Lane, batch: ScheduleBatch | None, table: RequestTable, *, halted: bool) -> SettleReason | None:
-    """Why the result of the step in flight of `lane` must come first; None if it need not.
+    """Returns why the result of the step in flight of `lane` must be applied first; None if it need not.
 
     `batch`: the step that was just planned, or None. `halted`: no step may be launched for the moment.
     """

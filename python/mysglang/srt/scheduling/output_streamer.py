@@ -138,7 +138,7 @@ class OutputStreamer:
         return {row: book.take() for row, book in books.items() if book is not None}
 
     def _drafts(self, due: Slots, ended: Sequence[Req]) -> dict[int, bytes]:
-        """Acceptance of the drafts of requests that have finished a decode step."""
+        """Returns the accepted drafts of requests that have finished a decode step, packed."""
         counts = [*self._table.drafted[due], *(req.drafted for req in ended)]
         return {row: pack_ids(found) for row, found in enumerate(counts) if found is not None and found.any()}
 
@@ -166,7 +166,7 @@ class Timeline(Protocol):
     """Hears of steps that were applied and requests that ended; knows from the requests when they came and started."""
 
     def applied(self, batch: ScheduleBatch) -> None:
-        """The results of a step are in the table."""
+        """Records times after the results of a step were written to the table."""
         ...
 
     def of(self, ended: Sequence[Req], *, first_row: int) -> dict[int, RequestTimes]:
@@ -211,7 +211,7 @@ class RequestTimeline:
 
     @staticmethod
     def _answered(req: Req, now: float) -> float:
-        """Time of the first token of a request that ended in the same step, before it was recorded; 0 if it has
-        none.
+        """Returns the time of the first token of a request that ended in the same step, before it was recorded; 0 if it
+        has none.
         """
         return now if len(req.output_ids) or req.vector is not None else 0.0

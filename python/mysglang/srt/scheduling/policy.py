@@ -31,12 +31,12 @@ class WaitingQueue:
         """Counts requests that came or went."""
 
     def add(self, req: Req) -> None:
-        """Called when a request arrives."""
+        """Appends a request that arrived."""
         self.changes += 1
         self._reqs.append(req)
 
     def add_retracted(self, req: Req) -> None:
-        """A request lost its memory and goes first when there is some again."""
+        """Puts a request that lost its memory in front, so that it is admitted first when there is memory again."""
         self.changes += 1
         self._reqs.appendleft(req)
 
@@ -88,7 +88,9 @@ class SchedulePolicy(Protocol):
     """Orders the waiting queue."""
 
     def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
-        """The requests, those to try first in front. `waiting` is in the order of arrival and stays as it is."""
+        """Returns the requests in the order in which they are tried. `waiting` is in the order of arrival and is not
+        changed.
+        """
         ...
 
 

@@ -47,11 +47,13 @@ class PrefillLimits:
         return self.chunked_prefill_size is not None
 
     def row_chunk(self, page_size: int) -> int | None:
-        """Most new tokens of one row in a step; None: all of its prompt."""
+        """Returns the most new tokens of one row in a step; None: all of its prompt."""
         return max(self.budget(0), page_size) if self.chunking else None
 
     def budget(self, decoding: int) -> int:
-        """Prompt tokens of one step beside `decoding` rows: what these leave of the budget, but at least a share."""
+        """Returns how many prompt tokens one step may have beside `decoding` rows: what these leave of the budget, but
+        at least a share.
+        """
         chunk = self.max_prefill_tokens if self.chunked_prefill_size is None else self.chunked_prefill_size
         budget = min(self.max_prefill_tokens, chunk)
         return max(budget - decoding, budget // LEAST_SHARE)
@@ -123,7 +125,7 @@ class PrefillPlanner:
         return lane.chunked is not None or len(self._waiting) > 0
 
     def tokens_waiting(self, lane: Lane, most: int) -> int:
-        """Prompt tokens that are to be computed, cached ones included; it counts no further than past `most`."""
+        """Counts the prompt tokens that are to be computed, cached ones included. Stops counting beyond `most`."""
         chunked = lane.chunked
         tokens = 0 if chunked is None else len(chunked.ids) - int(self._table.low[chunked.slot])
         for req in self._waiting:
@@ -161,7 +163,7 @@ class PrefillPlanner:
             self._take(req, start, take, step, lane)
 
     def _admit_waiting(self, step: PrefillStep, lane: Lane) -> None:
-        """Admit waiting requests in the policy's order until one does not fit.
+        """Admits waiting requests in the policy's order until one does not fit.
 
         At most one prompt is half computed at any time, in all lanes together: of two, each might hold the memory that
         the other one needs.
@@ -285,13 +287,15 @@ class NewTokenRatio:
         self._decay = (self._init - self._min) / DECAY_STEPS
 
     def after_decode(self) -> None:
-        """A decode step found its memory."""
+        """Lowers the ratio after a decode step found its memory."""
         self.value = max(self.value - self._decay, self._min)
 
     def after_retraction(self, generated: int, max_new: int, running: int) -> None:
-        """Requests were retracted. Those left have generated `generated` of the `max_new` tokens that they may."""
+        """Sets the ratio after requests were retracted. Those left have generated `generated` of the `max_new` tokens
+        that they may.
+        """
         self.value = min((generated + RETRACT_HEADROOM * running) / (max_new + 1), 1.0)
 
     def reset(self) -> None:
-        """No request runs any more: return to the initial ratio."""
+        """Returns to the initial ratio, because no request runs any more."""
         self.value = self._init

@@ -169,7 +169,9 @@ class StopWatch:
         """True if `check` can find anything."""
 
     def check(self, token: int, generated: int) -> Stop | None:
-        """Judge `token`, the request's `generated`-th; every token must be shown once, in order."""
+        """Checks whether `token`, the request's `generated`-th, ends the answer. Every token must be passed once, in
+        order.
+        """
         _, matched = self._text.feed((token,))
         if matched is not None:
             return Stop(matched)

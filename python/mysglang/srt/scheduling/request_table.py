@@ -168,7 +168,7 @@ class RequestTable:
         return not self.embedded[slot]
 
     def is_constrained(self, slots: Slots) -> Bools:
-        """[R] whether masks say which tokens a row may have."""
+        """Returns whether masks restrict the tokens of each row, [R]."""
         return self.constrained.of(slots)
 
     def waits_for_mask(self, slots: Slots, yields: Bools) -> bool:
@@ -184,7 +184,7 @@ class RequestTable:
         return self.tokens[slot, : min(self.known[slot], self.low[slot])]
 
     def take_tokens(self, slots: Slots, positions: Ints) -> Ints:
-        """[R] one token of each row."""
+        """Returns one token of each row, [R]."""
         tokens: Ints = self._flat_tokens[slots * self.tokens.shape[1] + positions]
         return tokens
 
@@ -216,7 +216,7 @@ class Trait:
             self._has[slot] = has
 
     def of(self, slots: Slots) -> Bools:
-        """[R] True for each of these slots whose request has this property."""
+        """Returns True for each of these slots whose request has this property, [R]."""
         has: Bools = self._has[slots]
         return has
 

@@ -46,7 +46,7 @@ class Residency:
         self._sampling = sampling
 
     def enter(self, req: Req, slot: int, lane: Lane, *, cached: int) -> None:
-        """`req` starts to run in `slot`, which `KvManager.open` gave, with `cached` tokens in the KV cache already."""
+        """Starts `req` in `slot`, which `KvManager.open` returned, with `cached` tokens in the KV cache already."""
         self._lanes.enter(slot, lane)
         if not req.started:
             req.started = True
@@ -80,7 +80,7 @@ class Residency:
         return req
 
     def drop(self, slot: int) -> Req:
-        """Like `leave`, for a row whose keys and values cannot be trusted: nothing more of it is cached."""
+        """Does what `leave` does for a row whose keys and values may be wrong: nothing more of it is cached."""
         self._lanes.leave(slot)
         self._accounts.close(slot)
         req = self._table.close(slot)
@@ -135,7 +135,7 @@ class Retraction:
         return req
 
     def put_back(self, req: Req) -> None:
-        """A request that was made to leave its slot waits again, in front."""
+        """Puts a request that had to leave its slot back in front of the waiting queue."""
         req.retractions += 1
         self.count += 1
         self._stats.retracted(req)

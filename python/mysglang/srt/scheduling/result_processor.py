@@ -89,7 +89,7 @@ class ResultProcessor:
         return ended
 
     def end(self, slot: int, reason: FinishReason) -> Req:
-        """The request in `slot` is over."""
+        """Ends the request in `slot`."""
         req = self._residency.leave(slot)
         req.finish = reason
         return req
@@ -203,7 +203,7 @@ class ResultProcessor:
 
 
 def finite_rows(output: StepOutput) -> Bools:
-    """[R] which rows had no result that is not finite."""
+    """Returns which rows had only finite results, [R]."""
     rows = np.repeat(np.arange(len(output.counts)), output.counts)
     finite: Bools = np.bincount(rows[output.tokens < 0], minlength=len(output.counts)) == 0
     return finite
@@ -227,7 +227,8 @@ class Distrust:
         self._retraction = retraction
 
     def end(self, broken: Sequence[int]) -> list[Req]:
-        """The rows in these slots had no finite result. All other rows of the step had, and their tokens are applied.
+        """Handles the rows in these slots, which had results that are not finite. All other rows of the step were fine,
+        and their tokens are applied.
 
         Returns the requests that end by it; the others wait to be computed again.
         """

@@ -23,19 +23,20 @@ class Role(Protocol):
     """Holds a request between its arrival and the waiting queue."""
 
     def admit(self, req: Req) -> None:
-        """Called when a request arrives."""
+        """Takes a request that arrived."""
         ...
 
     def look(self) -> Sequence[Any]:
-        """News that make requests ready and depend on time: see `utils/outside.py`."""
+        """Returns news that make requests ready and depend on time: see `utils/outside.py`."""
         ...
 
     def learn(self, news: Any) -> None: ...
 
     def ready(self) -> Iterable[Req]:
-        """Requests that may wait for memory from now on, and those that cannot (`finish` is set); each once.
+        """Returns the requests that may wait for memory from now on, and those that cannot (`finish` is set); each
+        once.
 
-        A matter of what was admitted and learned alone.
+        The result depends only on what was admitted and learned, never on a clock.
         """
         ...
 

@@ -40,7 +40,7 @@ class SamplingBuilder:
             self._uses += uses
 
     def widest(self, slot: int) -> int | None:
-        """New tokens of a step that all features of this slot can do exactly; None: as many as anybody likes."""
+        """Returns how many new tokens of a step all features of this slot can handle exactly; None: any number."""
         return min((side.widest for side, users in self._sides if users[slot]), default=None)
 
     def close(self, slot: int) -> None:
@@ -70,7 +70,7 @@ class SamplingBuilder:
         return SamplingColumns(parts) if parts else PLAIN_SAMPLING
 
     def now(self, batch: ScheduleBatch) -> tuple[FeatureColumns, ...]:
-        """Columns of the features that are valid for this step only."""
+        """Returns the columns of the features that are valid for this step only."""
         if not self._uses:
             return ()
         used = [(side, rows) for side, users in self._sides if len(rows := users.rows(batch.slots))]

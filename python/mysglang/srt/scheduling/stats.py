@@ -29,7 +29,9 @@ series.
 
 
 def take_census(running: Sequence[Req], waiting: Iterable[Req], urgent_sign: UrgentSign) -> Census:
-    """Linear in the number of requests; asked about once a second."""
+    """Counts requests by priority and routing key. Takes time linear in the number of requests; called about once a
+    second.
+    """
     waiting = list(waiting)
     running_keys = Counter(req.routing_key for req in running if req.routing_key)
     all_keys = running_keys + Counter(req.routing_key for req in waiting if req.routing_key)
@@ -76,7 +78,7 @@ class Occupancy:
             self._since = now
 
     def restart(self, now: float) -> None:
-        """Nothing is left to do: the time until the next step belongs to no window."""
+        """Ends the present window, because nothing is left to do: the time until the next step belongs to no window."""
         if self._steps:
             self._close(now)
         self._since = None
@@ -155,7 +157,7 @@ class SchedulerStats:
         """Counts since the start; since the last log line; and up to that line, from the one before."""
 
     def record(self, launched: Launched, waiting: WaitingQueue) -> None:
-        """Called when the result of a step was applied."""
+        """Records a step whose result was applied."""
         batch, prompts = launched.batch, launched.batch.num_prompts
         decoding = len(batch) - prompts
         self.forward_steps += 1
@@ -182,16 +184,16 @@ class SchedulerStats:
                 self._log_decode(waiting, step_time)
 
     def started(self, req: Req) -> None:
-        """Called when a request gets its first slot."""
+        """Records that a request got its first slot."""
         req.started_at = time.perf_counter()
         self._sheet.observe(told.QUEUE_TIME, req.started_at - req.arrived_at)
 
     def settled_first(self, reason: SettleReason) -> None:
-        """The step in flight comes before the next one."""
+        """Counts that the step in flight had to be applied before the next one was launched."""
         self._sheet.add(told.SETTLED_FIRST[reason])
 
     def retracted(self, req: Req) -> None:
-        """Called when a request loses its slot."""
+        """Records that a request lost its slot."""
         self._sheet.add(told.NUM_RETRACTED)
         self._sheet.add(told.RETRACTED_INPUT, req.prompt_len)
         self._sheet.add(told.RETRACTED_OUTPUT, len(req.output_ids))
@@ -202,7 +204,7 @@ class SchedulerStats:
         return self._accepted.length if self._tries_drafts else None
 
     def figures(self, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
-        """`compiling`: how many requests wait for their grammar."""
+        """Returns the present figures. `compiling`: how many requests wait for their grammar."""
         running = self._lanes.size
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
@@ -245,14 +247,14 @@ class SchedulerStats:
         self._sheet.add(told.PREFETCHED, after.fetched - before.fetched)
 
     def fall_idle(self) -> None:
-        """Time without work does not count as slow work."""
+        """Restarts the clocks of throughput, so that time without work does not count as slow work."""
         now = time.perf_counter()
         self._occupancy.restart(now)
         self._restart(now)
 
     @contextmanager
     def idling(self) -> Iterator[None]:
-        """Context manager for a wait without work. Counts its seconds as idle time."""
+        """Counts the seconds of the block, a wait without work, as idle time."""
         began = time.perf_counter()
         yield
         self._sheet.add(told.IDLE_SECONDS, time.perf_counter() - began)

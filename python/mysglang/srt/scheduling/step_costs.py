@@ -111,7 +111,9 @@ class DecoderCosts:
 
 
 def keys_seen(starts: Ints, lens: Ints, window: int | None) -> float:
-    """Keys that each new token of a step sees, added up. A row has `starts` tokens and gets `lens` more."""
+    """Returns how many keys the new tokens of a step attend to, added up. A row has `starts` tokens and gets `lens`
+    more.
+    """
     first, number = np.asarray(starts, dtype=np.float64), np.asarray(lens, dtype=np.float64)
     seen = _sum_to(first + number) - _sum_to(first)
     if window is not None:
@@ -120,7 +122,7 @@ def keys_seen(starts: Ints, lens: Ints, window: int | None) -> float:
 
 
 def keys_read(starts: Ints, lens: Ints, window: int | None) -> float:
-    """Keys that each row of a step reads, if it reads each once, added up."""
+    """Returns how many keys the rows of a step read, added up, if each row reads each key once."""
     ends = np.asarray(starts, dtype=np.float64) + lens
     if window is not None:
         ends = np.minimum(ends, np.asarray(lens, dtype=np.float64) + window - 1)
@@ -128,6 +130,6 @@ def keys_read(starts: Ints, lens: Ints, window: int | None) -> float:
 
 
 def _sum_to(number: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 + 2 + ... + number, for each; 0 for what is below 1."""
+    """Returns 1 + 2 + ... + number, for each; 0 for numbers below 1."""
     above: NDArray[np.float64] = np.maximum(number, 0)
     return above * (above + 1) / 2

@@ -55,7 +55,9 @@ class StepLengths:
         self._least = max(1, round(rates.weights_s / rates.token_s))
 
     def few(self, rows: int, keys: int) -> int:
-        """Prompt tokens that are few for the device, beside `rows` decoding rows that have `keys` tokens together."""
+        """Returns how many prompt tokens are few for the device, beside `rows` decoding rows that have `keys` tokens
+        together.
+        """
         return LIGHT_STEPS * self.share(rows, keys, many=False).tokens
 
     def share(self, rows: int, keys: int, *, many: bool) -> PromptShare:
@@ -110,7 +112,7 @@ class StepLengths:
         return PromptShare(captured or max(tokens, int(rates.queued_s / rates.token_s)), together=False)
 
     def _captured(self, rows: int) -> list[int]:
-        """Prompt tokens of the captured steps in which so many rows can decode, ascending."""
+        """Returns the numbers of prompt tokens of the captured steps in which so many rows can decode, ascending."""
         room = next((room for room in self._rooms if room >= rows), None)
         return [tokens - own for tokens, own in self._rates.mixed_steps if own == room]
 

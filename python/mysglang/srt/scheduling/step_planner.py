@@ -43,7 +43,7 @@ class StepPlanner:
         return self._coordinator.agree(self._order.next_step(lane))
 
     def take_failed(self) -> list[Req]:
-        """Requests that planning had to end because memory was short, each once."""
+        """Returns the requests that planning had to end because memory was short, each once."""
         failed = self._decode.failed
         if failed:
             self._decode.failed = []

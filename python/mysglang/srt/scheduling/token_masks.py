@@ -71,7 +71,7 @@ class TokenMasks:
         return mask if drafts is None else self._with_drafts(mask, batch, drafts)
 
     def _with_drafts(self, mask: TokenMask, batch: ScheduleBatch, drafts: DraftColumns) -> TokenMask:
-        """`mask` with one more row for each draft: the tokens that may follow the draft."""
+        """Returns `mask` with one more row for each draft: the tokens that may follow the draft."""
         table = self._table
         rows, places, bits = [mask.rows], [np.zeros(len(mask.rows), dtype=np.int32)], [mask.bits]
         for at in np.flatnonzero(np.isin(drafts.rows, mask.rows)).tolist():

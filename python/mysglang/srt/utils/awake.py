@@ -46,7 +46,7 @@ class AwakeClock:
         return (now if ticked is None else min(now, ticked + TICK_S + LATE_S)) - paused
 
     def tick(self) -> None:
-        """The process runs. Must come every TICK_S seconds, until `rest`."""
+        """Notes that the process runs. Must be called every TICK_S seconds, until `rest`."""
         now = self._clock()
         ticked, paused = self._state
         if ticked is not None:
@@ -59,7 +59,7 @@ class AwakeClock:
         self._state = (None, self._state[1])
 
     async def keep_ticking(self) -> None:
-        """Tick for as long as this task runs."""
+        """Calls `tick` for as long as this task runs."""
         try:
             while True:
                 self.tick()
@@ -81,7 +81,7 @@ class PauseNote:
         self._paused_s = AWAKE.paused_s
 
     def take(self) -> bool:
-        """True once after each pause."""
+        """Returns True once after each pause."""
         before, self._paused_s = self._paused_s, AWAKE.paused_s
         return self._paused_s > before
 
@@ -109,7 +109,7 @@ class AwakeTimer:
 
 @asynccontextmanager
 async def awake_timeout(limit_s: float | None) -> AsyncIterator[None]:
-    """`asyncio.timeout` that leaves pauses out. Raises TimeoutError."""
+    """Limits the time of the block as `asyncio.timeout` does, but without counting pauses. Raises TimeoutError."""
     if limit_s is None:
         yield
         return

@@ -65,7 +65,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def stored_tensors(folder: Path, load_format: str = "auto") -> list[StoredTensor]:
-    """Every tensor of the checkpoint in `folder`, from the headers. Raises ConfigError for a file that is damaged."""
+    """Returns every tensor of the checkpoint in `folder`, from the headers. Raises ConfigError for a damaged file."""
     source = find_weights(folder, load_format)
     tensors: list[StoredTensor] = []
     room = HeaderRoom(MAX_HEADERS)

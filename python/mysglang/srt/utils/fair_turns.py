@@ -50,7 +50,7 @@ class FairQueue(Generic[Item]):
         return key, item
 
     def done(self, key: str) -> None:
-        """Called when an item of `key` is finished."""
+        """Notes that an item of `key` is finished."""
         self._at_work[key] -= 1
         if not self._at_work[key]:
             del self._at_work[key]
@@ -107,7 +107,7 @@ class Breather:
         return time.perf_counter() - self._since >= HELD_S
 
     def rested(self) -> None:
-        """The others had their turn just now."""
+        """Notes that the other threads had their turn just now."""
         self._since = time.perf_counter()
 
     async def rest(self) -> None:

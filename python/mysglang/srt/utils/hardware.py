@@ -38,7 +38,7 @@ def usable_cores() -> int:
 
 
 def host_memory() -> float:
-    """GiB of this machine, or of the control group that this process is in, where that has fewer."""
+    """Returns the memory of this machine in GiB, or of the control group that this process is in, if that has less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in CGROUP_LIMITS:
         with suppress(OSError, ValueError):
@@ -75,7 +75,7 @@ class _Memory(ctypes.Structure):
 
 
 def _gpu_memory() -> tuple[float, ...]:
-    """GiB of each GPU that the NVIDIA driver knows of, in its order; empty without a driver."""
+    """Returns the memory in GiB of each GPU that the NVIDIA driver knows of, in its order; empty without a driver."""
     nvml = _load_nvml()
     if nvml is None or nvml.nvmlInit_v2() != 0:
         return ()

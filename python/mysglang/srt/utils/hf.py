@@ -121,7 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Like `read_json`, for a file that a model may lack; the result is then an empty object."""
+    """Does what `read_json` does, for a file that a model may lack; the result is then an empty object."""
     return read_json(path) if is_there(path) else {}
 
 

@@ -8,5 +8,5 @@ ID_BYTES = 16
 
 
 def new_id() -> str:
-    """32 hexadecimal digits, all of them random. (uuid4 says as much in 32 digits, and takes seven times as long.)"""
+    """Returns 32 random hexadecimal digits. (uuid4 is as unique, and takes seven times as long.)"""
     return os.urandom(ID_BYTES).hex()

@@ -14,5 +14,5 @@ _NAMES = {
 
 
 def json_type(value: object) -> str:
-    """`an array`, `null` and so on; the type's own name for what JSON does not have."""
+    """Returns `an array`, `null` and so on; the type's own name for what JSON does not have."""
     return _NAMES.get(type(value), type(value).__name__)

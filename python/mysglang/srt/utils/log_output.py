@@ -227,7 +227,7 @@ def dropped_lines() -> int:
 
 
 def flush_logs(timeout: float = LAST_WORDS_S) -> None:
-    """Before an end that runs nothing else: give the readers a moment."""
+    """Gives the readers of the log a moment, before an end that runs nothing else."""
     for found in list(_writers.values()):
         found.flush(timeout)
 
@@ -272,7 +272,7 @@ def log_pipe() -> tuple[int, int]:
 
 
 def log_environment() -> dict[str, str]:
-    """Environment variables that tell a child where its log goes."""
+    """Returns the environment variables that say where a child's log goes."""
     return {ON_TERMINAL: "1"} if os.isatty(STDERR) or ON_TERMINAL in os.environ else {}
 
 

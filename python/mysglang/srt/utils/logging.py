@@ -34,7 +34,7 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line, whatever text of a client it contains: that text can neither begin a new line nor move the
+        """Formats one line, whatever text of a client it contains: that text can neither begin a new line nor move the
         cursor.
         """
         record.message = record.message.translate(_ONE_LINE)

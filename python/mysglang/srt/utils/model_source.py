@@ -20,11 +20,11 @@ class ModelSource(Protocol):
     """
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """Returns the content of config.json."""
         ...
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json, empty if there is none."""
+        """Returns the content of generation_config.json, empty if there is none."""
         ...
 
     def check_tokenizer(self) -> None:
@@ -34,7 +34,9 @@ class ModelSource(Protocol):
     def tokenizer_json(self) -> bytes: ...
 
     def tokenizer_config(self) -> dict[str, Any]:
-        """tokenizer_config.json, completed by the files that may exist beside it, such as chat templates."""
+        """Returns the content of tokenizer_config.json, completed by the files that may exist beside it, such as chat
+        templates.
+        """
         ...
 
 

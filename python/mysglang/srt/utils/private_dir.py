@@ -62,7 +62,7 @@ def remove_private_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def private_dir(kind: str) -> Iterator[Path]:
-    """One in the system's directory for temporary files, removed in the end."""
+    """Makes a private directory in the system's directory for temporary files. It is removed on exit from the block."""
     path = make_private_dir(kind, Path(tempfile.gettempdir()))
     try:
         yield path

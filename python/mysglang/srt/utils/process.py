@@ -136,7 +136,7 @@ class Child:
         self._tell_loop(self._on_exit, code)
 
     def _lose(self, cause: str) -> None:
-        """A thread that watched the child is gone. What cannot be watched counts as dead, and is."""
+        """Kills the child, because a thread that watched it is gone. A child that cannot be watched counts as dead."""
         self.send_signal(signal.SIGKILL)
         self._tell_loop(self._on_exit, -signal.SIGKILL)
 
@@ -186,7 +186,9 @@ class ParentLink:
 
     @classmethod
     def attach(cls) -> ParentLink:
-        """Called first in a child: from then on it ends when its parent asks for it or has ended, and only then."""
+        """Links a child process to its parent; called first in a child. From then on it ends when its parent asks for
+        it or has ended, and only then.
+        """
         ignore_stop_signals()
         die_with_parent()
         log_into_pipe()
@@ -224,14 +226,15 @@ class ParentLink:
 
 
 def set_title(title: str) -> None:
-    """The name in `ps` and `top`."""
+    """Sets the name that `ps` and `top` show."""
     setproctitle.setproctitle(title)
 
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """While much is made that stays, such as imports and a model: the garbage collector would go through it all again
-    and again and find nothing."""
+    """Pauses the garbage collector while much is made that stays, such as imports and a model. It would go through it
+    again and again and find nothing.
+    """
     gc.disable()
     try:
         yield
@@ -267,8 +270,8 @@ def keep_heap_small() -> None:
 
 
 def raise_file_limit() -> None:
-    """Allow this process and its children as many open files, connections among them, as the system lets it ask for:
-    the usual limit, 1024, is for programs that call select().
+    """Raises the limit of open files, connections among them, for this process and its children, as far as the system
+    allows. The usual limit, 1024, is for programs that call select().
     """
     least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
@@ -305,7 +308,7 @@ def die_with_parent() -> None:
 
 
 def _read_line(source: int) -> bytes:
-    """Up to the first newline, unbuffered, so that nothing behind it is taken."""
+    """Reads up to the first newline, unbuffered, so that no byte behind it is taken."""
     line = bytearray()
     while not line.endswith(b"\n"):
         piece = os.read(source, 1)

@@ -194,7 +194,9 @@ class _Parser:
         return part
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Repetition of the atom before; lazy and greedy are the same, because the first end of a match counts."""
+        """Parses the repetition of the atom before. Lazy and greedy are the same, because the first end of a match
+        counts.
+        """
         found: tuple[int, int | None] | None = None
         match self._peek():
             case "*":

@@ -37,7 +37,9 @@ class ZipEntry:
     """Offset of its local header."""
 
     def place(self, path: Path, file: BinaryIO) -> int:
-        """Offset of its bytes in the archive, which is open as `file`. Raises ConfigError if they are not in it."""
+        """Returns the offset of its bytes in the archive, which is open as `file`. Raises ConfigError if they are not
+        in it.
+        """
         file.seek(self.local)
         header = file.read(_LOCAL.size)
         if len(header) < _LOCAL.size or not header.startswith(b"PK\x03\x04"):

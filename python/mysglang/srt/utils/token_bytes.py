@@ -80,7 +80,7 @@ _CLEANED = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
 
 
 def _per_byte(error: UnicodeError) -> tuple[str, int]:
-    """Codec error handler: one U+FFFD for each invalid byte, as the byte-fallback decoder writes them."""
+    """Handles a codec error: returns one U+FFFD for each invalid byte, as the byte-fallback decoder writes them."""
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -90,7 +90,9 @@ codecs.register_error(PER_BYTE, _per_byte)
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte. Printable Latin-1 stands for itself; the other bytes are moved behind it, from U+0100 on."""
+    """Returns character -> byte. Printable Latin-1 stands for itself; the other bytes are moved behind it, from U+0100
+    on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(moved)}

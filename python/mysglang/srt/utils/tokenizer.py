@@ -162,7 +162,7 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts. Special tokens written out in a text become those tokens."""
+        """Returns the token ids of several texts. Special tokens written out in a text become those tokens."""
         # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that are not used.
         return [_ids(encoding) for encoding in self._encode(list(texts), add_special_tokens=add_special_tokens)]
 
@@ -233,7 +233,7 @@ class Tokenizer:
 
 
 def _ids(encoding: tokenizers.Encoding) -> list[int]:
-    """Its ids. Those of a long text are made piece by piece: while a list is made, no other thread can run."""
+    """Returns the ids. Those of a long text are made piece by piece: while a list is made, no other thread can run."""
     if len(encoding) <= IDS_PIECE:
         return list(encoding.ids)
     encoding.truncate(IDS_PIECE)
@@ -273,7 +273,7 @@ def _frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> N
 
 
 def _special_contents(config: dict[str, Any]) -> list[str]:
-    """Every special token that the configuration names."""
+    """Returns every special token that the configuration names."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     values = [config.get(name) for name in NAMED_SPECIAL_TOKENS]
     values += list(extra.values()) if isinstance(extra, dict) else extra

@@ -49,7 +49,7 @@ class HeaderRoom:
         self._left = limit
 
     def take(self, path: Path, num_bytes: int) -> None:
-        """A header of the file at `path` is about to be read. Raises ConfigError if it is too long."""
+        """Counts a header of the file at `path` before it is read. Raises ConfigError if it is too long."""
         if num_bytes > self._left:
             raise ConfigError(
                 f"{path}: its header would have {num_bytes} bytes, and the headers of a checkpoint have at most "

@@ -202,9 +202,10 @@ def _product_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Computes a tile of a block's product with its expert's weight [outputs, inputs]. With an activation KIND, it is
-    computed with both halves of a weight [2 * outputs, inputs].\\n\\nSHARED: pairs of one row of x. WHOLE: INPUTS
-    divides `inputs`. COPIED: the weights are a descriptor of all experts' outputs, from which the copy engine reads
-    tiles. Tiles beside each other read the same columns.
+    computed with both halves of a weight [2 * outputs, inputs].
+
+    SHARED: pairs of one row of x. WHOLE: INPUTS divides `inputs`. COPIED: the weights are a descriptor of all experts'
+    outputs, from which the copy engine reads tiles. Tiles beside each other read the same columns.
 
     Not SORTED: there are at most ROWS rows, `order` is the experts of the pairs, and a block is the first pair that has
     its expert, with the others that have it.

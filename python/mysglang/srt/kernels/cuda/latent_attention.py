@@ -70,7 +70,8 @@ def _latent_kernel(
     KEYS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A tile of the queries of one row, heads of a token side by side, over one split of the keys that they see.
+    """Attends with a tile of one row's queries, heads of a token side by side, over one split of the keys that they
+    see.
 
     With one split the result is written; with several, a partial result and its log-sum-exp.
     """
@@ -146,8 +147,8 @@ def latent_decode_attention(
     page_size: int,
     spec: LatentShape,
 ) -> Tensor:
-    """One new token in each row. q: [R, num_heads * head_dim]; rows: [KV slots, 1, head_dim]. Returns [R, num_heads *
-    value_dim].
+    """Attends with one new token in each row. q: [R, num_heads * head_dim]; rows: [KV slots, 1, head_dim]. Returns [R,
+    num_heads * value_dim].
     """
     count = len(slots) * spec.num_heads
     tiles = triton.cdiv(spec.num_heads, DECODE_QUERIES)
@@ -216,8 +217,9 @@ def latent_extend_attention(
     *,
     room: int = 0,
 ) -> Tensor:
-    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as decoding. room: rows
-    have room for so many; zeros come back for those that are no tokens.
+    """Attends with any number of new tokens in each row, which begin at token_starts [R] int64.
+
+    Otherwise as decoding. room: rows have space for so many tokens; those that hold no token become zeros.
     """
     empty = torch.zeros if room else torch.empty
     out = empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype, device=q.device)

@@ -42,8 +42,10 @@ def _norm_and_turn_kernel(
     HEADS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """HALF: pairs of numbers that turn together. HALF_WIDE and LATENT_WIDE: HALF and `latent`, rounded up to powers of
-    two, as Triton needs.
+    """Norms the latent part of rows, and rotates their rotary part and q, in place.
+
+    HALF: pairs of numbers that are rotated together. HALF_WIDE and LATENT_WIDE: HALF and `latent`, rounded up to powers
+    of two, as Triton needs.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -110,9 +112,11 @@ def _heads_kernel(
     INPUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """x [tokens, heads, inputs + copied] times weights [heads, outputs, inputs] -> out [tokens, heads, outputs +
-    copied]. The last tile of outputs copies what is not multiplied, if there is such. AHEAD: the weights of the next
-    tile are on their way, in registers, which is best for few tokens.
+    """Multiplies x [tokens, heads, inputs + copied] with weights [heads, outputs, inputs] -> out [tokens, heads,
+    outputs + copied].
+
+    The last tile of outputs copies what is not multiplied, if there is any. AHEAD: the weights of the next tile are
+    loaded ahead into registers, which is best for few tokens.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -198,7 +202,7 @@ def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _heads(x: Tensor, weight: Tensor, copied: int) -> Tensor | None:
-    """[tokens, heads, outputs + copied]; None if cuBLAS is better."""
+    """Returns the product, [tokens, heads, outputs + copied]; None if cuBLAS is faster."""
     tokens, (heads, outputs, inputs) = len(x), weight.shape
     if not 0 < tokens <= MOST_TOKENS or x.stride(2) != 1 or not weight.is_contiguous():
         return None

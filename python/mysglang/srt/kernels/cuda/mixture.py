@@ -73,5 +73,5 @@ class Plan(Protocol):
     """True if these kernels also compute an expert that all rows have."""
 
     def launches(self, mixture: Mixture, out: Tensor) -> Iterator[Launch]:
-        """The kernels that fill `out` [rows, width], in their order. There is at least one row."""
+        """Yields the kernels that fill `out` [rows, width], in their order. There is at least one row."""
         ...

@@ -78,5 +78,5 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 
 
 def _warps(block: int) -> int:
-    """About eight values a thread."""
+    """Returns the number of warps that gives each thread about eight values."""
     return min(max(block // 256, 1), 16)

@@ -14,7 +14,7 @@ HOPPER = (9, 0)
 
 
 def overlapping(x: Tensor) -> dict[str, bool]:
-    """Keyword arguments of a launch on the device of x."""
+    """Returns the keyword arguments of a launch on the device of x."""
     return {"OVERLAP": True, "launch_pdl": True} if x.is_cuda and _knows_dependents(x.device) else {"OVERLAP": False}
 
 

@@ -27,7 +27,7 @@ HEADS = 8
 
 @triton.jit
 def _within(i, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """True where i, one of WIDTH places, is one of the first COUNT."""
+    """Returns a mask that is true where i, one of WIDTH indices, is below COUNT."""
     if COUNT == WIDTH:
         return tl.full(i.shape, 1, tl.int1)
     else:
@@ -36,7 +36,9 @@ def _within(i, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _turned(x, inside, cos, sin, weight, eps, i, own, NORM: tl.constexpr, HALF: tl.constexpr):
-    """The turned halves of heads at x; dimension i, which must be its `own`, turns together with HALF + i."""
+    """Returns the rotated halves of heads at x. Dimension i, which must be its `own`, is rotated together with HALF +
+    i.
+    """
     a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
     if NORM:

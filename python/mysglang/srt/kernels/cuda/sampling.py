@@ -90,19 +90,19 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 @triton.jit
 def _scaled(source, ids, vocab, heat):
-    """Logits over the temperature, rounded as by IEEE: no difference to the highest of them may be positive."""
+    """Returns the logits over the temperature, with IEEE rounding, so that none exceeds the highest one."""
     return tl.div_rn(tl.load(source + ids, mask=ids < vocab, other=float("-inf")), heat)
 
 
 @triton.jit
 def _weights(source, ids, vocab, heat, top):
-    """Proportional to the probabilities of a block of tokens; the likeliest of the row has 1."""
+    """Returns weights proportional to the probabilities of a block of tokens; the likeliest token of the row has 1."""
     return tl.exp(_scaled(source, ids, vocab, heat) - top)
 
 
 @triton.jit
 def _above(source, middle, vocab, heat, top, BLOCK: tl.constexpr):
-    """Number and mass of a row's weights above a bit pattern."""
+    """Returns number and sum of a row's weights above a bit pattern."""
     counts = tl.zeros((BLOCK,), tl.int32)
     sums = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, vocab, BLOCK):
@@ -115,8 +115,9 @@ def _above(source, middle, vocab, heat, top, BLOCK: tl.constexpr):
 
 @triton.jit
 def _quota(pattern, most, share, count_above, mass_above):
-    """How many of the weights of just this pattern may be drawn, the lowest ids first: the n-th may if the n - 1 before
-    it leave room."""
+    """Returns how many of the weights with exactly this pattern may be drawn, lowest ids first. The n-th may be drawn
+    if the n - 1 before it do not reach the limits.
+    """
     level = tl.maximum(tl.cast(pattern, tl.float32, bitcast=True).to(tl.float64), 1e-300)
     room = tl.ceil(tl.minimum((share - mass_above) / level, 2.0e9)).to(tl.int32)
     return tl.minimum(most - count_above, room)
@@ -124,7 +125,9 @@ def _quota(pattern, most, share, count_above, mass_above):
 
 @triton.jit
 def _left(w, lowest, quota):
-    """A block's weights with 0 for what may not be drawn, and how many equal the lowest."""
+    """Returns a block's weights, with 0 for tokens that may not be drawn, and how many weights equal the lowest allowed
+    one.
+    """
     pattern = w.to(tl.int32, bitcast=True)
     equal = (pattern == lowest).to(tl.int32)
     allowed = (pattern > lowest) | ((equal > 0) & (tl.cumsum(equal) <= quota))
@@ -133,7 +136,7 @@ def _left(w, lowest, quota):
 
 @triton.jit
 def _first_past(w, ids, done, target):
-    """The lowest id at which the running sum passes the target, and the highest with a weight."""
+    """Returns the lowest id at which the running sum passes the target, and the highest id with a weight."""
     passed = (done + tl.cumsum(w.to(tl.float64)) > target) & (w > 0)
     return tl.min(tl.where(passed, ids, 0x7FFFFFFF)), tl.max(tl.where(w > 0, ids, 0))
 

@@ -25,7 +25,9 @@ ROUTED_BYTES = 4096
 
 @triton.jit
 def _greatest(values, left, number, NUMBERS: tl.constexpr):
-    """The number of the first greatest value among those that are left; the first that is left if all are -inf."""
+    """Returns the index of the first greatest value among the remaining ones; the first remaining index if all are
+    -inf.
+    """
     values = tl.where(left, values, float("-inf"))
     best = tl.max(values)
     return tl.min(tl.where(left & (values == best), number, NUMBERS))
@@ -51,8 +53,10 @@ def _select(
     GROUPS_WIDE: tl.constexpr,
     SIZE_WIDE: tl.constexpr,
 ):
-    """The experts of one row. PLACES, GROUPS_WIDE and SIZE_WIDE are TOP_K, GROUPS and the experts of a group, rounded
-    up to powers of two, as Triton needs.
+    """Chooses the experts of one row.
+
+    PLACES, GROUPS_WIDE and SIZE_WIDE are TOP_K, GROUPS and the experts of a group, rounded up to powers of two, as
+    Triton needs.
     """
     size = experts // GROUPS
     group = tl.arange(0, GROUPS_WIDE)
@@ -177,8 +181,8 @@ def _route_kernel(
     SIZE_WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One logit of one row; the program that is the last of its row chooses the experts. arrived: zero for each row,
-    before and after.
+    """Computes one logit of one row. The last program of a row to finish also chooses its experts. arrived: counters of
+    finished programs, zero for each row before and after the call.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -264,7 +268,9 @@ def route_experts(
 
 @cache
 def _arrived(device: torch.device) -> Tensor:
-    """Programs that have made their logit, for each row. One memory is enough, since routers run one after another."""
+    """Returns counters of the programs that have computed their logit, one for each row. They are shared, since routers
+    run one after another.
+    """
     return torch.zeros(ROUTED_ROWS, dtype=torch.int32, device=device)
 
 

@@ -41,7 +41,9 @@ def _conv_step_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One new token of a row. absent: the entry of rows without a state, which is neither read nor written."""
+    """Processes one new token of a row. absent: the entry of rows without a state, which is neither read nor
+    written.
+    """
     if OVERLAP:
         gdc_launch_dependents()
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -91,7 +93,7 @@ def _conv_runs_kernel(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A part of a chunk's tokens."""
+    """Convolves a part of a chunk's tokens."""
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     part = tl.program_id(1)
     chunk = chunks + (part // (CHUNK // TOKENS)) * 2
@@ -131,7 +133,7 @@ def _conv_runs_kernel(
 
 @triton.jit
 def _conv_windows_kernel(x, recent, cuts, rows, x_stride, channels, KERNEL: tl.constexpr, BLOCK: tl.constexpr):
-    """The newest inputs behind a row's spans, to its checkpoints and last to its own window."""
+    """Copies the newest inputs at the end of a row's spans to its checkpoints, and last to its own window."""
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     row = tl.program_id(1)

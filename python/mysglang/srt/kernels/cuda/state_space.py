@@ -68,7 +68,7 @@ def proved(dtype: torch.dtype) -> bool:
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), also where exp(x) is lost beside 1: there it is exp(x) itself."""
+    """Computes log(1 + exp(x)). For large negative x, where 1 + exp(x) rounds to 1, it is exp(x)."""
     small = tl.exp(-tl.abs(x))
     whole = 1.0 + small
     rounded = whole - 1.0
@@ -102,7 +102,9 @@ def _scan_step_kernel(
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One new token of a row, COLUMNS columns of one head's state. absent: the entry of rows without a state."""
+    """Updates COLUMNS columns of one head's state with one new token of a row. absent: the entry of rows without a
+    state.
+    """
     if OVERLAP:
         gdc_launch_dependents()
     head = tl.program_id(1)
@@ -197,8 +199,10 @@ def _scan_chunk_kernel(
     CHUNK: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """PART heads of a group. inside: [T, HEADS, CHUNK], how much a token reads of the input of each token of its chunk.
-    factors: [2, T, HEADS], the logarithm of the decay from the chunk's beginning on, and the time steps.
+    """Computes, for PART heads of a group, what the tokens of one chunk read of each other, before states are known.
+
+    inside: [T, HEADS, CHUNK], how much a token reads of the input of each token of its chunk. factors: [2, T, HEADS],
+    the logarithm of the decay from the chunk's beginning on, and the time steps.
     """
     head = tl.program_id(0) * PART
     begin = tl.load(chunks + tl.program_id(1) * 2)
@@ -252,7 +256,7 @@ def _scan_runs_kernel(
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A row's chunks in their order, COLUMNS columns of one head's state."""
+    """Applies a row's chunks in their order to COLUMNS columns of one head's state."""
     head = tl.program_id(1)
     row = tl.program_id(2)
     passed = tl.load(skip + head)

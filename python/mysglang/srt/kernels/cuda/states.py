@@ -33,7 +33,7 @@ def _copy_states_kernel(
     COPIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK words of each copy in one buffer."""
+    """Copies BLOCK words for each copy in one buffer."""
     base = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(WORD))
     copy = tl.arange(0, COPIES)
     source = tl.load(sources + copy, mask=copy < count, other=-1)
@@ -74,5 +74,5 @@ def copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> 
 
 @lru_cache(maxsize=64)
 def _addresses(where: tuple[int, ...], device: torch.device) -> Tensor:
-    """Addresses of the buffers, on the device. The same ones recur until memory is released in between."""
+    """Returns addresses of the buffers, on the device. The same ones recur until memory is released in between."""
     return torch.tensor(where, dtype=torch.int64, device=device)

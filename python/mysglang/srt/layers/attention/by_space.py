@@ -91,7 +91,7 @@ class CapturedBySpace(BySpace):
 
 
 def by_space(pool: KvStore, backends: Mapping[int, AttentionBackend]) -> AttentionBackend:
-    """One backend out of those of all spaces that carry layers."""
+    """Combines the backends of all page spaces that carry layers into one backend."""
     captured = {space: backend for space, backend in backends.items() if isinstance(backend, GraphAttentionBackend)}
     return CapturedBySpace(pool, captured) if len(captured) == len(backends) else BySpace(pool, backends)
 

@@ -53,7 +53,9 @@ class CpuBackend:
         pass
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Metadata of the tensors that each step is copied to; only the order of the work remains to be planned."""
+        """Returns metadata on the tensors that each step is copied to. Only the order of the work remains to be planned
+        for each step.
+        """
         return CpuMetadata(batch.slots.numpy(), batch.seq_lens.numpy(), batch.extend_lens.numpy())
 
     def begin_step(self, batch: ForwardBatch) -> None:

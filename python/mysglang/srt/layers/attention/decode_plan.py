@@ -58,7 +58,9 @@ class DecodeShape:
         return self.num_heads // self.num_kv_heads
 
     def key_cost(self, team: TeamShape) -> int:
-        """Cost of one key for the heads of a block, in bytes read: the larger of reading it and computing with it."""
+        """Returns the cost of one key for the heads of a block, in bytes read: the larger of reading it and computing
+        with it.
+        """
         read = team.heads * self.head_dim * 2 * 2
         computed = team.heads * team.shares * team.queries * self.head_dim * 2 * 2 // BYTE_FLOPS
         return max(read, computed)
@@ -189,8 +191,8 @@ class DecodePlanner:
         )
 
     def _lines(self, sources: Longs, sizes: Longs, rows: Longs) -> Lines:
-        """Lines of segments with that many rows each: the smallest team that takes all queries at once, or the
-        largest.
+        """Returns the lines of segments with that many rows each. A line is the smallest team that takes all queries at
+        once, or the largest team.
         """
         queries = sizes * self.shape.group
         shape = np.minimum(np.searchsorted(self._tiles, queries), len(self._teams) - 1)
@@ -248,7 +250,9 @@ class DecodePlanner:
         return True
 
     def _cut(self, lengths: Longs, costs: Longs) -> Pieces:
-        """[L] keys of each line, at least one, and the cost of one."""
+        """Cuts the lines into pieces of work for the blocks. lengths: keys of each line [L], at least one; costs: of
+        one key.
+        """
         # Blocks get even shares of the cost of all lines laid end to end; a border inside a line cuts it.
         line_costs = (lengths + LINE_OVERHEAD) * costs
         line_ends, key_ends = np.cumsum(line_costs), np.cumsum(lengths)

@@ -46,7 +46,7 @@ class Expands(AttentionBackend, Protocol):
 
 
 def expansion_of(backend: AttentionBackend, batch: ForwardBatch) -> Expansion | None:
-    """Expansion of a planned step; None with other backends."""
+    """Returns the expansion of a planned step; None with backends that do not expand."""
     return backend.expansion(batch) if isinstance(backend, Expands) else None
 
 
@@ -123,7 +123,7 @@ class MergedParts:
         self._lse = torch.empty(0)
 
     def add(self, out: Tensor, lse: Tensor) -> None:
-        """Another part: [heads, n, value_dim] and [heads, n], float32."""
+        """Merges another part: outputs [heads, n, value_dim] and log-sum-exps [heads, n], float32."""
         if self._out is None:
             self._out, self._lse = out, lse
             return

@@ -137,11 +137,11 @@ def choose_backends(
     dtype: torch.dtype,
     stored: torch.dtype | None = None,
 ) -> ChosenBackends:
-    """For each kind of step, the backend that was asked for, or the first of the platform's backends that supports
-    these layers.
+    """Chooses a backend for each kind of step: the one that the user named, or the first of the platform's backends
+    that supports these layers.
 
-    dtype: of queries and results. stored: of the numbers in KV pages, the same if it is None. Raises ConfigError
-    if what was asked for does not run on this platform, or not with this model.
+    dtype: of queries and results. stored: of the numbers in KV pages, the same if it is None. Raises ConfigError if
+    what was asked for does not run on this platform, or not with this model.
     """
     task = AttentionTask(specs, dtype, stored or dtype)
     able = [name for name in available if name not in DECODE_ONLY]
@@ -170,8 +170,8 @@ class LateAttention:
 def choose_for_late_rows(
     chosen: ChosenBackends, available: Sequence[str], task: AttentionTask, *, host_reads: bool
 ) -> LateAttention:
-    """Steps that try drafts run with the chosen backend for prompts if it takes lengths from the device, or else with
-    the first backend of the platform that does.
+    """Chooses the backend for steps that try drafts: the one chosen for prompts if it reads lengths on the device,
+    otherwise the first backend of the platform that does.
 
     host_reads: the host can read lengths from the device without waiting, so every backend takes such steps.
     """
@@ -204,12 +204,12 @@ def without_waiting(
 
 
 def why_not(name: str, task: AttentionTask) -> str:
-    """Why the backend cannot run such layers over such pages; empty if it can."""
+    """Returns why the backend cannot run such layers over such pages; empty if it can."""
     return _why_not_layers(name, task.specs, task.dtype) or _why_not_pages(name, task)
 
 
 def _why_not_pages(name: str, task: AttentionTask) -> str:
-    """Why the backend cannot read the stored numbers; empty if it can."""
+    """Returns why the backend cannot read the stored numbers; empty if it can."""
     if task.stored is task.dtype or task.stored in READS.get(name, ()):
         return ""
     return f"it does not read KV pages of {task.stored} where it computes in {task.dtype} (--kv-cache-dtype)"

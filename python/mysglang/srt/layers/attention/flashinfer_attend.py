@@ -77,7 +77,9 @@ class Attend(Protocol):
         ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
-        """q, out: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]. scales: of the pages."""
+        """Runs the kernel. q, out: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]. scales: of
+        the pages.
+        """
         ...
 
 
@@ -148,7 +150,9 @@ class CapturedPages(PagedKeys):
         self.work = WorkList(wrapper, heads, page_size, options, other)
 
     def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
-        """The first plan finds the kernel; later ones write the work of the tokens before `own_from`."""
+        """Plans a step. The first plan chooses the kernel; later ones write the work of the tokens before
+        `own_from`.
+        """
         if not self.work.tokens:
             super().plan(metadata, rows)
             self.work.tokens = int(metadata.extend_lens.sum())
@@ -168,7 +172,9 @@ class CapturedOwnKeys(OwnKeys):
         self.work = WorkList(wrapper, heads, 1, options, other)
 
     def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
-        """The first plan finds the kernel; later ones write the work of the tokens from `own_from` on."""
+        """Plans a step. The first plan chooses the kernel; later ones write the work of the tokens from `own_from`
+        on.
+        """
         if not self.work.tokens:
             super().plan(metadata, rows)
             self.work.tokens = int(metadata.extend_lens.sum())
@@ -204,7 +210,9 @@ class WorkList:
             self._copied = other._copied
 
     def write(self, token_starts: Ints, key_starts: Ints, key_lens: Ints) -> None:
-        """The short way of the wrapper's `plan`: that of FlashAttention 3 reads nothing else on the device."""
+        """Writes the work of one step. It does what the wrapper's `plan` does, in a short way: FlashAttention 3's plan
+        reads nothing else on the device.
+        """
         wrapper, (heads, kv_heads, dim) = self._wrapper, self._heads
         self._copied.synchronize()
         wrapper._cached_module.plan(
@@ -227,13 +235,13 @@ class WorkList:
 
 
 def window_left(spec: AttentionSpec) -> int:
-    """Keys before the query's own that are visible; -1 for all."""
+    """Returns how many keys before the query's own are visible; -1 for all."""
     return -1 if spec.window is None else spec.window - 1
 
 
 @contextmanager
 def told_how_to_build(wrapper: Any) -> Iterator[None]:
-    """FlashInfer compiles a kernel when a wrapper is first planned; say what to do where that fails."""
+    """Explains what to do if FlashInfer fails to compile a kernel, which happens when a wrapper is first planned."""
     built = getattr(wrapper, "_cached_module", None) is not None
     try:
         yield
@@ -247,7 +255,7 @@ def told_how_to_build(wrapper: Any) -> Iterator[None]:
 
 
 def host_lists(seq_lens: Ints, page_size: int) -> tuple[Ints, Ints]:
-    """indptr and last_page_lens of rows of these lengths, int32."""
+    """Returns indptr and last_page_lens of rows of these lengths, int32."""
     counts = -(-seq_lens // page_size)
     return starts_of(counts), (seq_lens - (counts - 1) * page_size).astype(np.int32, copy=False)
 

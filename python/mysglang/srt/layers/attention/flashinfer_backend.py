@@ -189,7 +189,9 @@ class Kind:
         return wrapper
 
     def plan_decode(self, wrapper: Any, lists: PageLists, seq_lens: Ints) -> None:
-        """One token in each row. A wrapper's first plan is the long one, which finds the kernels."""
+        """Plans a step with one token in each row. A wrapper's first plan is the complete one, which chooses the
+        kernels.
+        """
         indptr, last_page_lens = (torch.from_numpy(array) for array in host_lists(seq_lens, self._page_size))
         heads = (self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim, self._page_size)
         options = {

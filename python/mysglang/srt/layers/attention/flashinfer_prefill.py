@@ -80,7 +80,9 @@ class FlashInferPrefill:
         return all(backend_for(spec, self._pool.dtype, self._workspace.device) == "fa3" for spec in specs)
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Long steps are captured with both kernels, of which a replay's plan gives each its rows."""
+        """Returns metadata for capture. Long steps are captured with both kernels, and a replay's plan gives each of
+        them its rows.
+        """
         host, device = batch.host, batch.slots.device
         if self._replay_indices is None:
             self._replay_indices = torch.zeros(REPLAY_PAGES, dtype=torch.int32, device=device)
@@ -144,7 +146,7 @@ class PrefillKind:
         return planned
 
     def capture(self, metadata: PrefillMetadata) -> Sequence[Attend]:
-        """One for each run, planned for the first step."""
+        """Returns one kernel call for each run, planned for the first step."""
         planned = [self._capture_own(metadata) if run.own else self._capture_pages(metadata) for run in metadata.runs]
         for run, attend in zip(metadata.runs, planned, strict=True):
             attend.plan(metadata, run.rows)

@@ -51,7 +51,7 @@ class GraphAttentionBackend(GraphColumns, AttentionBackend, Protocol):
     """
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Metadata for all steps of this batch's size. `batch.host` gives the lengths of the first."""
+        """Returns metadata for all steps of this batch's size. `batch.host` has the lengths of the first step."""
         ...
 
     def begin_step(self, batch: ForwardBatch) -> None:
@@ -78,7 +78,7 @@ class PromptCapture(Protocol):
     """
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Metadata for all steps of as many tokens and rows. `batch.host` gives the lengths of the first."""
+        """Returns metadata for all steps of as many tokens and rows. `batch.host` has the lengths of the first step."""
         ...
 
     def begin_step(self, batch: ForwardBatch) -> None:
@@ -101,7 +101,7 @@ class PromptGraphBackend(AttentionBackend, Protocol):
     """A backend that may know how to capture steps with new tokens."""
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
-        """Prompt capture for models with these layers; None if a layer cannot be captured."""
+        """Returns the prompt capture for models with these layers; None if a layer cannot be captured."""
         ...
 
 

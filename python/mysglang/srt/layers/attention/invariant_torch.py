@@ -63,7 +63,7 @@ class InvariantMetadata:
         return range(_first(reach, block.begin) // SPAN, -(-block.end // SPAN))
 
     def slots(self, block: Block, span: int, reach: Reach) -> Tensor:
-        """[SPAN] KV slots; past the row's end, and where the window has passed before the step, slot 0."""
+        """Returns [SPAN] KV slots; slot 0 past the row's end, and where the window has passed before the step."""
         found = self._slots.get((block.slot, span, reach))
         if found is None:
             positions = np.arange(span * SPAN, (span + 1) * SPAN)
@@ -74,7 +74,7 @@ class InvariantMetadata:
         return found
 
     def mask(self, block: Block, span: int, reach: Reach) -> Tensor | None:
-        """Mask to add to the scores, [QUERIES, 1, SPAN]; None if every query sees every key."""
+        """Returns the mask to add to the scores, [QUERIES, 1, SPAN]; None if every query sees every key."""
         key = (block.first, span, reach)
         if key not in self._masks:
             queries, keys = block.first + np.arange(QUERIES), np.arange(span * SPAN, (span + 1) * SPAN)
@@ -108,12 +108,12 @@ class InvariantTorchBackend:
 
 
 def _first(reach: Reach, position: int) -> int:
-    """Position of the first key that a query sees."""
+    """Returns the position of the first key that a query sees."""
     return int(reach.firsts(np.array([position]))[0])
 
 
 def blocks_of(host: ModelWorkerBatch) -> Iterator[Block]:
-    """The blocks of all rows, in their order."""
+    """Yields the blocks of all rows, in their order."""
     token = 0
     rows = zip(host.slots.tolist(), host.seq_lens.tolist(), host.extend_lens.tolist(), strict=True)
     for slot, end, new in rows:

@@ -20,8 +20,8 @@ class PageReader:
     page_size: int
 
     def kv_slots(self, slots: Indices, positions: Indices) -> Tensor:
-        """KV slots of the positions [R, L] of each row [R]. Positions past a row's end return arbitrary slots of the
-        table.
+        """Returns the KV slots of the positions [R, L] of each row [R]. Positions past a row's end get arbitrary slots
+        of the table.
         """
         columns = np.minimum(positions // self.page_size, self.page_table.shape[1] - 1)
         pages = self.page_table[self.on_device(slots)[:, None], self.on_device(columns)]

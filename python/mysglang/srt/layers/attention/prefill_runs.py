@@ -47,7 +47,7 @@ def runs_of(extend_lens: Ints, seq_lens: Ints) -> tuple[Run, ...]:
 
 
 def own_from_token(extend_lens: Ints, seq_lens: Ints) -> int:
-    """Index of the first token of the rows at the end of a step that attend over their own keys only.
+    """Returns the index of the first token of the rows at the end of a step that attend over their own keys only.
 
     Rows may be empty. All tokens, if what is new at the end is not worth a launch.
     """
@@ -57,7 +57,7 @@ def own_from_token(extend_lens: Ints, seq_lens: Ints) -> int:
 
 
 def starts_of(lens: Ints) -> Ints:
-    """[R] -> [R + 1] int32: where each begins if they follow one another, and the end."""
+    """Returns where each row begins if rows follow one another, and the end: [R] -> [R + 1] int32."""
     starts = np.zeros(len(lens) + 1, dtype=np.int32)
     np.cumsum(lens, out=starts[1:])
     return starts

@@ -130,7 +130,7 @@ class SglKernelBackend:
         return DecodeMetadata(kinds, early)
 
     def _room(self, shape: DecodeShape, parts: int) -> tuple[Tensor, Tensor]:
-        """Room for so many partial results, shared by all steps: on the device they follow one another.
+        """Returns buffers for `parts` partial results, shared by all steps, which run one after another on the device.
 
         What was handed out stays, since captured steps write there.
         """
@@ -145,7 +145,7 @@ class SglKernelBackend:
 
 @lru_cache(maxsize=256)
 def planner(shape: DecodeShape, rows: int) -> DecodePlanner:
-    """One for each size, as a planner works out its limits once."""
+    """Returns the planner for a size. It is cached, because a planner works out its limits once."""
     return DecodePlanner(shape, rows)
 
 
@@ -162,7 +162,7 @@ def padded(values: npt.NDArray[np.signedinteger[Any]], size: int, padding: int) 
 
 
 def num_blocks(device: torch.device) -> int:
-    """Blocks of threads that run at once: a block takes nearly all shared memory of a multiprocessor."""
+    """Returns how many thread blocks run at once. A block takes nearly all shared memory of a multiprocessor."""
     if device.type != "cuda":
         return CPU_BLOCKS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -122,7 +122,7 @@ class SplitGraphBackend(SplitBackend):
 
 
 def split(prefill: AttentionBackend, decode: AttentionBackend) -> AttentionBackend:
-    """One backend out of two, or of one that does both."""
+    """Combines two backends into one, or returns the one that does both."""
     if prefill is decode:
         return decode
     if isinstance(decode, GraphAttentionBackend):

@@ -52,7 +52,7 @@ class StandIn:
         return prompt_capture(self._backend, specs)
 
     def replace(self) -> None:
-        """Later steps go to the wanted backend."""
+        """Sends later steps to the wanted backend."""
         self._backend = self._wanted
 
 
@@ -69,7 +69,9 @@ class KernelBuild(Protocol):
         ...
 
     def catch_up(self) -> bool:
-        """Called between steps. True once: the kernels are there, and the wanted backend runs from now on."""
+        """Returns True once, when the kernels are compiled: the wanted backend runs from now on. Called between
+        steps.
+        """
         ...
 
 

@@ -75,7 +75,7 @@ class GroupIndex:
     masks: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, group_size: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [R, 1, n * group_size, L], made once for all layers."""
+        """Returns the additive mask [R, 1, n * group_size, L], made once for all layers."""
         if self.visible is None:
             return None
         mask = self.masks.get((group_size, dtype))
@@ -97,8 +97,8 @@ class TorchNativeMetadata:
         self._indexed: dict[Reach, list[GroupIndex]] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """q: [T, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns [T,
-        num_heads * value_dim].
+        """Attends. q: [T, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns
+        [T, num_heads * value_dim].
         """
         if spec.reach not in self._indexed:
             self._indexed[spec.reach] = [self._index(group, spec.reach) for group in self._groups]
@@ -153,7 +153,9 @@ class TorchNativeBackend:
 
 
 def group_rows(host: ModelWorkerBatch) -> Iterator[Group]:
-    """Long rows in chunks of queries; the others together with rows of about as many queries and keys."""
+    """Yields groups of rows: long rows in chunks of queries, the others together with rows of about as many queries and
+    keys.
+    """
     lens, ends = host.extend_lens.astype(np.int64), host.seq_lens.astype(np.int64)
     slots, starts, tokens = host.slots.astype(np.int64), ends - lens, np.cumsum(lens) - lens
     for row in np.flatnonzero(lens > LONE_QUERIES):
@@ -178,8 +180,8 @@ def group_rows(host: ModelWorkerBatch) -> Iterator[Group]:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: GroupIndex) -> Tensor:
-    """One group. q: [R * n, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim].
-    Returns [R * n, num_heads * value_dim].
+    """Attends with one group. q: [R * n, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or
+    value_dim]. Returns [R * n, num_heads * value_dim].
     """
     rows, n, length = group.shape
     heads, dim = spec.num_kv_heads, spec.head_dim
@@ -205,7 +207,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: 
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """Attention with soft-capped scores or with sinks, which the fused call does not support.
+    """Computes attention with soft-capped scores or with sinks, which the fused call does not support.
 
     q: [R, KV heads, n * group, dim]; k, v: [R, KV heads, L, dim].
     """

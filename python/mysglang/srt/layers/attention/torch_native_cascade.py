@@ -51,8 +51,8 @@ class CascadeMetadata:
         self._parts: dict[Reach, list[Part]] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """q: [R, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns [R,
-        num_heads * value_dim] in the dtype of q.
+        """Attends. q: [R, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns
+        [R, num_heads * value_dim] in the dtype of q.
         """
         if spec.reach not in self._parts:
             self._parts[spec.reach] = [*self._own_parts(spec.reach), *self._shared_parts(spec.reach)]
@@ -63,7 +63,7 @@ class CascadeMetadata:
         return (merged.out * spec.value_scale).to(q.dtype).flatten(1)
 
     def _own_parts(self, reach: Reach) -> Iterator[Part]:
-        """Blocks of one row, as many in a part as its bound allows."""
+        """Yields blocks of one row, as many in a part as its bound allows."""
         firsts = np.maximum(self._own, reach.firsts(self._ends - 1))
         lengths = self._ends - firsts
         begin = 0
@@ -76,7 +76,9 @@ class CascadeMetadata:
             begin += len(rows)
 
     def _shared_parts(self, reach: Reach) -> Iterator[Part]:
-        """One block for each group, or several for long ones. Every row of a group has the keys of its first."""
+        """Yields one block for each group, or several for long ones. All rows of a group have the keys of its first
+        row.
+        """
         shared = self._shared
         for group in range(shared.num_groups):
             rows = shared.rows_of(group).astype(np.int64)
@@ -87,7 +89,7 @@ class CascadeMetadata:
                     yield self._part(rows, positions[None], visible[None])
 
     def _part(self, rows: Indices, positions: Indices, visible: Bools) -> Part:
-        """rows: [B * n]; positions: [B, L]; visible: [B, n, L], or [B, L] where blocks are of one row."""
+        """Makes a part. rows: [B * n]; positions: [B, L]; visible: [B, n, L], or [B, L] where blocks are of one row."""
         visible = visible.reshape(len(positions), -1, positions.shape[1])
         unseen = np.logical_not(visible.any(axis=1))
         first_rows = rows.reshape(len(positions), -1)[:, 0]
@@ -96,8 +98,8 @@ class CascadeMetadata:
 
 
 def attend_part(q: Tensor, keys: Tensor, values: Tensor, part: Part, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """q: [B * n, num_heads, head_dim]. Returns outputs [B * n, num_heads, value_dim], and the log-sum-exp [B * n,
-    num_heads] of the scores.
+    """Attends with one part. q: [B * n, num_heads, head_dim]. Returns outputs [B * n, num_heads, value_dim], and the
+    log-sum-exp [B * n, num_heads] of the scores.
 
     A row that sees none of the keys has an output of zeros and the log of zero.
     """

@@ -34,7 +34,9 @@ class GatedConvolution(StateLayer):
         self.spec = StateSpec(layer_id, (StatePart((kernel - 1, section.size)),))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
+        """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the
+        states.
+        """
         b, c, channels = self.in_proj(x).chunk(3, dim=-1)
         found = self.through((b * channels,), batch)
         out: Tensor = self.out_proj(batch.wanted(c) * batch.wanted(found))

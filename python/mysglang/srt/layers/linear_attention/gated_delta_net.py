@@ -72,12 +72,16 @@ class GatedDeltaNet(StateLayer):
 
     @abstractmethod
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[T, hidden_size] -> what is convolved, [T, channels]: queries, keys, values, head after head each; gates
-        [T, value_heads * value_dim]; strengths and decays [T, value_heads], before their functions.
+        """Projects [T, hidden_size] to four tensors.
+
+        They are: the input of the convolution, [T, channels], with queries, keys and values, head after head each;
+        gates [T, value_heads * value_dim]; strengths and decays [T, value_heads], before their functions.
         """
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
+        """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the
+        states.
+        """
         channels, z, b, a = self.projected(x)
         attended = self.through((channels, a, b), batch)
         gate = batch.wanted(z).reshape(-1, self.sizes.value_heads, self.sizes.value_dim)
@@ -85,7 +89,7 @@ class GatedDeltaNet(StateLayer):
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """inputs: channels, and what decays and strengths are made of."""
+        """Processes one new token of each row. inputs: channels, and what decays and strengths are computed from."""
         (channels, decays, strengths), (recent, matrix) = inputs, state
         heads = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
         return delta_step(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, at)

@@ -92,7 +92,9 @@ class Mamba2Mixer(StateLayer):
         )
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
+        """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the
+        states.
+        """
         projected: Tensor = self.in_proj(x)
         z, channels, time = torch.split(projected, [self.widths[0], sum(self.widths), len(self.D)], dim=-1)
         if self.sizes.factors is not None:
@@ -102,7 +104,9 @@ class Mamba2Mixer(StateLayer):
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """inputs: channels, and the time steps as they were projected. Returns [R, heads, head_dim]."""
+        """Processes one new token of each row. inputs: channels, and the time steps as they were projected. Returns [R,
+        heads, head_dim].
+        """
         (channels, time), (recent, matrix) = inputs, state
         convolved = conv_step(channels, self.conv1d.taps, recent, at, self.conv1d.bias)
         return scan_step(*self._heads(convolved), time, self.dt_bias, self.A_log, self.D, matrix, at)
@@ -113,7 +117,9 @@ class Mamba2Mixer(StateLayer):
         return scan_runs(*self._heads(convolved), time, self.dt_bias, self.A_log, self.D, matrix, runs)
 
     def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, heads, head_dim] inputs, and [N, groups, state_size] what is written with and what is read with."""
+        """Splits the convolved channels into inputs [N, heads, head_dim], and the write and read vectors, [N, groups,
+        state_size] each.
+        """
         x, b, c = torch.split(convolved, self.widths, dim=-1)
         rows, sizes = len(convolved), self.sizes
         return (
@@ -167,7 +173,7 @@ class SharedParts:
         self._sum[self._mine] = 1.0
 
     def mean_square(self, values: Tensor) -> Tensor:
-        """[N, size of the section], float32 -> [N, 1] over the whole part."""
+        """Returns the mean square over the whole part, [N, 1], of values [N, size of the section], float32."""
         # A matrix product: that op also has a form whose rows do not depend on the rows beside them. Other parts get
         # zeros from this rank.
         squares = self._tp.all_reduce(linear(values.square(), self._sum, None))

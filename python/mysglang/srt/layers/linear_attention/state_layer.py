@@ -23,7 +23,7 @@ class StateLayer(nn.Module, ABC):
 
     @abstractmethod
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """One new token of each of R rows. Returns [R, …].
+        """Processes one new token of each of R rows. Returns [R, …].
 
         inputs: [R, …] each, as `through` was given them. state: the parts of the spec, [states + 1, …] each, updated in
         place. at: [R] int64 entries of these, distinct but for rows without a state.
@@ -31,12 +31,14 @@ class StateLayer(nn.Module, ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
-        """Consecutive tokens of some rows. inputs: [T, …] each, of all tokens of the step. States are copied out where
-        the runs say. Returns [T, …]; tokens in no run are unspecified.
+        """Processes consecutive tokens of some rows. inputs: [T, …] each, of all tokens of the step. States are copied
+        out where the runs say. Returns [T, …]; tokens in no run are unspecified.
         """
 
     def through(self, inputs: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
-        """[T, …] each, for all tokens of a step -> [T, …]. Checkpoints are copied out where the step says."""
+        """Passes all tokens of a step through the states: [T, …] each -> [T, …]. Checkpoints are copied out where the
+        step says.
+        """
         step = batch.states
         assert step is not None, "the step says nothing of states, and the model has some"
         state = step.store.of(self.spec.layer_id)

@@ -71,7 +71,7 @@ class MlpAndExperts(GatedMLP):
         """Bytes that the experts take for a token, in addition to x and the result."""
 
     def beside(self, x: Tensor, stream: Tensor) -> Tensor:
-        """x: the normed stream; both [N, hidden]. The stream stays as it is."""
+        """Returns the MLP plus the experts. x: the normed stream; both [N, hidden]. The stream is not changed."""
         ids, gates = self.router.route(stream)
         mixed: Tensor = self.experts(self.norm_before_experts(stream), ids, gates)
         out: Tensor = self.norm_after_mlp(self(x)) + self.norm_after_experts(mixed)

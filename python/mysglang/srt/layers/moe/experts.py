@@ -65,7 +65,7 @@ class Experts(nn.Module):
         self.method.reopen_weights(self, layouts)
 
     def values_of(self, name: str) -> Tensor:
-        """Values of the parameter of that name that the experts compute with."""
+        """Returns the values of the parameter of that name that the experts compute with."""
         if name in BIASES:
             bias = getattr(self, name)
             assert isinstance(bias, Tensor)
@@ -73,11 +73,15 @@ class Experts(nn.Module):
         return self.method.plain_weight(self, name)
 
     def forward(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """x: [N, hidden]; experts of each row and their gates: [N, top_k]. Returns [N, hidden]."""
+        """Computes the experts' weighted sum. x: [N, hidden]; ids and gates of each row's experts: [N, top_k]. Returns
+        [N, hidden].
+        """
         return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation, self._biases()))
 
     def with_shared(self, x: Tensor, ids: Tensor, gates: Tensor, shared: GatedMLP) -> Tensor | None:
-        """`forward` plus shared(x), a gated MLP with the same activation; None if either's weights are not plain."""
+        """Returns `forward` plus shared(x), a gated MLP with the same activation; None if the weights of either are not
+        plain.
+        """
         weights, first_and_second = self.method.dense_weights(self), shared.dense_weights()
         if weights is None or first_and_second is None:
             return None

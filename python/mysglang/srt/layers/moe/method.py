@@ -31,7 +31,7 @@ class ExpertSizes:
     def parameter(
         self, shape: tuple[int, ...], parts: tuple[Section, ...], dtype: torch.dtype, *, dim: int = 0
     ) -> ExpertsParameter:
-        """One that holds something of this shape for each expert, made of these parts along `dim`."""
+        """Makes a parameter that holds a tensor of this shape for each expert, made of these parts along `dim`."""
         if self.fused is None:
             return ExpertsParameter(self.experts, shape, parts, dim=dim, dtype=dtype)
         return FusedExpertsParameter(self.experts, shape, parts, dim=dim, dtype=dtype, fused=self.fused)
@@ -45,25 +45,27 @@ class ExpertsMethod(Protocol):
         ...
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Like the method of this name of `LinearMethod`."""
+        """Does what the method of this name of `LinearMethod` does."""
         ...
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """Like the method of this name of `LinearMethod`."""
+        """Does what the method of this name of `LinearMethod` does."""
         ...
 
     def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
-        """[experts, output, input]: the values that are computed with, in any float dtype."""
+        """Returns [experts, output, input]: the values that are computed with, in any float dtype."""
         ...
 
     def dense_weights(self, layer: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """Both weights as `fused_experts` takes them; None if they are quantized."""
+        """Returns both weights as `fused_experts` takes them; None if they are quantized."""
         ...
 
     def apply(
         self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases
     ) -> Tensor:
-        """x [N, hidden] -> this rank's part of the experts' weighted sum [N, hidden]. ids, gates: [N, top_k]."""
+        """Computes this rank's part of the experts' weighted sum: x [N, hidden] -> [N, hidden]. ids, gates: [N,
+        top_k].
+        """
         ...
 
 
@@ -79,7 +81,7 @@ class UnquantizedExpertsMethod:
             replace_parameter(layer, name, weights)
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """The plain weights in their old places."""
+        """Puts the plain weights back as loadable parameters."""
         for name in NAMES:
             if not isinstance(getattr(layer, name), WeightParameter):
                 restore_parameter(layer, name, layouts[name].filled(self.plain_weight(layer, name)))

@@ -39,7 +39,9 @@ class ExpertsParameter(WeightParameter):
     def __new__(
         cls, experts: int, shape: tuple[int, ...], parts: tuple[Section, ...], *, dim: int = 0, dtype: torch.dtype
     ) -> ExpertsParameter:
-        """Uninitialised, on the current default device. shape: of one expert's matrix on this rank."""
+        """Makes an uninitialised parameter on the current default device. shape: of one expert's matrix on this
+        rank.
+        """
         values = torch.empty(experts, *shape, dtype=dtype)
         self: ExpertsParameter = nn.Parameter.__new__(cls, values, requires_grad=False)
         self.shard_dim, self.parts, self.sections = dim, parts, parts * experts

@@ -75,7 +75,7 @@ class Router(ReplicatedLinear):
         return super().values_of(name)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
+        """Routes x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
         weight = self.weight
         assert isinstance(weight, Tensor)
         return ROUTERS[self.routing.kind](x, weight, self.bias, self.routing, self.e_score_correction_bias)
@@ -112,8 +112,10 @@ def _best(score: Literal["softmax", "sigmoid"]) -> Route:
 def _sparsemixer(
     x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One expert after another, each the best of those that are left. Its gate is its probability among the left ones
-    that are not far below it (Liu et al., "GRIN", arXiv 2409.12136, as Phi-3.5-MoE uses it; without noise).
+    """Chooses experts one after another, each the best of the remaining ones.
+
+    Its gate is its probability among the remaining ones that are not far below it (Liu et al., "GRIN", arXiv
+    2409.12136, as Phi-3.5-MoE uses it; without noise).
     """
     scores = linear(x.to(weight.dtype), weight, bias).float()
     left, ids, gates = scores, [], []

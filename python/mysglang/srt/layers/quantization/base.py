@@ -32,19 +32,20 @@ class LinearMethod(Protocol):
         ...
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """The opposite: parameters that can be loaded again, with the values that the layer has.
+        """Undoes `process_weights_after_loading`: makes parameters that can be loaded again, with the values that the
+        layer has.
 
         layouts: what `create_weights` registered, by name, without memory.
         """
         ...
 
     def plain_weight(self, layer: nn.Module) -> Tensor:
-        """[output, input]: the values that are computed with, in any float dtype."""
+        """Returns [output, input]: the values that are computed with, in any float dtype."""
         ...
 
     def dense_weight(self, layer: nn.Module) -> Tensor | None:
-        """[output, input]: the tensor that `apply` multiplies with, for a kernel that does as much by itself; None if
-        it multiplies with anything else.
+        """Returns the tensor [output, input] that `apply` multiplies with, for a kernel that computes the same by
+        itself; None if `apply` multiplies with anything else.
         """
         ...
 
@@ -53,7 +54,9 @@ class LinearMethod(Protocol):
         ...
 
     def apply_gated(self, layer: nn.Module, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-        """x: [..., input] -> [..., output / 2]: the activation of the first half of the output times the second."""
+        """Returns the activation of the first half of the output times the second half: [..., input] -> [..., output /
+        2].
+        """
         ...
 
 

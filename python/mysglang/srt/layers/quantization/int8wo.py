@@ -45,7 +45,7 @@ class Int8LinearMethod:
         layer.scales = scales
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """A weight of the values that were computed with."""
+        """Makes a loadable weight from the values that were computed with."""
         if not isinstance(layer.weight, WeightParameter):
             layout = layouts["weight"]
             restore_parameter(layer, "weight", layout.filled(self.plain_weight(layer).to(layout.dtype)))
@@ -81,7 +81,7 @@ class Int8ExpertsMethod:
         layer.w13_scales, layer.w2_scales = w13_scales, w2_scales
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """Weights of the values that were computed with."""
+        """Makes loadable weights from the values that were computed with."""
         for name, scales in zip(NAMES, EXPERT_SCALES, strict=True):
             if not isinstance(getattr(layer, name), WeightParameter):
                 layout = layouts[name]
@@ -117,7 +117,9 @@ class Int8WeightOnly:
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[output, input] -> int8 of the same shape, and scales [output] float32. A row of zeros has the scale 1."""
+    """Quantizes [output, input] to int8 of the same shape, and scales [output] float32. A row of zeros has the
+    scale 1.
+    """
     values = weight.float()
     scales = values.abs().amax(dim=1) / LARGEST
     scales[scales == 0] = 1.0
@@ -125,7 +127,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_experts(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """[experts, output, input] -> int8 of the same shape, and scales [experts, output] float32."""
+    """Quantizes [experts, output, input] to int8 of the same shape, and scales [experts, output] float32."""
     rounded = torch.empty(weights.shape, dtype=torch.int8)
     scales = torch.empty(weights.shape[:2], dtype=torch.float32)
     for expert, weight in enumerate(weights):

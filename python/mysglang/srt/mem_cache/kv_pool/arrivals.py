@@ -12,11 +12,11 @@ class Arrivals:
         self._events: dict[int, list[Event]] = {}
 
     def expect(self, layer_id: int, event: Event) -> None:
-        """The layer's pages are there once the device has come past this event."""
+        """Notes that the layer's pages have arrived once the device has passed this event."""
         self._events.setdefault(layer_id, []).append(event)
 
     def wait(self, layer_id: int) -> None:
-        """Work that is queued from now on runs after the arrival of this layer's pages."""
+        """Lets work that is queued from now on run after the arrival of this layer's pages."""
         for event in self._events.pop(layer_id, ()):
             event.hold_up()
 

@@ -54,7 +54,7 @@ class KvPool(ABC):
         """
 
     def scales(self, layer_id: int) -> KvScales:
-        """Factors of the layer's stored keys and values."""
+        """Returns the scales of the layer's stored keys and values."""
         return UNSCALED
 
     def over_stored(self, spec: AttentionSpec) -> AttentionSpec:
@@ -85,8 +85,8 @@ class KvPool(ABC):
 
     @abstractmethod
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """Stored keys [KV slots, num_kv_heads, head_dim] and values [KV slots, num_kv_heads, value_dim] of a layer,
-        those of page 0 first. Values may be a part of the keys' memory.
+        """Returns the stored keys [KV slots, num_kv_heads, head_dim] and values [KV slots, num_kv_heads, value_dim] of
+        a layer, those of page 0 first. Values may be a part of the keys' memory.
         """
 
     @abstractmethod

@@ -56,7 +56,8 @@ class StatePool:
         return self._layers[layer_id]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Entry targets[i] becomes what sources[i] was before the call; a negative source is a state of zeros.
+        """Copies states: entry targets[i] becomes what sources[i] was before the call. A negative source is a state of
+        zeros.
 
         Both [N] int64 on the device; the targets are distinct.
         """

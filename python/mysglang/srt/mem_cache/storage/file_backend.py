@@ -94,7 +94,7 @@ class FileBackend:
         return self._root / key[:2] / f"{key}{SUFFIX}"
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """(last use, size, path) of each file; files that disappear while being listed are left out."""
+        """Yields (last use, size, path) of each file; files that disappear while being listed are left out."""
         for path in self._root.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 found = path.stat()

@@ -119,7 +119,7 @@ class StorageTier:
     # Out
 
     def store(self, node: TreeNode) -> None:
-        """The pages on the path to a node of the host can be read from now on."""
+        """Starts storing the pages on the path to a node of the host, which can be read from now on."""
         count = node.end // self._block_pages * self._block_pages
         if self._closed or node.condemned or not count:
             return
@@ -250,7 +250,7 @@ class StorageTier:
         self._reader.submit(lambda: self._read_blocks(work))
 
     def _adopt(self, work: Fetching, filled: int) -> None:
-        """Its pages before `filled` are part of the tree from now on."""
+        """Makes the fetched pages before `filled` part of the tree."""
         if work.cancelled or filled <= work.adopted:
             return
         size = self._host.page_size
@@ -285,7 +285,9 @@ class StorageTier:
         self._closed = True
 
     def reset(self) -> None:
-        """The host is about to be emptied. Pages that are being filled come back when the reader is done with them."""
+        """Prepares for the emptying of the host. Pages that are being filled come back when the reader is done with
+        them.
+        """
         self._cancel()
         self._closed = False
 

@@ -105,14 +105,14 @@ def build(
 
 
 def build_without_numbers(kind: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model with its buffers on the meta device too, for the probe."""
+    """Builds the model with its buffers on the meta device too, for the probe."""
     with torch.device("meta"):
         return build(kind, config, dtype, experts=NO_EXPERTS)
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Parameters lose their memory as soon as a module has them; buffers are computed, and stay."""
+    """Frees the memory of parameters as soon as a module has them; buffers are computed, and stay."""
     register = nn.Module.register_parameter
 
     def without_memory(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -129,7 +129,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers warns of what is no fault here, such as a config without a tokenizer's ids."""
+    """Silences transformers' warnings about what is no fault here, such as a config without a tokenizer's ids."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

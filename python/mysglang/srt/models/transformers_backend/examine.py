@@ -11,7 +11,9 @@ from mysglang.srt.models.transformers_backend.replacing import check_experts
 
 
 def examine(architecture: str) -> tuple[bool, str]:
-    """(whether it is served, why not or on what that depends). The class is built without weights."""
+    """Returns whether an architecture is served, and why not or under which conditions. The class is built without
+    weights.
+    """
     try:
         kind = causal_lm_class(architecture)
     except Refused as error:

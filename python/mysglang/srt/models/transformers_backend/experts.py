@@ -43,7 +43,9 @@ def check_form(module: nn.Module) -> None:
 
 
 def experts_like(module: nn.Module, context: LayerContext) -> ForeignExperts:
-    """Ours with the sizes of that one, parameters uninitialised. Raises Refused for experts of another form."""
+    """Builds our experts with the sizes of `module`, parameters uninitialised. Raises Refused for experts of another
+    form.
+    """
     check_form(module)
     gate_up = module.gate_up_proj
     assert isinstance(gate_up, Tensor)

@@ -27,9 +27,9 @@ class ForeignMLP(GatedMLP):
 
 
 def gated_mlp_like(module: nn.Module, context: LayerContext) -> ForeignMLP | None:
-    """Ours in the place of that module, parameters uninitialised; None if it is no gated MLP.
+    """Builds our gated MLP in place of `module`, parameters uninitialised; None if it is no gated MLP.
 
-    What its forward pass computes is seen from small random numbers, not from its name.
+    What its forward pass computes is found by trying small random numbers, not from its name.
     """
     children = dict(module.named_children())
     linears = [children.pop(name, None) for name in LINEARS]
@@ -49,7 +49,7 @@ def gated_mlp_like(module: nn.Module, context: LayerContext) -> ForeignMLP | Non
 
 
 def renamed_parts(name: str) -> dict[str, Target]:
-    """A parameter of the module of this name -> where it is in ours, if not under its own name."""
+    """Returns where parameters of the module of this name are in ours: its name -> target, if that differs."""
     return {
         f"{name}.{linear}.{part}": Target(f"{name}.gate_up_proj.{part}", section)
         for section, linear in enumerate(LINEARS[:2])

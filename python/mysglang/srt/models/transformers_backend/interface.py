@@ -25,13 +25,15 @@ class Attends(Protocol):
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, arguments: Mapping[str, Any]
     ) -> Tensor:
-        """q: [1, heads, T, head_dim]; k, v: [1, kv_heads, T, dim]; `mask`: what the model hands over, which `mask` made
-        unless the model has another. Returns [1, T, heads, dim of v].
+        """Attends. q: [1, heads, T, head_dim]; k, v: [1, kv_heads, T, dim]; `mask`: what the model hands over, which
+        `mask` made unless the model has another. Returns [1, T, heads, dim of v].
         """
         ...
 
     def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
-        """Stand for a mask. sees(0, 0, i, j) says whether query i sees key j; width: of its window, if it has one."""
+        """Returns an object in place of a mask. sees(0, 0, i, j) says whether query i sees key j; width: of its window,
+        if it has one.
+        """
         ...
 
     def embedded(self, x: Tensor) -> Tensor:

@@ -84,14 +84,14 @@ class TransformersCausalLM(TokenModel):
         self._head = _head_of(self.lm)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[W, hidden_size] hidden states of the wanted tokens after the last norm."""
+        """Computes [W, hidden_size] hidden states of the wanted tokens after the last norm."""
         (body,) = self._body
         with attending(StepAttention(self._calls, replace(batch, tail=None))):
             hidden = _body_states(body, batch.input_ids, batch.positions)
         return batch.wanted(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size], in the dtype that the class gives them."""
+        """Computes logits, [N, hidden_size] -> [N, vocab_size], in the dtype that the class gives them."""
         head, body = self._head
         body.states = [hidden[None]]
         logits: Tensor = head().logits[0]
@@ -128,7 +128,7 @@ class TransformersCausalLM(TokenModel):
         positions = torch.arange(length, device=device)
 
         def states(plain: PlainAttention, *runs: tuple[int, int, int]) -> Tensor:
-            """Hidden states of some tokens, each given as (sequence, first, end)."""
+            """Returns the hidden states of some tokens, each run given as (sequence, first, end)."""
             plain.runs = [(sequence, end - start) for sequence, start, end in runs]
             tokens = torch.cat([(other if sequence else ids)[start:end] for sequence, start, end in runs])
             places = torch.cat([positions[start:end] for _, start, end in runs])
@@ -266,6 +266,6 @@ def _check_agreement(config: ModelConfig, foreign: Any) -> None:
 
 
 def _middle_error(found: Tensor, expected: Tensor) -> float:
-    """Median of the tokens' relative errors: a near tie of a router may send one token to other experts."""
+    """Returns the median of the tokens' relative errors: a near tie of a router may send one token to other experts."""
     errors = (found.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
     return float(errors.median())

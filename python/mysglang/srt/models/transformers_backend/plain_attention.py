@@ -48,7 +48,7 @@ class PlainAttention:
 
 
 def _attended(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-    """q: the last of the tokens that there are keys of, [heads, t, dim] -> [t, heads, value_dim] float32."""
+    """Attends. q: [heads, t, dim], of the last t tokens that have keys -> [t, heads, value_dim] float32."""
     group = spec.num_heads // spec.num_kv_heads
     keys, values = keys.float().repeat_interleave(group, 0), values.float().repeat_interleave(group, 0)
     scores = q.float() @ keys.transpose(1, 2) * spec.scale

@@ -136,8 +136,8 @@ def check_mask(sees: Callable[..., Tensor], width: int | None) -> None:
 
 @torch.no_grad()
 def probe(model: nn.Module) -> list[Call]:
-    """The attention calls of one pass of a model that has no weights yet (on the meta device), in order. What each call
-    keeps of a token has pages of its own, also where a module attends several times.
+    """Runs a model without weights (on the meta device) and returns the attention calls of one pass, in order. Each
+    call has pages of its own, also if a module attends several times.
 
     Raises Refused for a model that attends in a way that is not served, or does not run without numbers.
     """

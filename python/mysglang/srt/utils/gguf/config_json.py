@@ -203,7 +203,7 @@ def family_of(facts: Facts) -> Family:
 
 
 def config_json(facts: Facts) -> dict[str, Any]:
-    """config.json of the same model. Raises ConfigError for a model that cannot be served."""
+    """Returns the config.json of the same model. Raises ConfigError for a model that cannot be served."""
     family = family_of(facts)
     embedding = facts.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

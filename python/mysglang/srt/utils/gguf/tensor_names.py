@@ -80,7 +80,7 @@ class NamedPart:
 
 
 def named_parts(naming: Naming, tensor: GgufTensor, *, heads: int, kv_heads: int) -> Iterator[NamedPart]:
-    """The checkpoint's parts of a stored tensor. A tensor of an unknown name keeps it: the model reports it.
+    """Yields the checkpoint's parts of a stored tensor. A tensor of an unknown name keeps it, and the model reports it.
     `rope_freqs.weight` yields no part, because it belongs to the config.
     """
     if tensor.name == "rope_freqs.weight":

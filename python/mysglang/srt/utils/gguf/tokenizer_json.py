@@ -37,7 +37,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def _bytes(*, words: bool) -> dict[str, Any]:
-    """Byte-level pre-tokenizer. words: True to split words by GPT-2's expression."""
+    """Returns the byte-level pre-tokenizer. words: True to split words by GPT-2's expression."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words}
 
 
@@ -189,7 +189,7 @@ def _scored_bpe(facts: Facts) -> dict[str, Any]:
 
 
 def _scored_merges(facts: Facts, tokens: list[str]) -> list[tuple[str, str]]:
-    """Every pair of tokens that is a token, the one of the highest score first."""
+    """Returns every pair of tokens that is a token, the one of the highest score first."""
     if (characters := sum(map(len, tokens))) > MAX_CHARACTERS:
         raise facts.refused(f"it has tokens of {characters} characters together, and at most {MAX_CHARACTERS} are read")
     scores, types = _numbers(facts, "scores", len(tokens)), _types(facts, len(tokens))
