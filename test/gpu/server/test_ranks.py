@@ -69,7 +69,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def family_alone(folder: Path) -> list[Answer]:
-    return answers_of(PROMPTS, *of_family(folder))
+    return answers_of(PROMPTS, *of_family(folder), server=ServerProcess)
 
 
 def of_family(folder: Path) -> tuple[str, ...]:
@@ -79,7 +79,8 @@ def of_family(folder: Path) -> tuple[str, ...]:
 
 def test_families_over_ranks(gpus: int, folder: Path, family_alone: list[Answer]) -> None:
     """Latent rows and experts; windows in pools of their own."""
-    assert_alike(answers_of(PROMPTS, *of_family(folder), *DIVIDED["tp"], *GPUS[gpus]), family_alone)
+    divided = (*of_family(folder), *DIVIDED["tp"], *GPUS[gpus])
+    assert_alike(answers_of(PROMPTS, *divided, server=ServerProcess), family_alone)
 
 
 def test_the_host_tier_over_ranks(gpus: int, alone: ServerProcess) -> None:

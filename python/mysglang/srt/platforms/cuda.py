@@ -8,12 +8,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from mysglang.srt.platforms.interface import DeviceMemory, Event, GraphRecorder, Platform, SideQueue
+from mysglang.srt.platforms.interface import DeviceMemory, Event, Graph, GraphRecorder, Platform, SideQueue
 from mysglang.srt.platforms.profile import DeviceProfile, profile_of
 from mysglang.srt.utils.hardware import GIB
 
@@ -76,6 +77,17 @@ class SideStream:
         return StreamEvent(self._stream)
 
 
+@dataclass(frozen=True, slots=True)
+class CudaGraph:
+    """A captured step. It keeps the step, because replays read the tensors that the step was given when it was made."""
+
+    _graph: torch.cuda.CUDAGraph
+    _step: Callable[[], object]
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
 class CudaRecorder:
     """CUDA graphs whose memory comes from one pool."""
 
@@ -89,7 +101,7 @@ class CudaRecorder:
     def nbytes(self) -> int:
         return max(0, self._free_before - self._free())
 
-    def record(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -99,7 +111,7 @@ class CudaRecorder:
             left = step()
         finally:
             graph.capture_end()
-        return graph, left
+        return CudaGraph(graph, step), left
 
 
 class CudaPlatform(Platform):

@@ -236,7 +236,8 @@ def _delta_chunk_kernel(
     tl.store(place + 2 * columns, of_query, mask=exists)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+# The rows of a later turn begin anywhere in their table.
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["rows"])
 def _delta_runs_kernel(
     q,
     k,

@@ -232,7 +232,8 @@ def _scan_chunk_kernel(
         head += 1
 
 
-@triton.jit(do_not_specialize=["tokens"])
+# The rows of a later turn begin anywhere in their table.
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["rows"])
 def _scan_runs_kernel(
     x,
     b,
