@@ -24,6 +24,20 @@ NEMOTRON_H: dict[str, Any] = {
     "num_key_value_heads": 8,
     "time_step_limit": [0.0, float("inf")],
 }
+NEMOTRON_3: dict[str, Any] = {
+    **NEMOTRON_H,
+    "hidden_size": 2688,
+    "intermediate_size": 1856,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 64,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "routed_scaling_factor": 2.5,
+}
 BAMBA: dict[str, Any] = {
     "architectures": ["BambaForCausalLM"],
     "vocab_size": 128256,
@@ -75,7 +89,7 @@ def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
 
 @pytest.mark.parametrize(
     ("keys", "billions"),
-    [(NEMOTRON_H, 8.10), (BAMBA, 9.78), (GRANITE, 6.94), (LFM2, 1.17)],
+    [(NEMOTRON_H, 8.10), (NEMOTRON_3, 31.58), (BAMBA, 9.78), (GRANITE, 6.94), (LFM2, 1.17)],
     ids=lambda each: str(each)[:30],
 )
 def test_sizes_are_those_of_the_published_models(keys: dict[str, Any], billions: float, tmp_path: Path) -> None:
@@ -120,9 +134,9 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         (BAMBA, {"mamba_n_groups": 3}, "128 heads of mamba cannot be divided among 3 groups"),
         (BAMBA, {"hidden_act": "relu"}, "'relu' is not supported for layers of mamba"),
         (BAMBA, {"attn_layer_indices": []}, "no layer attends over keys"),
-        (NEMOTRON_H, {"hybrid_override_pattern": "M*E"}, "layer type 'moe' is not supported"),
         (NEMOTRON_H, {"hybrid_override_pattern": "M*?"}, "layer type '\\?' is not supported"),
-        (NEMOTRON_H, {"hybrid_override_pattern": None}, "layer type .moe. is not supported"),
+        (NEMOTRON_3, {"n_shared_experts": 2}, "n_shared_experts must be 1, not 2"),
+        (NEMOTRON_3, {"num_experts_per_tok": 129}, "a token goes to 129 experts"),
         (GRANITE, {"layer_types": ["mamba"] * 40}, "no layer attends over keys"),
         (GRANITE, {"num_experts_per_tok": 65}, "a token goes to 65 experts"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),

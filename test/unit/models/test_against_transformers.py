@@ -140,6 +140,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True},
     ),
     "nemotron_h": ("nemotron_h", {}),
+    "nemotron_h without experts": (
+        "nemotron_h",
+        {"layers_block_type": ["mlp", "linear_attention", "full_attention", "mlp"]},
+    ),
+    "nemotron_h with narrow experts and biases": (
+        "nemotron_h",
+        {"moe_latent_size": 48, "mlp_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
     "lfm2": ("lfm2", {"conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", {}),
     "deepseek_v2": ("deepseek_v2", {}),

@@ -13,16 +13,20 @@ import msgspec
 
 from mysglang.srt.configs.checkpoint_tensors import Matrix as Matrix
 from mysglang.srt.configs.checkpoint_tensors import Size as Size
+from mysglang.srt.configs.mlp_plan import FusedExpertsPlan as FusedExpertsPlan
+from mysglang.srt.configs.mlp_plan import GatedMlpPlan as GatedMlpPlan
+from mysglang.srt.configs.mlp_plan import LatentExpertsPlan as LatentExpertsPlan
+from mysglang.srt.configs.mlp_plan import MixturePlan as MixturePlan
+from mysglang.srt.configs.mlp_plan import NoMlpPlan as NoMlpPlan
+from mysglang.srt.configs.mlp_plan import PlainMlpPlan as PlainMlpPlan
+from mysglang.srt.configs.mlp_plan import RouterPlan as RouterPlan
+from mysglang.srt.configs.mlp_plan import ScaledMlpPlan as ScaledMlpPlan
+from mysglang.srt.configs.mlp_plan import SharedExpertPlan as SharedExpertPlan
 from mysglang.srt.utils.even_split import even_run
 
 NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
 """An RMSNorm that multiplies by its weight, by nothing, or by 1 + its weight; or a LayerNorm, which subtracts the mean
 before, and adds a bias after.
-"""
-
-RouterKind = Literal["softmax", "sigmoid", "sparsemixer"]
-"""How a router scores experts: probabilities over all experts together, an independent score of each, or, for each
-choice in turn, probabilities of the experts close to the best (`layers/moe/router.py`).
 """
 
 
@@ -218,154 +222,6 @@ class MlpPlan(Protocol):
         ...
 
 
-class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """down(activation(gate(x)) * up(x))."""
-
-    intermediate_size: int
-    activation: str
-    """Name of the activation in config.json."""
-    bias: bool = False
-
-    def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        return self.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)
-
-    @staticmethod
-    def named(module: str, inner: Size, hidden: Size) -> Iterator[Matrix]:
-        """Yields the matrices of the module with this name in a checkpoint's layer."""
-        yield Matrix(f"{module}.gate_proj.weight", inner, hidden)
-        yield Matrix(f"{module}.up_proj.weight", inner, hidden)
-        yield Matrix(f"{module}.down_proj.weight", hidden, inner)
-
-
-class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """scale * down(activation(gate_scale * gate(x)) * up(x))."""
-
-    intermediate_size: int
-    activation: str
-    """Name of the activation in config.json."""
-    gate_scale: float
-    scale: float
-    bias: bool = False
-
-    def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        return GatedMlpPlan.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)
-
-
-class NoMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The null MLP, for a layer that is a mixer alone."""
-
-    def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        yield from ()
-
-
-class PlainMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """down(activation(up(x)))."""
-
-    intermediate_size: int
-    activation: str
-    """Name of the activation in config.json."""
-    bias: bool = False
-    parts: tuple[str, str] = ("up_proj", "down_proj")
-    """The names of the two projections in a checkpoint."""
-
-    def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        inner, (up, down) = Size("intermediate_size", self.intermediate_size), self.parts
-        yield Matrix(f"mlp.{up}.weight", inner, hidden)
-        yield Matrix(f"mlp.{down}.weight", hidden, inner)
-
-
-class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which experts a token goes to, and with which gates."""
-
-    kind: RouterKind
-    top_k: int
-    """Experts of a token."""
-    renormalize: bool
-    """True if the gates of a token's experts are divided by their sum."""
-    groups: int = 1
-    """Groups of as many experts each, of which a token's experts come from few."""
-    kept_groups: int = 1
-    """How many groups these are: the best, by their best expert, or for `sigmoid` by the sum of their best two."""
-    scale: float = 1.0
-    """Factor of the gates, after all else."""
-    float32: bool = False
-    """True if logits are computed in float32; otherwise in the dtype of the model."""
-    corrected: bool = False
-    """True if a checkpoint has a correction for each expert, which is added to its score for choosing experts only."""
-    corrections_in_row: bool = False
-    """True if a checkpoint stores the corrections as a matrix of one row."""
-    bias: bool = False
-    """True if logits have a bias."""
-    least_sum: float = 0.0
-    """Lower bound of the sum that gates are divided by, for `softmax`."""
-    jitter: float = 0.0
-    """For `sparsemixer`: twice the largest distance of a candidate expert from the best, relative to the larger of
-    both.
-    """
-    scales_input: bool = False
-    """True if the gates multiply the input of experts instead of their output."""
-
-
-class SharedExpertPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An expert that every token goes through, in addition to the routed ones."""
-
-    intermediate_size: int
-    name: str = "shared_expert"
-    """Name of the module in a checkpoint's MLP."""
-    field: str = "shared_expert_intermediate_size"
-    """Key of config.json for its size."""
-    gated: bool = True
-    """True if the output is multiplied by a gate, the sigmoid of a projection of its own."""
-    bias: bool = False
-
-
-class FusedExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint has two tensors for all experts of a layer: one of gate and up together, and one of down; biases
-    have two such tensors as well. Their names are among `DecoderPlan.renamed`.
-    """
-
-    transposed: bool
-    """[experts, input, output]; else [experts, output, input]."""
-    interleaved: bool = False
-    """Outputs of gate and of up alternate; else all of gate's stand before those of up."""
-
-
-class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum over a token's experts, gated MLPs themselves, of gate * expert(x)."""
-
-    experts: int
-    intermediate_size: int
-    """Inner size of each expert."""
-    activation: str
-    """Name of the activation in config.json."""
-    router: RouterPlan
-    shared: SharedExpertPlan | None = None
-    bias: bool = False
-    """True if the projections of experts have biases."""
-    fused: FusedExpertsPlan | None = None
-    """None: a checkpoint has the matrices of each expert by themselves."""
-    field: str = "num_experts"
-    """Key of config.json for the number of experts."""
-    size_field: str = "moe_intermediate_size"
-    """Key of config.json for the size of an expert."""
-    module: str = "mlp"
-    """Name of the mixture's module in a checkpoint's layer."""
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """The projections of an expert in a checkpoint: gate, up and down."""
-
-    def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        inner = Size(self.size_field, self.intermediate_size)
-        every = {"copies": self.experts, "used": self.router.top_k}
-        gate, up, down = self.parts
-        yield Matrix(f"{self.module}.gate.weight", Size(self.field, self.experts), hidden)
-        yield Matrix(f"{self.module}.experts.{{}}.{gate}.weight", inner, hidden, **every)
-        yield Matrix(f"{self.module}.experts.{{}}.{up}.weight", inner, hidden, **every)
-        yield Matrix(f"{self.module}.experts.{{}}.{down}.weight", hidden, inner, **every)
-        if self.shared is not None:
-            beside = Size(self.shared.field, self.shared.intermediate_size)
-            yield from GatedMlpPlan.named(f"{self.module}.{self.shared.name}", beside, hidden)
-
-
 class MlpAndExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of an MLP and of experts, which take the residual stream before the MLP's norm. Each has own norms.
 
@@ -461,8 +317,11 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gates(self) -> bool:
-        """True if some layer has gated MLPs or experts."""
-        return any(not isinstance(layer.mlp, PlainMlpPlan | NoMlpPlan) for layer in self.layers)
+        """True if some layer has gated MLPs or gated experts."""
+        ungated = tuple(mixture for mixture in self.mixtures if not mixture.gated)
+        return any(
+            not isinstance(layer.mlp, PlainMlpPlan | NoMlpPlan) and layer.mlp not in ungated for layer in self.layers
+        )
 
     @property
     def has_states(self) -> bool:

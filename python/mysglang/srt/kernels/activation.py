@@ -1,5 +1,5 @@
-"""Gated activations: the first half of the last dimension through a function, times the second half, which one of them
-clamps and shifts. And the soft cap of logits.
+"""Activations of MLPs and experts. Most are gated: the first half of the last dimension through a function, times the
+second half, which one of them clamps and shifts. And the soft cap of logits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from mysglang.srt.kernels.op import Op
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai", "relu2"]
+UNGATED: tuple[Activation, ...] = ("relu2",)
+"""Activations of one product, without a gate: [..., d] -> [..., d]."""
 GatedOp = Op[[Tensor], Tensor]
 
 
@@ -45,12 +47,16 @@ def _swigluoai_and_mul(x: Tensor) -> Tensor:
     return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(x.dtype)
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
 def _soft_cap(x: Tensor, cap: float) -> Tensor:
     """Computes cap * tanh(x / cap), in float32. x: [N, width], rows at any distance. Overwrites x and returns it."""
     return x.copy_(torch.tanh(x.float() / cap).mul_(cap))
 
 
-# All: [..., 2 * d] -> [..., d], contiguous, same dtype.
+# All but those of UNGATED: [..., 2 * d] -> [..., d], contiguous, same dtype.
 silu_and_mul = Op(
     "silu_and_mul",
     reference=_silu_and_mul,
@@ -87,12 +93,15 @@ swigluoai_and_mul = Op(
     cuda="mysglang.srt.kernels.cuda.activation:swigluoai_and_mul",
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:swigluoai_and_mul"},
 )
+relu2 = Op("relu2", reference=_relu2)
 gated: dict[Activation, GatedOp] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
     "swigluoai": swigluoai_and_mul,
+    "relu2": relu2,
 }
+"""The op of each activation, also of those of UNGATED."""
 
 soft_cap = Op(
     "soft_cap",

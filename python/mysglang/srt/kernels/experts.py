@@ -17,7 +17,9 @@ from mysglang.srt.kernels.gemm import gated_linear, linear
 from mysglang.srt.kernels.op import Op
 
 Biases = tuple[Tensor, Tensor] | None
-"""[E, 2 * inner] of gate and up, and [E, width] of down, dense, of the rows' dtype; None: there are none."""
+"""[E, 2 * inner] of gate and up, or [E, inner] without a gate, and [E, width] of down, dense, of the rows' dtype; None:
+there are none.
+"""
 
 
 def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -115,8 +117,10 @@ def _fused_experts(
     It is the sum over the experts e of each row of gate * down[e] h, where h is the activation of the first half of
     gate_up[e] x, times the second half. Biases are added to both products.
 
-    gate_up: [E, 2 * inner, width]; down: [E, width, inner]; both may have been packed. ids: [N, k] int32 in [0, E);
-    gates: [N, k] float32. An expert's product is rounded to x's dtype; the sum is taken in float32.
+    With an activation of `UNGATED`, h is that activation of gate_up[e] x, which has no second half.
+
+    gate_up: [E, 2 * inner or inner, width]; down: [E, width, inner]; both may have been packed. ids: [N, k] int32 in
+    [0, E); gates: [N, k] float32. An expert's product is rounded to x's dtype; the sum is taken in float32.
 
     This reference looks at no value: every expert computes every row, and what was not asked for is thrown away.
     """
@@ -131,8 +135,8 @@ def _fused_experts(
 
 
 SharedExpert = tuple[Tensor, Tensor]
-"""[2 * inner, width] of gate and up, and [width, inner] of down, of an expert that every row goes through; both may
-have been packed as weights of linears."""
+"""[2 * inner, width] of gate and up, or [inner, width] without a gate, and [width, inner] of down, of an expert that
+every row goes through; both may have been packed as weights of linears."""
 
 
 def _experts_and_shared(

@@ -18,8 +18,7 @@ _BY_NAME: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "swigluoai": "swigluoai",
 }
-
-
+_UNGATED_EXPERTS: dict[str, Activation] = {"relu2": "relu2"}
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -42,3 +41,15 @@ def gated_activation(name: str) -> Activation:
     if name not in _BY_NAME:
         raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_BY_NAME))
     return _BY_NAME[name]
+
+
+def expert_activation(name: str, *, gated: bool) -> Activation:
+    """Returns the kernels' name of an activation of experts, which may have no gate. Raises ConfigError for a function
+    that no kernel knows.
+    """
+    if gated:
+        return gated_activation(name)
+    if name not in _UNGATED_EXPERTS:
+        known = ", ".join(_UNGATED_EXPERTS)
+        raise ConfigError(f"config.json: experts without a gate do not support {name!r}; they support {known}")
+    return _UNGATED_EXPERTS[name]

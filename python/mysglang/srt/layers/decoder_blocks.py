@@ -51,11 +51,17 @@ class GatedMLP(nn.Module):
         """Returns the weights of gate and up, and of down, as `linear` takes them; None if they are quantized or have
         biases.
         """
-        linears = self.gate_up_proj, self.down_proj
-        first, second = (each.method.dense_weight(each) for each in linears)
-        if first is None or second is None or any(each.bias is not None for each in linears):
-            return None
-        return first, second
+        return dense_weights(self.gate_up_proj, self.down_proj)
+
+
+def dense_weights(
+    first: ColumnParallelLinear | GatedColumnParallelLinear, second: RowParallelLinear
+) -> tuple[Tensor, Tensor] | None:
+    """Returns both weights as `linear` takes them; None if they are quantized or have biases."""
+    inwards, outwards = first.method.dense_weight(first), second.method.dense_weight(second)
+    if inwards is None or outwards is None or first.bias is not None or second.bias is not None:
+        return None
+    return inwards, outwards
 
 
 class PlainMLP(nn.Module):
@@ -85,6 +91,10 @@ class PlainMLP(nn.Module):
         up, down = self._linears
         out: Tensor = down(self._activation(up(x)))
         return out
+
+    def dense_weights(self) -> tuple[Tensor, Tensor] | None:
+        """Both weights as `linear` takes them; None if they are quantized or have biases."""
+        return dense_weights(*self._linears)
 
 
 @dataclass(frozen=True, slots=True)

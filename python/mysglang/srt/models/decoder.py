@@ -157,9 +157,9 @@ class Decoder(CheckpointModel):
         aliases = dict(self.plan.aliases) | tied
         experts: dict[str, tuple[str, ...]] = {}
         for mixture in self.plan.mixtures:
-            gate, up, down = (f"{part}.weight" for part in mixture.parts)
+            *inwards, down = (f"{part}.weight" for part in mixture.parts)
             if mixture.fused is None:
-                experts = {"w13_weight": (gate, up), "w2_weight": (down,)}
+                experts = {"w13_weight": tuple(inwards), "w2_weight": (down,)}
             if mixture.module != "mlp":
                 renamed[mixture.module] = "mlp"
         latent = any(each.latent is not None for each in self.plan.attentions)

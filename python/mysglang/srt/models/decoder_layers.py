@@ -22,12 +22,12 @@ from mysglang.srt.configs.layer_plan import (
 )
 from mysglang.srt.configs.mixer_plan import NoMixerPlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
-from mysglang.srt.layers.activation import gated_activation
+from mysglang.srt.layers.activation import expert_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm
 from mysglang.srt.layers.moe.beside_mlp import MlpAndExperts
-from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
+from mysglang.srt.layers.moe.experts import MixtureOfExperts, Narrow, SharedExpert
 from mysglang.srt.layers.moe.parameter import FusedLayout
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.parameter import WeightParameter
@@ -154,7 +154,7 @@ def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> Ga
     return GatedMLP(hidden_size, plan.intermediate_size, plan.activation, bias=plan.bias, context=context)
 
 
-def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> PlainMLP:
     return PlainMLP(hidden_size, plan.intermediate_size, plan.activation, plan.parts, bias=plan.bias, context=context)
 
 
@@ -168,14 +168,15 @@ def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Modul
 
 
 def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    router, shared = plan.router, plan.shared
+    router, shared, narrow = plan.router, plan.shared, plan.narrow
     return MixtureOfExperts(
         hidden_size,
         plan.experts,
         plan.intermediate_size,
-        gated_activation(plan.activation),
+        expert_activation(plan.activation, gated=plan.gated),
         Routing(**structs.asdict(router)),
-        shared=None if shared is None else shared_expert(shared, plan.activation, hidden_size),
+        shared=None if shared is None else shared_expert(shared, plan, hidden_size),
+        narrow=None if narrow is None else Narrow(**structs.asdict(narrow)),
         bias=plan.bias,
         fused=None if plan.fused is None else FusedLayout(**structs.asdict(plan.fused)),
         context=context,
@@ -198,9 +199,15 @@ def mlp_and_experts(plan: MlpAndExpertsPlan, hidden_size: int, context: LayerCon
     )
 
 
-def shared_expert(plan: SharedExpertPlan, activation: str, hidden_size: int) -> SharedExpert:
-    mlp = GatedMlpPlan(intermediate_size=plan.intermediate_size, activation=activation, bias=plan.bias)
-    return SharedExpert(plan.name, lambda inside: gated_mlp(mlp, hidden_size, inside), plan.gated)
+def shared_expert(plan: SharedExpertPlan, mixture: MixturePlan, hidden_size: int) -> SharedExpert:
+    size, activation = plan.intermediate_size, mixture.activation
+    gated = GatedMlpPlan(intermediate_size=size, activation=activation, bias=plan.bias)
+    plain = PlainMlpPlan(intermediate_size=size, activation=activation, bias=plan.bias)
+
+    def build(inside: LayerContext) -> GatedMLP | PlainMLP:
+        return gated_mlp(gated, hidden_size, inside) if mixture.gated else plain_mlp(plain, hidden_size, inside)
+
+    return SharedExpert(plan.name, build, plan.gated)
 
 
 MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {

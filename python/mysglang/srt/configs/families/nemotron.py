@@ -1,4 +1,4 @@
-"""Config classes of Nemotron and Nemotron-H."""
+"""Config classes of Nemotron, and of Nemotron-H with and without experts."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from msgspec import field
 from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import (
+    Count,
     DecoderConfig,
     Epsilon,
+    Factor,
     HeadDim,
     Heads,
     Positions,
     Width,
     check_layer_types,
 )
+from mysglang.srt.configs.families.deepseek import check_groups
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     DecoderPlan,
+    LatentExpertsPlan,
     LayerPlan,
+    MixturePlan,
     MlpPlan,
     NoMlpPlan,
     NormPlan,
     NormsPlan,
     PlainMlpPlan,
     RopePlan,
+    RouterPlan,
+    SharedExpertPlan,
 )
 from mysglang.srt.configs.mamba_config import FULL, LINEAR, MLP, Kernel, MambaConfig, check_attends, named_layers
 from mysglang.srt.configs.mixer_plan import Mamba2Plan, NoMixerPlan
+from mysglang.srt.errors import ConfigError
 
 
 class NemotronConfig(DecoderConfig, frozen=True, kw_only=True):
@@ -57,13 +65,20 @@ class NemotronConfig(DecoderConfig, frozen=True, kw_only=True):
         return NormPlan(eps=self.norm_eps, kind="layer_plus_one")
 
 
-USUAL_LAYERS = [LINEAR, "moe", FULL, MLP]
-MODULES = {LINEAR: Mamba2Plan.name, FULL: AttentionPlan.name, MLP: "mlp"}
+MOE = "moe"
+USUAL_LAYERS = [LINEAR, MOE, FULL, MLP]
+MODULES = {LINEAR: Mamba2Plan.name, FULL: AttentionPlan.name, MLP: "mlp", MOE: "mlp"}
 """Layer type -> name of its mixer module here."""
+SHARED: dict[str, Any] = {
+    "name": "shared_experts",
+    "field": "moe_shared_expert_intermediate_size",
+    "gated": False,
+}
 
 
 class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
-    """Nemotron-H. Each layer is one of three things: a Mamba-2 mixer, attention without rotary positions, or an MLP.
+    """Nemotron-H. Each layer is one of four things: a Mamba-2 mixer, attention without rotary positions, an MLP, or
+    experts, which have no gate.
 
     Older config.json files have `hybrid_override_pattern`, with a letter for each layer, instead of
     `layers_block_type`.
@@ -89,6 +104,16 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
     mamba_d_conv: Kernel = field(name="conv_kernel", default=4)
     mamba_conv_bias: bool = field(name="use_conv_bias", default=True)
     mamba_proj_bias: bool = field(name="use_bias", default=False)
+    n_routed_experts: Count = 8
+    n_shared_experts: Count = 1
+    num_experts_per_tok: Count = 2
+    moe_intermediate_size: Width = 7688
+    moe_shared_expert_intermediate_size: Width = 7688
+    moe_latent_size: Width | None = None
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Factor = 1.0
 
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +131,9 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         kind = self.layers_block_type[index]
         before = NormsPlan(norm=self.norm(), before_attention=None, before_mlp=None)
-        if kind == MLP:
-            return LayerPlan(attention=NoMixerPlan(), mlp=self.mlp(index), norms=replace(before, before_mlp="norm"))
+        if kind in (MLP, MOE):
+            mlp = self.mlp(index) if kind == MLP else self.experts()
+            return LayerPlan(attention=NoMixerPlan(), mlp=mlp, norms=replace(before, before_mlp="norm"))
         mixer = self.mamba() if kind == LINEAR else self.attention(index, rope)
         return LayerPlan(attention=mixer, mlp=NoMlpPlan(), norms=replace(before, before_attention="norm"))
 
@@ -126,7 +152,41 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
             intermediate_size=self.intermediate_size, activation=self.mlp_hidden_act, bias=self.mlp_bias
         )
 
+    def experts(self) -> MixturePlan:
+        """Returns the mixture of a layer of experts."""
+        latent, shared = self.moe_latent_size, self.moe_shared_expert_intermediate_size
+        return MixturePlan(
+            experts=self.n_routed_experts,
+            intermediate_size=self.moe_intermediate_size,
+            activation=self.mlp_hidden_act,
+            router=self.router(),
+            shared=SharedExpertPlan(intermediate_size=shared, **SHARED, bias=self.mlp_bias),
+            field="n_routed_experts",
+            parts=("up_proj", "down_proj"),
+            narrow=None if latent is None else LatentExpertsPlan(size=latent, bias=self.mlp_bias),
+        )
+
+    def router(self) -> RouterPlan:
+        """Returns the router of every layer of experts."""
+        return RouterPlan(
+            kind="sigmoid",
+            top_k=self.num_experts_per_tok,
+            renormalize=self.norm_topk_prob,
+            groups=self.n_group,
+            kept_groups=self.topk_group,
+            scale=self.routed_scaling_factor,
+            float32=True,
+            corrected=True,
+        )
+
     def check(self) -> None:
         super().check()
-        check_layer_types(self.layers_block_type, self.num_hidden_layers, (FULL, LINEAR, MLP))
+        check_layer_types(self.layers_block_type, self.num_hidden_layers, (FULL, LINEAR, MLP, MOE))
         check_attends(FULL in self.layers_block_type)
+        if MOE in self.layers_block_type:
+            check_groups(self.n_routed_experts, self.router())
+            if self.n_shared_experts != 1:
+                raise ConfigError(
+                    f"config.json: n_shared_experts must be 1, not {self.n_shared_experts}: "
+                    "moe_shared_expert_intermediate_size is the size of the one shared expert"
+                )

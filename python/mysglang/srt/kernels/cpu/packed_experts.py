@@ -67,7 +67,8 @@ def unpack_experts(weights: Tensor) -> Tensor:
 
 
 def _pack(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Packs both weights, or neither."""
-    if packed.packs(gate_up) and packed.packs(down):
+    """Packs both weights, or neither: the kernel has no experts without a gate."""
+    gated = gate_up.shape[1] == 2 * down.shape[2]
+    if gated and packed.packs(gate_up) and packed.packs(down):
         return packed.pack(gate_up), packed.pack(down)
     return gate_up, down

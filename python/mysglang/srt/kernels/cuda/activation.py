@@ -13,8 +13,14 @@ BLOCK = 1024
 
 @triton.jit
 def gated_product(gate, up, KIND: tl.constexpr):
-    """Computes KIND(gate) * up in float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
-    if KIND == "swigluoai":
+    """Computes KIND(gate) * up in float32, or KIND(gate) for a kind without a gate; (1 + tanh(y)) / 2 is the sigmoid of
+    2 y.
+    """
+    if KIND == "relu2":
+        # Written so that a NaN stays a NaN; tl.maximum would lose it.
+        up = tl.where(gate < 0.0, 0.0, gate)
+        gate = up
+    elif KIND == "swigluoai":
         # Written so that a NaN stays a NaN; tl.minimum would lose it.
         gate = tl.where(gate > 7.0, 7.0, gate)
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0

@@ -201,8 +201,8 @@ def _product_kernel(
     INPUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Computes a tile of a block's product with its expert's weight [outputs, inputs]. With an activation KIND, it is
-    computed with both halves of a weight [2 * outputs, inputs].
+    """Computes a tile of a block's product with its expert's weight [outputs, inputs]. With a gated activation KIND, it
+    is computed with both halves of a weight [2 * outputs, inputs].
 
     SHARED: pairs of one row of x. WHOLE: INPUTS divides `inputs`. COPIED: the weights are a descriptor of all experts'
     outputs, from which the copy engine reads tiles. Tiles beside each other read the same columns.
@@ -231,10 +231,11 @@ def _product_kernel(
             return
         expert = expert.to(tl.int64)
     exists = pair < pairs
+    GATED: tl.constexpr = KIND != "none" and KIND != "relu2"
     n = (tile // blocks) * OUTPUTS + tl.arange(0, OUTPUTS)
     k = tl.arange(0, INPUTS)
     source = x + (pair // SHARED).to(tl.int64)[:, None] * x_stride + k[None, :]
-    halves = 1 if KIND == "none" else 2
+    halves = 2 if GATED else 1
     if COPIED:
         top = (expert * halves * outputs + (tile // blocks) * OUTPUTS).to(tl.int32)
     else:
@@ -249,16 +250,16 @@ def _product_kernel(
         if COPIED:
             # Columns of the next matrix, which a last tile may have, are not stored.
             total = tl.dot(values, weights.load([top, at]).T, total, input_precision="ieee")
-            if KIND != "none":
+            if GATED:
                 up = tl.dot(values, weights.load([top + outputs, at]).T, up, input_precision="ieee")
         else:
             total = tl.dot(values, tl.load(columns + at, mask=inside, other=0.0), total, input_precision="ieee")
-            if KIND != "none":
+            if GATED:
                 up = tl.dot(values, tl.load(others + at, mask=inside, other=0.0), up, input_precision="ieee")
     if BIASED:
         at = biases + expert * halves * outputs + n
         total += tl.load(at, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
-        if KIND != "none":
+        if GATED:
             up += tl.load(at + outputs, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
     if KIND != "none":
         total = gated_product(total, up, KIND)

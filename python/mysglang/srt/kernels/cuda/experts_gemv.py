@@ -40,7 +40,10 @@ def _gate_up(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Computes OUTPUTS activations of one row x, from `first` on, with weights [2 * inner, inputs] -> out [inner]."""
+    """Computes OUTPUTS activations of one row x, from `first` on, with weights [2 * inner, inputs], or [inner, inputs]
+    for an activation without a gate -> out [inner].
+    """
+    GATED: tl.constexpr = KIND != "relu2"
     n = first + tl.arange(0, OUTPUTS)
     k = tl.arange(0, INPUTS)
     exists = (n < inner)[:, None]
@@ -48,22 +51,28 @@ def _gate_up(
     up_rows = gate_rows + inner.to(tl.int64) * inputs
     inside = exists & (k < inputs)[None, :]
     gate_ahead = tl.load(gate_rows, mask=inside, other=0.0)
-    up_ahead = tl.load(up_rows, mask=inside, other=0.0)
+    if GATED:
+        up_ahead = tl.load(up_rows, mask=inside, other=0.0)
     gate = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     up = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     for at in range(0, inputs, INPUTS):
         # The next tile is on its way while this one is multiplied.
-        gate_tile, up_tile = gate_ahead.to(tl.float32), up_ahead.to(tl.float32)
+        gate_tile = gate_ahead.to(tl.float32)
+        if GATED:
+            up_tile = up_ahead.to(tl.float32)
         inside = exists & (at + INPUTS + k < inputs)[None, :]
         gate_ahead = tl.load(gate_rows + at + INPUTS, mask=inside, other=0.0)
-        up_ahead = tl.load(up_rows + at + INPUTS, mask=inside, other=0.0)
+        if GATED:
+            up_ahead = tl.load(up_rows + at + INPUTS, mask=inside, other=0.0)
         values = tl.load(x + at + k, mask=at + k < inputs, other=0.0).to(tl.float32)[None, :]
         gate += gate_tile * values
-        up += up_tile * values
+        if GATED:
+            up += up_tile * values
     gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
     if BIASED:
         gate_sum += tl.load(biases + n, mask=n < inner, other=0.0).to(tl.float32)
-        up_sum += tl.load(biases + inner + n, mask=n < inner, other=0.0).to(tl.float32)
+        if GATED:
+            up_sum += tl.load(biases + inner + n, mask=n < inner, other=0.0).to(tl.float32)
     tl.store(out + n, gated_product(gate_sum, up_sum, KIND), mask=n < inner)
 
 
@@ -103,10 +112,11 @@ def _gate_up_kernel(
         pair = program % pairs
         expert = tl.load(ids + pair).to(tl.int64)
         row = x + (pair // TOP_K).to(tl.int64) * x_stride
-        matrices = weights + expert * 2 * inner * inputs
+        parts = 1 if KIND == "relu2" else 2
+        matrices = weights + expert * parts * inner * inputs
         bias = biases
         if BIASED:
-            bias += expert * 2 * inner
+            bias += expert * parts * inner
         target = out + pair.to(tl.int64) * inner
         first = (program // pairs) * OUTPUTS
         _gate_up(row, matrices, bias, target, first, inner, inputs, KIND, BIASED, OUTPUTS, INPUTS)

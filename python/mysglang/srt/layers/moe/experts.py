@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
-from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.activation import UNGATED, Activation
 from mysglang.srt.kernels.experts import Biases, experts_and_shared, workspace_per_token
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP
+from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.moe.method import ExpertSizes
 from mysglang.srt.layers.moe.parameter import FusedLayout
@@ -28,7 +28,7 @@ BIASES = ("w13_bias", "w2_bias")
 
 
 class Experts(nn.Module):
-    """A mixture of experts: a router, gated MLPs, and possibly a shared expert."""
+    """The routed experts of a layer: MLPs with an activation that is gated or not."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Experts(nn.Module):
         self.activation = activation
         self.method = context.quant.experts_method(context.prefix)
         inner = Section.split(intermediate_size, context.tp.rank, context.tp.size)
-        sizes = ExpertSizes(experts, hidden_size, inner, fused)
+        sizes = ExpertSizes(experts, hidden_size, inner, fused, gated=activation not in UNGATED)
         self.method.create_weights(self, sizes, context.dtype)
         self.w13_bias = self.w2_bias = None
         if bias:
             whole = Section(hidden_size, 0, hidden_size)
-            self.w13_bias = sizes.parameter((2 * inner.size,), (inner, inner), context.dtype)
+            self.w13_bias = sizes.parameter((len(sizes.inwards) * inner.size,), sizes.inwards, context.dtype)
             self.w2_bias = sizes.parameter((hidden_size,), (whole,), context.dtype)
 
     def process_weights_after_loading(self) -> None:
@@ -78,8 +78,8 @@ class Experts(nn.Module):
         """
         return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation, self._biases()))
 
-    def with_shared(self, x: Tensor, ids: Tensor, gates: Tensor, shared: GatedMLP) -> Tensor | None:
-        """Returns `forward` plus shared(x), a gated MLP with the same activation; None if the weights of either are not
+    def with_shared(self, x: Tensor, ids: Tensor, gates: Tensor, shared: GatedMLP | PlainMLP) -> Tensor | None:
+        """Returns `forward` plus shared(x), an MLP with the same activation; None if the weights of either are not
         plain.
         """
         weights, first_and_second = self.method.dense_weights(self), shared.dense_weights()
@@ -102,10 +102,22 @@ class SharedExpert:
 
     name: str
     """Name of the module in the mixture."""
-    build: Callable[[LayerContext], GatedMLP]
+    build: Callable[[LayerContext], GatedMLP | PlainMLP]
     """The module, with the activation of the experts: x [N, hidden] -> [N, hidden], which is not x itself."""
     gated: bool
     """True if the output is multiplied by the sigmoid of a projection of x."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """Routed experts between two projections: to vectors of another size, and back."""
+
+    size: int
+    """Size of what the experts take and give."""
+    before: str
+    """Name of the first projection in the mixture."""
+    behind: str
+    bias: bool
 
 
 class MixtureOfExperts(nn.Module):
@@ -120,27 +132,41 @@ class MixtureOfExperts(nn.Module):
         routing: Routing,
         *,
         shared: SharedExpert | None = None,
+        narrow: Narrow | None = None,
         bias: bool = False,
         fused: FusedLayout | None = None,
         context: LayerContext,
     ) -> None:
         super().__init__()
         self.gate = Router(hidden_size, experts, routing, context.under("gate"))
+        width = hidden_size if narrow is None else narrow.size
         self.experts = Experts(
             experts,
-            hidden_size,
+            width,
             intermediate_size,
             activation,
             bias=bias,
             fused=fused,
             context=context.under("experts"),
         )
-        self._mixed = self._mix_scaled if routing.scales_input else self.experts
+        self._mixed = self._mix_scaled if routing.scales_input else self._mix
+        # In a tuple, where torch does not count them again: they are children by their checkpoint's names.
+        self._around: tuple[ReplicatedLinear, ...] = ()
+        if narrow is not None:
+            assert not routing.scales_input, "their input is not that of the router"
+            sizes = (narrow.before, hidden_size, width), (narrow.behind, width, hidden_size)
+            self._around = tuple(
+                ReplicatedLinear(inputs, outputs, bias=narrow.bias, context=context.under(name))
+                for name, inputs, outputs in sizes
+            )
+            for (name, *_), linear in zip(sizes, self._around, strict=True):
+                self.add_module(name, linear)
+            self._mixed = self._mix_narrow
         self.workspace_per_token = workspace_per_token(
-            top_k=routing.top_k, width=hidden_size, inner=intermediate_size // context.tp.size, dtype=context.dtype
+            top_k=routing.top_k, width=width, inner=intermediate_size // context.tp.size, dtype=context.dtype
         )
         """Bytes that the experts take for a token, in addition to x and the result."""
-        self._shared: tuple[GatedMLP | None, nn.Module | None] = None, None
+        self._shared: tuple[GatedMLP | PlainMLP | None, nn.Module | None] = None, None
         if shared is not None:
             # Registered by the names of the checkpoint, which differ; kept in a tuple so that torch does not register
             # them twice.
@@ -151,21 +177,31 @@ class MixtureOfExperts(nn.Module):
                 plain = replace(context.under("shared_expert_gate"), quant=Unquantized())
                 gate = self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, context=plain)
             self._shared = expert, gate
-        self._joins_shared = shared is not None and not shared.gated and not routing.scales_input
+        ungated = shared is not None and not shared.gated
+        self._joins_shared = ungated and narrow is None and not routing.scales_input
 
     def forward(self, x: Tensor) -> Tensor:
         """Sends each token to its experts and adds up their outputs: [N, hidden] -> [N, hidden]."""
         ids, gates = self.gate.route(x)
         expert, gate = self._shared
         if expert is None:
-            out: Tensor = self._mixed(x, ids, gates)
-            return out
+            return self._mixed(x, ids, gates)
         if self._joins_shared and (both := self.experts.with_shared(x, ids, gates, expert)) is not None:
             return both
         shared: Tensor = expert(x)
         if gate is not None:
             shared = gate(x).sigmoid() * shared
         return shared.add_(self._mixed(x, ids, gates))
+
+    def _mix(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        out: Tensor = self.experts(x, ids, gates)
+        return out
+
+    def _mix_narrow(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """Returns behind(the sum over a token's experts of gate * expert(before(x)))."""
+        before, behind = self._around
+        out: Tensor = behind(self.experts(before(x), ids, gates))
+        return out
 
     def _mix_scaled(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """Returns the sum over a token's experts of expert(gate * x)."""

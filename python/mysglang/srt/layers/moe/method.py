@@ -27,6 +27,13 @@ class ExpertSizes:
     """Section of each expert's gate and up outputs, and of the input of its down projection."""
     fused: FusedLayout | None = None
     """How a checkpoint has all experts in one tensor; None: it has each by itself."""
+    gated: bool = True
+    """False: there is no gate, and `w13_weight` has up alone."""
+
+    @property
+    def inwards(self) -> tuple[Section, ...]:
+        """Parts of each expert's first product: gate and up, or up alone."""
+        return (self.inner, self.inner) if self.gated else (self.inner,)
 
     def parameter(
         self, shape: tuple[int, ...], parts: tuple[Section, ...], dtype: torch.dtype, *, dim: int = 0
@@ -41,7 +48,9 @@ class ExpertsMethod(Protocol):
     """How the experts of one layer are kept and used."""
 
     def create_weights(self, layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
-        """Register `w13_weight` (sections: gate and up of each expert in turn) and `w2_weight` (down of each)."""
+        """Register `w13_weight` (sections: gate, if there is one, and up of each expert in turn) and `w2_weight` (down
+        of each).
+        """
         ...
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
@@ -70,7 +79,9 @@ class ExpertsMethod(Protocol):
 
 
 class UnquantizedExpertsMethod:
-    """w13_weight [experts, 2 * inner, hidden]: gate's rows, then up's. w2_weight [experts, hidden, inner]."""
+    """w13_weight [experts, 2 * inner, hidden]: gate's rows, then up's; [experts, inner, hidden] without a gate.
+    w2_weight [experts, hidden, inner].
+    """
 
     def create_weights(self, layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
         create_expert_weights(layer, sizes, dtype)
@@ -102,7 +113,7 @@ class UnquantizedExpertsMethod:
 def create_expert_weights(layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
     """Register both parameters of the layer, split where this rank has a part."""
     hidden, inner = sizes.hidden_size, sizes.inner
-    w13 = sizes.parameter((2 * inner.size, hidden), (inner, inner), dtype)
+    w13 = sizes.parameter((len(sizes.inwards) * inner.size, hidden), sizes.inwards, dtype)
     w2 = sizes.parameter((hidden, inner.size), (inner,), dtype, dim=1)
     for name, parameter in zip(NAMES, (w13, w2), strict=True):
         layer.register_parameter(name, parameter)
