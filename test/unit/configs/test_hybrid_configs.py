@@ -67,6 +67,38 @@ GRANITE: dict[str, Any] = {
     "position_embedding_type": "nope",
     "tie_word_embeddings": True,
 }
+KIMI: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_kimi.KimiLinearConfig"},
+    "vocab_size": 163840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 72,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True,
+    "model_max_length": 1048576,
+    "moe_intermediate_size": 1024,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.446,
+    "first_k_dense_replace": 1,
+}
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
     "vocab_size": 65536,
@@ -89,7 +121,7 @@ def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
 
 @pytest.mark.parametrize(
     ("keys", "billions"),
-    [(NEMOTRON_H, 8.10), (NEMOTRON_3, 31.58), (BAMBA, 9.78), (GRANITE, 6.94), (LFM2, 1.17)],
+    [(NEMOTRON_H, 8.10), (NEMOTRON_3, 31.58), (BAMBA, 9.78), (KIMI, 49.12), (GRANITE, 6.94), (LFM2, 1.17)],
     ids=lambda each: str(each)[:30],
 )
 def test_sizes_are_those_of_the_published_models(keys: dict[str, Any], billions: float, tmp_path: Path) -> None:
@@ -115,6 +147,9 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         35,
     ]
     assert {attention.rope for attention in plan.attentions} == {None}
+    config = read(tmp_path, KIMI)
+    attends = [index for index, layer in enumerate(config.plan.layers) if isinstance(layer.attention, AttentionPlan)]
+    assert attends == [3, 7, 11, 15, 19, 23, 26] and config.context_len == 1048576
     plan = read(tmp_path, LFM2).plan
     assert [index for index, layer in enumerate(plan.layers) if isinstance(layer.attention, ConvolutionPlan)] == [
         0, 1, 3, 4, 6, 7, 9, 11, 13, 15,
@@ -139,6 +174,10 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         (NEMOTRON_3, {"num_experts_per_tok": 129}, "a token goes to 129 experts"),
         (GRANITE, {"layer_types": ["mamba"] * 40}, "no layer attends over keys"),
         (GRANITE, {"num_experts_per_tok": 65}, "a token goes to 65 experts"),
+        (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),
+        (KIMI, {"moe_router_activation_func": "softmax"}, "moe_router_activation_func 'softmax' is not supported"),
+        (KIMI, {"layer_types": ["linear_attention"] * 27}, "no layer attends over keys"),
+        (KIMI, {"linear_attn_config": [4]}, "linear_attn_config must be an object"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
         (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
     ],

@@ -16,20 +16,26 @@ AT = 3
 """The row's entry among five."""
 
 
+BY_CHANNEL = [(count, (KEY_DIM,)) for count in (1, CHUNK - 1, 2 * CHUNK + 5)]
+"""Tokens with a decay for each channel of the key."""
+
+
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def tokens(count: int, *, forget: float = 1.0) -> tuple[Tensor, ...]:
-    """Queries, keys, values, and what decays and strengths are made of; rates and time biases of the heads."""
+def tokens(count: int, *, forget: float = 1.0, channels: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+    """Queries, keys, values, and what decays and strengths are made of; rates and time biases of the heads. channels:
+    those of a head that have decays of their own.
+    """
     return (
         randn(count, KEY_HEADS, KEY_DIM),
         randn(count, KEY_HEADS, KEY_DIM, seed=1),
         randn(count, VALUE_HEADS, VALUE_DIM, seed=2),
-        randn(count, VALUE_HEADS, seed=3),
+        randn(count, VALUE_HEADS, *channels, seed=3),
         randn(count, VALUE_HEADS, seed=4),
         randn(VALUE_HEADS, seed=5) / 3 + math.log(forget),
-        randn(VALUE_HEADS, seed=6) - 3,
+        randn(VALUE_HEADS, *channels, seed=6) - 3,
     )
 
 
@@ -40,10 +46,11 @@ def rows(given: tuple[Tensor, ...], part: slice) -> tuple[Tensor, ...]:
 
 def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     """Equation 10 of the paper as it stands there, in float64: S_t = S_{t-1} a (I - b k k^T) + b v k^T, where S is
-    [value_dim, key_dim]; what it reads, and the last state as we keep it.
+    [value_dim, key_dim], and a may be a row of decays; what it reads, and the last state as we keep it.
     """
     queries, keys, values, a, b, log_rate, time_bias = (each.double() for each in given)
-    decays, strengths = (-log_rate.exp() * F.softplus(a + time_bias)).exp(), b.sigmoid()
+    rates = log_rate.exp().view(-1, *[1] * (a.dim() - 2))
+    decays, strengths = (-rates * F.softplus(a + time_bias)).exp(), b.sigmoid()
     out = torch.zeros(values.shape, dtype=torch.float64)
     last = torch.empty(state.shape, dtype=torch.float64)
     for head in range(VALUE_HEADS):
@@ -53,15 +60,20 @@ def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
             k = keys[token, shared] / keys[token, shared].norm()
             q = queries[token, shared] / queries[token, shared].norm() / KEY_DIM**0.5
             a, b = decays[token, head], strengths[token, head]
-            matrix = a * matrix @ (torch.eye(KEY_DIM) - b * torch.outer(k, k)) + b * torch.outer(values[token, head], k)
+            matrix = (a * matrix) @ (torch.eye(KEY_DIM) - b * torch.outer(k, k)) + b * torch.outer(
+                values[token, head], k
+            )
             out[token, head] = matrix @ q
         last[head] = matrix.T
     return out, last
 
 
-@pytest.mark.parametrize("count", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
-def test_delta_rule_is_the_formula(count: int) -> None:
-    given, states = tokens(count), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+@pytest.mark.parametrize(
+    ("count", "channels"),
+    [*((count, ()) for count in (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)), *BY_CHANNEL],
+)
+def test_delta_rule_is_the_formula(count: int, channels: tuple[int, ...]) -> None:
+    given, states = tokens(count, channels=channels), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
     expected, last = formula(given, states[AT])
     together, apart = states.clone(), states.clone()
     torch.testing.assert_close(
@@ -84,9 +96,10 @@ def test_pieces_are_the_whole() -> None:
     torch.testing.assert_close(states, whole)
 
 
-def test_strong_decay_overflows_nowhere() -> None:
+@pytest.mark.parametrize("channels", [(), (KEY_DIM,)])
+def test_strong_decay_overflows_nowhere(channels: tuple[int, ...]) -> None:
     """A decay that forgets everything within a chunk: quotients of two decays would be infinite."""
-    given = tokens(2 * CHUNK, forget=400.0)
+    given = tokens(2 * CHUNK, forget=400.0, channels=channels)
     state = randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
     expected, last = formula(given, state[AT])
     torch.testing.assert_close(

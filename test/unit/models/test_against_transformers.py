@@ -148,6 +148,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron_h",
         {"moe_latent_size": 48, "mlp_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
+    "kimi_linear": ("kimi_linear", {}),
+    "kimi_linear with queries of low rank": ("kimi_linear", {"q_lora_rank": 56, "attention_bias": True}),
     "lfm2": ("lfm2", {"conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", {}),
     "deepseek_v2": ("deepseek_v2", {}),
@@ -176,7 +178,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 WITH_OTHER_NAMES = (
-    *("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe", "phi"),
+    *("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe", "phi", "kimi_linear"),
     *("gpt_oss", "granite_moe_shared", "ernie4_5_moe", "minimax_m2", "llama4", "hunyuan_moe", "falcon"),
 )
 
@@ -272,6 +274,13 @@ def test_experts_in_one_tensor(tmp_path: Path) -> None:
     check_scenario(replace(pair, ours=ours), SCENARIOS[0], page_size=16)
 
 
+WITHOUT_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"mlp_only_layers": [0, 1, 2]},
+    "kimi_linear": {"mlp_layer_types": ["dense"] * 3},
+}
+"""Delta nets: what a token that went to other experts leaves in a state shows in all tokens behind it."""
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     """Both worlds round, in different places: as far from the truth as transformers itself, or nearer.
@@ -280,9 +289,7 @@ def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     sends a token to other experts than in float32, in both worlds.
     """
     family, overrides = VARIANTS[variant]
-    if family == "qwen3_next":
-        # What a token that went to other experts leaves in a state shows in all tokens behind it.
-        overrides = {**overrides, "mlp_only_layers": [0, 1, 2]}
+    overrides = {**overrides, **WITHOUT_EXPERTS.get(family, {})}
     pair = load_pair(family, tmp_path, torch.bfloat16, **overrides)
     exact = pair.theirs.float()
     routed = bool(pair.ours.plan.mixtures)

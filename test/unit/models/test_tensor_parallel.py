@@ -40,6 +40,7 @@ SIZES = {
     **dict.fromkeys(("bamba", "granite_moe_hybrid"), ONE_GROUP),
     "stablelm": {"partial_rotary_factor": 0.5},
     "helium": {"head_dim": 12},
+    "kimi_linear": {"linear_num_heads": 8},
     "glm4_moe_lite": {"num_key_value_heads": 8},
     "phi": {"tie_word_embeddings": False},
 }

@@ -69,6 +69,47 @@ class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
         yield Matrix("linear_attn.out_proj.weight", hidden, values)
 
 
+class KimiDeltaPlan(MixerPlan, frozen=True, kw_only=True):
+    """A gated delta net with a decay for each channel. Kimi Team, "Kimi Linear" (arXiv 2510.26692)."""
+
+    name: ClassVar[str] = "self_attn"
+    keeps_state: ClassVar[bool] = True
+    queries: ClassVar[str] = "query_proj"
+    """Name of the projection to queries here. In a checkpoint it is that of latent attention."""
+
+    heads: int
+    head_dim: int
+    """Size of each query, key and value, and of what decays and gates are made of."""
+    kernel: int
+    """Tokens that the convolution before the delta rule sees, a token itself included."""
+    norm: NormPlan
+    """Norm of the output of each head."""
+
+    @property
+    def stacked(self) -> Mapping[str, tuple[str, ...]]:
+        return {
+            "in_proj_qkv": (self.queries, "k_proj", "v_proj"),
+            "in_proj_gates": ("f_a_proj", "g_a_proj", "b_proj"),
+            "conv1d": ("q_conv1d", "k_conv1d", "v_conv1d"),
+        }
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """Returns the newest inputs of the convolution, and a matrix of float32 for each head."""
+        width = self.heads * self.head_dim
+        return (self.kernel - 1) * 3 * width * dtype_bytes + width * self.head_dim * 4
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        width = Size("linear_num_heads * linear_head_dim", self.heads * self.head_dim)
+        narrow = Size("linear_head_dim", self.head_dim)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield Matrix(f"self_attn.{name}.weight", width, hidden)
+        for name in ("f", "g"):
+            yield Matrix(f"self_attn.{name}_a_proj.weight", narrow, hidden)
+            yield Matrix(f"self_attn.{name}_b_proj.weight", width, narrow)
+        yield Matrix("self_attn.b_proj.weight", Size("linear_num_heads", self.heads), hidden)
+        yield Matrix("self_attn.o_proj.weight", hidden, width)
+
+
 class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
     """A state space layer. Dao and Gu, "Transformers are SSMs" (arXiv 2405.21060)."""
 

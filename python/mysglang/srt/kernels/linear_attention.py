@@ -12,7 +12,9 @@ a and a strength b:
     S  = S' + k u^T               write it
     o  = S^T q                    read
 
-Queries and keys have length 1, queries are divided by sqrt(key_dim). A short convolution stands before it.
+Queries and keys have length 1, queries are divided by sqrt(key_dim). A short convolution stands before it. The decay
+may be a number for each channel of the key, each of which forgets its row of S: Kimi Delta Attention (Kimi Team, "Kimi
+Linear", arXiv 2510.26692, section 3).
 
 **Mamba-2**: Dao and Gu, "Transformers are SSMs" (arXiv 2405.21060). With the state S [state_size, head_dim] of a head,
 and for each token an input x, a time step d, and the rows b and c [state_size] of the head's group:
@@ -157,13 +159,14 @@ def _delta_step(
 
     q, k: [R, key_heads, key_dim], neither of length 1 nor scaled. v: [R, value_heads, value_dim]; value_heads is a
     multiple of key_heads. a, b: [R, value_heads] in any dtype, what decay and strength are made of (`delta_gates`).
-    log_rate, time_bias: [value_heads] float32. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which
+    log_rate, time_bias: [value_heads] float32. With a decay for each channel of the key, a is [R, value_heads, key_dim]
+    and time_bias [value_heads, key_dim]. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which
     are updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state.
     """
     decay, strength = delta_gates(a, b, log_rate, time_bias)
     queries, keys = heads_of(q, k, v.shape[1])
     state = matrix.index_select(0, at)
-    state.mul_(decay.exp()[..., None, None])
+    state.mul_(by_channel(decay).exp().unsqueeze(-1))
     said = (keys.unsqueeze(-2) @ state).squeeze(-2)
     new = (v.float() - said) * strength.unsqueeze(-1)
     state.addcmul_(keys.unsqueeze(-1), new.unsqueeze(-2))
@@ -172,8 +175,14 @@ def _delta_step(
 
 
 def delta_gates(a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the logarithm of the decay, at most 0, and the strength: [N, value_heads] float32 both."""
-    return -log_rate.exp() * F.softplus(a.float() + time_bias), b.float().sigmoid()
+    """Returns the logarithm of the decay, at most 0, in the shape of a, and the strength [N, value_heads]: float32."""
+    rate = log_rate.exp().view(-1, *[1] * (a.dim() - 2))
+    return -rate * F.softplus(a.float() + time_bias), b.float().sigmoid()
+
+
+def by_channel(decay: Tensor) -> Tensor:
+    """[N, value_heads], or with a number for each channel of the key -> [N, value_heads, 1 or key_dim]."""
+    return decay.unsqueeze(-1) if decay.dim() == 2 else decay
 
 
 def _delta_runs(
@@ -205,6 +214,8 @@ def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, 
     Within a chunk the tokens' updates are a triangular system (section 3.3 of the paper): with the decay c_i from the
     chunk's beginning to token i and D_ij = c_i / c_j for j <= i,
 
+    With a decay for each channel, c_i and D_ij are vectors that stand inside of the products over channels.
+
         (I + tril(b D K K^T, -1)) U = b V                 what the tokens would write were the state 0
         (I + tril(b D K K^T, -1)) W = b c K               how much of the state they take away from it
         N = U - W S,   O = c Q S + tril(D Q K^T) N,   S = c_last S + (c_last / c K)^T N
@@ -214,19 +225,18 @@ def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, 
     rest = -tokens % CHUNK
     # [chunks, heads, CHUNK, …]; the tokens of padding write nothing and let nothing be forgotten.
     queries, keys, values = (_in_chunks(x, rest) for x in (queries, keys, v.float()))
-    log_decay, factor = (_in_chunks(x.unsqueeze(-1), rest) for x in (decay, strength))
+    log_decay, factor = (_in_chunks(x, rest) for x in (by_channel(decay), strength.unsqueeze(-1)))
     log_decay = log_decay.cumsum(dim=2)
     since_start = log_decay.exp()
-    pairs = (log_decay - log_decay.mT).tril().exp().tril()
-    system = (keys @ keys.mT * pairs * factor).tril(-1)
+    seen_by_keys, inside = _decayed_products((keys, queries), keys, log_decay)
+    system = (seen_by_keys * factor).tril(-1)
     # Inverting the system and multiplying is faster than solving it for as many columns as values and keys have.
     one = torch.eye(CHUNK, device=v.device).expand_as(system)
     inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
     written, taken = inverse @ (values * factor), inverse @ (keys * since_start * factor)
-    inside = queries @ keys.mT * pairs
     queries = queries * since_start
     to_end = keys * (log_decay[:, :, -1:] - log_decay).exp()
-    whole = since_start[:, :, -1:]
+    whole = since_start[:, :, -1:].mT
     state, out = matrix[at], torch.empty_like(values)
     for chunk in range(len(values)):
         new = written[chunk] - taken[chunk] @ state
@@ -234,6 +244,37 @@ def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, 
         state = state * whole[chunk] + to_end[chunk].mT @ new
     matrix[at] = state
     return out.transpose(1, 2).flatten(0, 1)[:tokens].to(v.dtype)
+
+
+SUBCHUNK = 16
+"""Tokens of a chunk whose decays by channel are computed pair by pair."""
+
+
+def _decayed_products(rows: Sequence[Tensor], keys: Tensor, log_decay: Tensor) -> list[Tensor]:
+    """Returns sum_d x_id exp(l_id - l_jd) k_jd for j <= i, and 0 for j > i: [chunks, heads, CHUNK, CHUNK] for each x.
+
+    rows, keys: [chunks, heads, CHUNK, key_dim]. log_decay: l, [chunks, heads, CHUNK, 1 or key_dim], which only falls.
+    """
+    if log_decay.shape[-1] == 1:
+        # Above the diagonal a quotient could overflow.
+        pairs = (log_decay - log_decay.mT).tril().exp().tril()
+        return [x @ keys.mT * pairs for x in rows]
+    found = [keys.new_zeros(*keys.shape[:2], CHUNK, CHUNK) for _ in rows]
+    for start in range(0, CHUNK, SUBCHUNK):
+        own = slice(start, start + SUBCHUNK)
+        here = log_decay[:, :, own]
+        # Pairs of tokens of the same few, one after another, as exp(-l_j) alone could overflow.
+        pairs = (here.unsqueeze(-2) - here.unsqueeze(-3)).clamp_(max=0).exp_() * keys[:, :, own].unsqueeze(-3)
+        for out, x in zip(found, rows, strict=True):
+            out[:, :, own, own] = (pairs @ x[:, :, own].unsqueeze(-1)).squeeze(-1).tril()
+        if start:
+            # Tokens before: from each to the token before these, and from there on. Neither factor exceeds 1.
+            between = log_decay[:, :, start - 1 : start]
+            earlier = keys[:, :, :start] * (between - log_decay[:, :, :start]).exp()
+            since = (here - between).exp()
+            for out, x in zip(found, rows, strict=True):
+                out[:, :, own, :start] = (x[:, :, own] * since) @ earlier.mT
+    return found
 
 
 def heads_of(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
@@ -254,13 +295,18 @@ def _in_chunks(x: Tensor, rest: int) -> Tensor:
     return padded.reshape(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
-def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, sigmoid: bool = False) -> Tensor:
     """Computes rms_norm(x) * weight * silu(gate) over the last dimension, in float32. x, gate: [..., D]; weight: [D].
 
     The normed value is rounded to x's dtype before it meets the weight, as models are trained.
+
+    sigmoid: the factor is sigmoid(gate), and only the result is rounded, as in Kimi Linear.
     """
     inputs = x.float()
-    normed = (inputs * torch.rsqrt(inputs.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+    normed = inputs * torch.rsqrt(inputs.square().mean(dim=-1, keepdim=True) + eps)
+    if sigmoid:
+        return (weight.float() * normed * gate.float().sigmoid()).to(x.dtype)
+    normed = normed.to(x.dtype)
     return (weight * normed * F.silu(gate.float())).to(x.dtype)
 
 

@@ -25,6 +25,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, Expansion, Forward
 from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.gemm import heads_linear
 from mysglang.srt.kernels.latent import absorb_queries, norm_and_turn
+from mysglang.srt.kernels.norm import rms_norm
 from mysglang.srt.layers.attention.expanding import MergedParts
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
@@ -123,15 +124,15 @@ class LatentAttention(nn.Module):
         hidden_size: int,
         spec: AttentionSpec,
         sizes: LatentSizes,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         *,
         norm: Callable[[int], RMSNorm],
         bias: bool,
         output_bias: bool,
         context: LayerContext,
     ) -> None:
-        """`spec` counts the heads of the whole model. `norm` makes the norms of so many numbers. `bias`: whether the
-        projections of the hidden state have one, but for a direct one to queries.
+        """`spec` counts the heads of the whole model. `rotary`: None if nothing is turned. `norm` makes the norms of so
+        many numbers. `bias`: whether the projections of the hidden state have one, but for a direct one to queries.
         """
         super().__init__()
         latent_dim = spec.value_dim
@@ -163,8 +164,12 @@ class LatentAttention(nn.Module):
         q = self._queries(x).view(len(x), self.kv_b_proj.num_heads, -1)
         rows = self.kv_a_proj_with_mqa(x)
         gain, eps = self.kv_a_layernorm.gain, self.kv_a_layernorm.eps
-        turned, cos_sin, interleaved = q[..., key_dim:], self.rotary.cos_sin, self._sizes.interleaved
-        norm_and_turn(turned, rows, gain, eps, batch.positions, cos_sin, interleaved)
+        if self.rotary is None:
+            latent = rows[:, :latent_dim]
+            latent.copy_(rms_norm(latent, gain, eps))
+        else:
+            turned, cos_sin, interleaved = q[..., key_dim:], self.rotary.cos_sin, self._sizes.interleaved
+            norm_and_turn(turned, rows, gain, eps, batch.positions, cos_sin, interleaved)
         self.attn.store(rows, rows[:, :latent_dim], batch)
         if batch.tail is not None and batch.tail.step is not None:
             heads = self._attend(batch.wanted(q), rows, batch.tail.step)

@@ -20,7 +20,14 @@ from mysglang.srt.configs.layer_plan import (
     MixerPlan,
     RopePlan,
 )
-from mysglang.srt.configs.mixer_plan import ConvolutionPlan, LinearAttentionPlan, Mamba2Plan, NoMixerPlan, SumPlan
+from mysglang.srt.configs.mixer_plan import (
+    ConvolutionPlan,
+    KimiDeltaPlan,
+    LinearAttentionPlan,
+    Mamba2Plan,
+    NoMixerPlan,
+    SumPlan,
+)
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
@@ -35,6 +42,7 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
     GroupedDeltaNet,
     SplitDeltaNet,
 )
+from mysglang.srt.layers.linear_attention.kimi_delta_attention import KimiDeltaAttention, KimiDeltaSizes
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.linear_attention.state_layer import state_specs
 from mysglang.srt.layers.parameter import Section
@@ -238,8 +246,7 @@ def attention_of(
         latent_dim=None if latent is None else latent.rank,
     )
     if latent is not None:
-        rotary = rotaries.of(plan.rope, latent.rope_dim)
-        assert rotary is not None and norm is None, "a part of each head is turned, and none is normed"
+        assert norm is None, "no head is normed"
         return LatentAttention(
             hidden_size,
             spec,
@@ -249,7 +256,7 @@ def attention_of(
                 value_dim=latent.value_dim,
                 interleaved=latent.interleaved,
             ),
-            rotary,
+            rotaries.of(plan.rope, latent.rope_dim),
             norm=lambda size: head_norm_of(latent.norm, size, context),
             bias=plan.bias,
             output_bias=plan.output_bias,
@@ -281,6 +288,14 @@ def linear_attention_of(
     sizes = DeltaSizes(plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel)
     kind = GroupedDeltaNet if plan.grouped else SplitDeltaNet
     return kind(index, hidden_size, sizes, plan.norm.eps, context)
+
+
+def kimi_delta_of(
+    plan: KimiDeltaPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+) -> KimiDeltaAttention:
+    """Returns the delta net with decays by channel of the layer with this number."""
+    sizes = KimiDeltaSizes(plan.heads, plan.head_dim, plan.kernel)
+    return KimiDeltaAttention(index, hidden_size, sizes, plan.norm.eps, context)
 
 
 def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
@@ -327,6 +342,7 @@ def no_mixer(plan: NoMixerPlan, index: int, hidden_size: int, rotaries: Rotaries
 MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext], nn.Module]] = {
     AttentionPlan: attention_of,
     LinearAttentionPlan: linear_attention_of,
+    KimiDeltaPlan: kimi_delta_of,
     Mamba2Plan: mamba_of,
     ConvolutionPlan: convolution_of,
     SumPlan: sum_of,

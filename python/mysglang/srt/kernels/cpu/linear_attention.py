@@ -34,17 +34,17 @@ def delta_step(
     matrix: Tensor,
     at: Tensor,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`: o = S^T q = a S_before^T q + (k q) u."""
+    """See `kernels/linear_attention.py`: o = S^T q = S_before^T (a q) + (k q) u."""
     decay, strength = delta_gates(a, b, log_rate, time_bias)
     queries, keys = heads_of(q, k, v.shape[1])
-    values, kept = v.float(), decay.exp()[..., None, None]
-    asked, overlap = torch.stack((keys, queries), dim=-2), (queries * keys).sum(dim=-1, keepdim=True)
+    values, kept = v.float(), linear_attention.by_channel(decay).exp().unsqueeze(-1)
+    asked, overlap = torch.stack((keys, queries), dim=-2) * kept.mT, (queries * keys).sum(dim=-1, keepdim=True)
     out = torch.empty_like(values)
     for row, entry in enumerate(at.tolist()):
         state = matrix[entry]
         # One product reads the state for the key and for the query. What the query would read of the new value is
         # added behind it, as (k q) u.
-        said = (asked[row] @ state).mul_(kept[row])
+        said = asked[row] @ state
         new = (values[row] - said[:, 0]).mul_(strength[row].unsqueeze(-1))
         state.mul_(kept[row]).addcmul_(keys[row].unsqueeze(-1), new.unsqueeze(-2))
         torch.addcmul(said[:, 1], overlap[row], new, out=out[row])

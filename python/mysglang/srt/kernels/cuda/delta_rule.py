@@ -50,18 +50,22 @@ def _delta_step_kernel(
     VALUE_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Updates VALUES columns of one head's state with one new token of a row. absent: the entry of rows without a
-    state.
+    state. BY_CHANNEL: each channel of the key has a decay of its own.
     """
     if OVERLAP:
         gdc_launch_dependents()
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     rate = tl.exp(tl.load(log_rate + head))
-    shift = tl.load(time_bias + head)
     dk = tl.arange(0, KEYS)
+    if BY_CHANNEL:
+        shift = tl.load(time_bias + head * KEY_DIM + dk, mask=dk < KEY_DIM, other=0.0)
+    else:
+        shift = tl.load(time_bias + head)
     dv = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     inside = (dk < KEY_DIM)[:, None] & (dv < VALUE_DIM)[None, :]
     if OVERLAP:
@@ -79,7 +83,11 @@ def _delta_step_kernel(
     value = tl.load(v + row * v_stride + head * VALUE_DIM + dv, mask=dv < VALUE_DIM, other=0.0).to(tl.float32)
     query = query * (tl.rsqrt(tl.sum(query * query) + eps) * KEY_DIM**-0.5)
     key = key * tl.rsqrt(tl.sum(key * key) + eps)
-    kept = tl.exp(-rate * softplus(tl.load(a + row * a_stride + head).to(tl.float32) + shift))
+    if BY_CHANNEL:
+        time = tl.load(a + row * a_stride + head * KEY_DIM + dk, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
+        kept = tl.exp(-rate * softplus(time + shift))[:, None]
+    else:
+        kept = tl.exp(-rate * softplus(tl.load(a + row * a_stride + head).to(tl.float32) + shift))
     strength = tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
     state = state * kept
     # Both read the state before the token writes to it; what the query finds of the new value is added as (k q) u.
@@ -128,6 +136,7 @@ def delta_step(
         VALUE_DIM=value_dim,
         KEYS=triton.next_power_of_2(key_dim),
         VALUES=values,
+        BY_CHANNEL=a.dim() == 3,
         num_warps=STEP_WARPS,
         **overlapping(v),
     )
@@ -316,8 +325,10 @@ def delta_runs(
     matrix: Tensor,
     runs: Runs,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
-    if not proved(v.dtype):
+    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. There
+    is no kernel for decays by channel.
+    """
+    if not proved(v.dtype) or a.dim() == 3:
         return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs)
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device

@@ -30,6 +30,7 @@ def _gated_norm_kernel(
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    SIGMOID: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -48,22 +49,29 @@ def _gated_norm_kernel(
     values = tl.load(x + (row * x_row + group * x_group)[:, None] + column[None, :], mask=inside, other=0.0)
     gates = tl.load(gate + (row * gate_row + group * gate_group)[:, None] + column[None, :], mask=inside, other=0.0)
     values, gates = values.to(tl.float32), gates.to(tl.float32)
-    opened = gates * tl.sigmoid(gates)
+    opened = tl.sigmoid(gates)
+    if not SIGMOID:
+        opened *= gates
     if GATE_FIRST:
         values = values * opened
     scale = tl.rsqrt(tl.sum(values * values, axis=1) / SIZE + eps)
-    # The normed value is rounded before it meets the weight, and their product too, as the reference rounds them.
-    normed = (values * scale[:, None]).to(out.dtype.element_ty).to(tl.float32) * gain
-    if not GATE_FIRST:
-        normed = normed.to(out.dtype.element_ty).to(tl.float32) * opened
+    # Without SIGMOID, the normed value is rounded before it meets the weight, and their product too, as the reference
+    # rounds them.
+    normed = values * scale[:, None]
+    if SIGMOID:
+        normed = normed * gain * opened
+    else:
+        normed = normed.to(out.dtype.element_ty).to(tl.float32) * gain
+        if not GATE_FIRST:
+            normed = normed.to(out.dtype.element_ty).to(tl.float32) * opened
     tl.store(out + (row * GROUPS + group)[:, None] * SIZE + column[None, :], normed, mask=inside)
 
 
-def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, sigmoid: bool = False) -> Tensor:
     """See `kernels/linear_attention.py`. x, gate: [N, groups, D], the last dimension dense; weight: [D] or [groups, D],
     in x's dtype.
     """
-    return _normed(x, weight, gate, eps, gate_first=False)
+    return _normed(x, weight, gate, eps, gate_first=False, sigmoid=sigmoid)
 
 
 def gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
@@ -72,7 +80,7 @@ def gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups
     return _normed(parts, gains, gates, eps, gate_first=True).view(x.shape)
 
 
-def _normed(x: Tensor, weight: Tensor, gate: Tensor, eps: float, *, gate_first: bool) -> Tensor:
+def _normed(x: Tensor, weight: Tensor, gate: Tensor, eps: float, *, gate_first: bool, sigmoid: bool = False) -> Tensor:
     count, groups, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(size)
@@ -92,6 +100,7 @@ def _normed(x: Tensor, weight: Tensor, gate: Tensor, eps: float, *, gate_first: 
         GROUPS=groups,
         SIZE=size,
         GATE_FIRST=gate_first,
+        SIGMOID=sigmoid,
         ROWS=rows,
         BLOCK=block,
         num_warps=min(max(rows * block // 512, 1), 16),
