@@ -31,7 +31,7 @@ OTHERS_ONLY = ("--base-url", "--host", "--port", "--output-file", "--output-deta
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A row of the table."""
+    """One figure of a run, which is a row of the table."""
 
     title: str
     key: str

@@ -41,7 +41,7 @@ END_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds of one start, all from the command on, but for the last."""
+    """Times of one start, in seconds after the command, except the last one."""
 
     ready: float
     """Until the server lists its models."""

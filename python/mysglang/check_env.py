@@ -53,8 +53,8 @@ def _version(package: str) -> str:
 
 
 def _kernels(device_type: str) -> str:
-    """True if the kernels can be used here, else the reason. Imports torch, which an environment under repair may not
-    have.
+    """Returns whether the kernels can be used here, or the reason why not. Imports torch, which an environment under
+    repair may not have.
     """
     try:
         from mysglang.srt.kernels.ahead import kernel_state
@@ -64,7 +64,7 @@ def _kernels(device_type: str) -> str:
 
 
 def main() -> None:
-    """Print them."""
+    """Prints the facts."""
     for what, value in facts():
         print(f"{what:<24}{value}")
 

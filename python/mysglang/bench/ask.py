@@ -21,7 +21,9 @@ FIELD = b"data:"
 
 
 class FrameSplitter:
-    """Pieces of a stream of server-sent events -> payloads of whole events. Comments and other fields fall away."""
+    """Splits a stream of server-sent events, given in pieces, into the payloads of whole events. Comments and other
+    fields are dropped.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -35,7 +37,7 @@ class FrameSplitter:
 
 
 class Asker:
-    """Sends prompts to one server, all in the same way, and counts what reading the answers took."""
+    """Sends prompts to one server, all in the same way, and counts how much work it was to read the answers."""
 
     def __init__(self, client: HttpClient, backend: Backend, options: AskOptions) -> None:
         self.chunks = 0
@@ -52,7 +54,7 @@ class Asker:
         self._bodies = {id(prompt): self._body(prompt) for prompt in prompts}
 
     async def ask(self, prompt: Prompt) -> RequestRecord:
-        """Never raises: what went wrong stands in the record."""
+        """Asks one prompt. Never raises: an error is noted in the record."""
         body = self._bodies.get(id(prompt)) or self._body(prompt)
         record = RequestRecord(start=time.perf_counter(), prompt_tokens=prompt.prompt_len)
         reading = _Reading(self._backend, record, self._options.stream)
@@ -72,7 +74,7 @@ class Asker:
 
 
 class _Reading:
-    """One answer: a stream is read frame by frame, anything else when it is whole."""
+    """Reads one answer: a stream frame by frame, anything else when it is complete."""
 
     def __init__(self, backend: Backend, record: RequestRecord, stream: bool) -> None:
         self.chunks = 0

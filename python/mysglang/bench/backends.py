@@ -52,7 +52,7 @@ class _NativeFrame(msgspec.Struct):
 
 
 class NativeBackend:
-    """SGLang's /generate: each frame holds the text so far, and says how many tokens that is."""
+    """Reads frames of SGLang's /generate. Each frame holds the text so far, and the number of its tokens."""
 
     path = "/generate"
 
@@ -128,7 +128,9 @@ class _OpenAIFrame(msgspec.Struct):
 
 
 class _OpenAIBackend:
-    """Frames hold pieces of text without saying how many tokens they are: each counts as one until the usage comes."""
+    """Reads frames of OpenAI's routes. They hold pieces of text without token counts, so each piece counts as one token
+    until the usage arrives.
+    """
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_OpenAIFrame)
@@ -185,7 +187,7 @@ BACKENDS: dict[str, type[NativeBackend | CompletionsBackend | ChatBackend]] = {
 
 
 def make_backend(name: str, *, incremental: bool = False) -> Backend:
-    """Returns the one of that name; `incremental` speaks of a native server's stream."""
+    """Returns the backend of that name; `incremental`: how a native server streams."""
     kind = BACKENDS[name]
     return NativeBackend(incremental=incremental) if kind is NativeBackend else kind()
 

@@ -20,7 +20,7 @@ profile-start-step profile-steps
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows a default where it says something, and leaves the lines of the examples as they are."""
+    """Shows a default only if it says something, and leaves the lines of the examples as they are."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         silent = action.default in (None, "", False, [], {}) or "Default:" in (action.help or "")
@@ -74,7 +74,7 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Returns the type of an option that takes a JSON object."""
+    """Parses a JSON object, as the type of an option."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -85,17 +85,17 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def positive(text: str) -> int:
-    """Returns the type of an option that counts something of which there must be one."""
+    """Parses an integer that is at least 1, as the type of an option."""
     return _at_least(text, 1)
 
 
 def natural(text: str) -> int:
-    """Parse an integer that is at least zero."""
+    """Parses an integer that is at least 0, as the type of an option."""
     return _at_least(text, 0)
 
 
 def share(text: str) -> float:
-    """Returns the type of an option between 0 and 1."""
+    """Parses a number between 0 and 1, as the type of an option."""
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")

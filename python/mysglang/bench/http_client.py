@@ -35,7 +35,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Raises Refused."""
+        """Parses a URL. Raises Refused."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused(f"{url} is not the URL of a server, such as http://127.0.0.1:30000.")

@@ -21,7 +21,7 @@ Send = Callable[[Prompt], Awaitable[RequestRecord]]
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """`records` in the order of the prompts; times in seconds."""
+    """Results of one run. `records` are in the order of the prompts; times are in seconds."""
 
     records: list[RequestRecord]
     start: float

@@ -19,7 +19,7 @@ MS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a time is distributed, in milliseconds; all 0 if it was never measured."""
+    """Distribution of a time, in milliseconds; all 0 if it was never measured."""
 
     mean: float
     median: float
@@ -151,7 +151,7 @@ def measure(
 
 
 def tokens_by_second(records: Sequence[RequestRecord], start: float) -> list[float]:
-    """Returns tokens that came in each second of the run. Pieces that count as one token are scaled to the answer's
+    """Returns how many tokens came in each second of the run. Pieces that count as one token are scaled to the answer's
     tokens.
     """
     arrivals = [(at - start, count * _scale(record)) for record in records for at, count in record.arrivals]

@@ -28,7 +28,7 @@ NO_IDS: Ints = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class OneBatchResult:
-    """Latencies in seconds, rates in tokens a second."""
+    """Results for one batch. Latencies in seconds, rates in tokens a second."""
 
     batch_size: int
     input_len: int
@@ -127,7 +127,7 @@ class OneBatch:
         result.complete()
 
     def decode(self, rows: Rows, steps: int, *, overlap: bool) -> list[float]:
-        """Returns seconds of each of so many decode steps."""
+        """Runs that many decode steps, and returns the seconds of each."""
         latencies = []
         in_flight: deque[BatchResult] = deque()
         last = time.perf_counter()
@@ -142,7 +142,7 @@ class OneBatch:
 
 
 class Rows:
-    """The requests of one batch: how long they are by now, and where their keys and values lie."""
+    """The requests of one batch: their present lengths, and the places of their keys and values."""
 
     def __init__(self, worker: Worker, ids: Ints) -> None:
         capacity = worker.capacity
@@ -181,7 +181,7 @@ class Rows:
         return self._step(slice(count), ids, ones, np.ones(count, dtype=np.bool_), ForwardMode.DECODE)
 
     def cut(self, length: int) -> None:
-        """Forget all tokens behind the first `length` of each row. No step may be in flight."""
+        """Forgets all tokens behind the first `length` of each row. No step may be in flight."""
         self._lens[:] = length
         self._kv.trim_rows(self._slots, self._lens)
 

@@ -15,7 +15,7 @@ DPI = 120
 
 
 def require_matplotlib() -> None:
-    """Raises Refused if pictures cannot be drawn here: better before a long run than after it."""
+    """Raises Refused if matplotlib is missing, before a long run rather than after it."""
     _pyplot()
 
 

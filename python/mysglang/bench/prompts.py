@@ -35,7 +35,7 @@ class Writer(Protocol):
     def of_text(self, text: str) -> Content: ...
 
     def join(self, first: Content, second: Content) -> Content:
-        """Returns the second below the first."""
+        """Returns both contents, the second below the first."""
         ...
 
     def prompt(self, content: Content, output_len: int) -> Prompt:
@@ -44,7 +44,7 @@ class Writer(Protocol):
 
 
 class IdWriter:
-    """Prompts are token ids: no tokenizer runs while the server is measured, and lengths are exact."""
+    """Writes prompts of token ids: no tokenizer runs while the server is measured, and lengths are exact."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -67,7 +67,7 @@ class IdWriter:
 
 
 class TextWriter:
-    """Prompts are texts, as users send them."""
+    """Writes prompts as text, as users send them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Filled in by the backend that reads the answer; `error` is empty if all went well."""
+    """Record of one request. The backend that reads the answer fills it in; `error` is empty if all went well."""
 
     start: float
     prompt_tokens: int

@@ -92,7 +92,7 @@ class Server:
         raise Failed("the server lists no model; name one with --model.")
 
     async def told(self, path: str) -> dict[str, Any] | None:
-        """Returns the object at `path`, or None if it has none."""
+        """Returns the JSON object at `path`, or None if the server has none."""
         status, body = await self._client.fetch("GET", path)
         if status != OK:
             return None
@@ -102,7 +102,7 @@ class Server:
         return None
 
     async def flush_cache(self) -> None:
-        """Raises Failed if it does not."""
+        """Empties the server's prefix cache. Raises Failed if that is refused."""
         status, body = await self._client.fetch("POST", "/flush_cache")
         if status != OK:
             raise Failed(f"/flush_cache answers {status}: {body[:200].decode(errors='replace')}")

@@ -186,7 +186,7 @@ class Chat:
         return [] if stopped else answer.calls
 
     def _forget_question(self) -> None:
-        """Drop what has no answer, back to before the last line of the user."""
+        """Drops what has no answer from the history, back to before the last line of the user."""
         while self._messages and self._messages.pop()["role"] != "user":
             pass
 

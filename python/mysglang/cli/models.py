@@ -203,7 +203,9 @@ def _decoder(config: ModelConfig, options: argparse.Namespace, room: float) -> d
 
 
 def _ceilings(bandwidth: float | None, tflops: float | None) -> Ceilings:
-    """Returns a device of this bandwidth; nothing is assumed of how fast it multiplies."""
+    """Returns the ceilings of a device with this bandwidth. Without `tflops`, nothing is assumed about how fast it
+    multiplies.
+    """
     multiplies = math.inf if bandwidth is not None else H200.gemm
     read = H200.read if bandwidth is None else bandwidth * TERA
     return Ceilings(read, multiplies if tflops is None else tflops * TERA, attention=math.inf)

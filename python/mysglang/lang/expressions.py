@@ -224,7 +224,7 @@ class AppendForks(Expression):
 
 @dataclass(frozen=True, slots=True)
 class SeparateReasoning(Expression):
-    """Run `inner`; then take the model's thoughts out of each variable that it set."""
+    """Runs `inner`, then removes the model's thoughts from each variable that it set."""
 
     inner: Expression
     model_type: str | None

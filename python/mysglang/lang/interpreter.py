@@ -37,7 +37,9 @@ class ProgramError(RuntimeError):
 
 
 class Interpreter:
-    """`expressions.Visitor`. What it learns is read by other threads through the methods in its second half."""
+    """Runs the expressions of one program (an `expressions.Visitor`). Other threads read the results through the
+    methods in its second half.
+    """
 
     def __init__(
         self,

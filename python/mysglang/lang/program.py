@@ -25,8 +25,9 @@ _SAMPLING = frozenset(one.name for one in dataclasses.fields(SamplingParams))
 
 
 class SglFunction:
-    """A program. `run` gives it values for its arguments, which come after `s`, and sampling parameters by name: the
-    defaults of every `gen` in it. Where an argument has the name of a sampling parameter, it is the argument.
+    """A program. `run` gives it values for its arguments, which come after `s`, and sampling parameters by name, which
+    are the defaults of every `gen` in it. If an argument has the name of a sampling parameter, the value goes to the
+    argument.
     """
 
     def __init__(

@@ -10,7 +10,9 @@ from mysglang.lang.expressions import Media
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is for backends that complete text, the rest for those that know only conversations."""
+    """The prompt of one generation. `text` is for backends that complete text, the rest for backends that know only
+    conversations.
+    """
 
     text: str
     messages: tuple[Message, ...] = ()

@@ -22,7 +22,9 @@ _NUMBERS = ("int", "float")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """None stands for "not said": the value of the enclosing `run`, or the backend's default."""
+    """Sampling parameters of one generation. None means unset: the value of the enclosing `run` holds, or the backend's
+    default.
+    """
 
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None

@@ -25,7 +25,7 @@ def set_default_backend(backend: Backend) -> None:
 
 
 def backend_or_default(backend: Backend | None) -> Backend:
-    """Raises ValueError if there is neither."""
+    """Returns the given backend, or else the default one. Raises ValueError if there is neither."""
     found = backend if backend is not None else settings.default_backend
     if found is None:
         raise ValueError("no backend: call set_default_backend(RuntimeEndpoint(URL)), or pass backend=.")

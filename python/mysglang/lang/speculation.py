@@ -21,7 +21,7 @@ TRIES = 3
 
 
 class GrowingState(Protocol):
-    """The interpreter that asks."""
+    """The interpreter, as a speculation uses it."""
 
     backend: Backend
     stream: bool

@@ -193,8 +193,8 @@ class ProgramState:
 
 
 class ProgramStateGroup:
-    """The states of a fork. `group += x` adds to each: the same, its own of a list, or what a function of its index
-    returns.
+    """The states of a fork. `group += x` adds to each state: x itself, its entry of a list, or what a function of its
+    index returns.
     """
 
     def __init__(self, states: list[ProgramState], source: ProgramState) -> None:

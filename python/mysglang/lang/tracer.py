@@ -20,7 +20,9 @@ _current: ContextVar[TracedState | None] = ContextVar("traced program", default=
 
 
 class PrefixKnown(Exception):
-    """Raised where the rest of the program depends on an argument or on the model."""
+    """Raised if the rest of the program depends on an argument or on the model, so that no more of the prefix is
+    known.
+    """
 
 
 @dataclass(eq=False)

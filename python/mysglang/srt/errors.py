@@ -37,7 +37,7 @@ MAX_PROBLEM = 1000
 
 
 class ConfigError(MysglangError):
-    """The launch cannot go on. `problems` holds one line for each reason, each saying what to do."""
+    """The launch cannot continue. `problems` holds one line for each reason, each saying what to do."""
 
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(_one_line, problems))
@@ -63,7 +63,9 @@ class ShuttingDown(ServerEnded):
 
 
 class PeerLost(MysglangError):
-    """Another rank of this server is gone, and this one cannot go on. Why it is gone, its own process has said."""
+    """Another rank of this server has ended, so this one cannot continue. The log of the other process says why it
+    ended.
+    """
 
 
 class RequestError(MysglangError):
@@ -108,7 +110,7 @@ class NoRoom(RequestError):
 
 
 class Aborted(RequestError):
-    """The request ended before its end. `status` is an HTTP status, or None where the client itself asked for it."""
+    """The request ended early. `status` is an HTTP status, or None if the client itself asked for it."""
 
     def __init__(
         self, message: str, *, status: int | None = None, kind: str | None = None, param: str | None = None

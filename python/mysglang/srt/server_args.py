@@ -19,7 +19,9 @@ from mysglang.srt.utils.hardware import Hardware, detect_hardware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs(ArgGroups):
-    """The options of one server. `from_cli` and `from_kwargs` give resolved ones: no "auto" is left, and all hold."""
+    """The options of one server. `from_cli` and `from_kwargs` return resolved ones: no "auto" is left, and all are
+    valid.
+    """
 
     @classmethod
     def from_cli(cls, argv: Sequence[str], hardware: Hardware | None = None) -> ServerArgs:
@@ -41,7 +43,7 @@ class ServerArgs(ArgGroups):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortArgs:
-    """The sockets between the processes of one server. The reader named by each binds it."""
+    """The addresses of the sockets between the processes of one server. The reader of each binds it."""
 
     scheduler_input_ipc_name: str
     detokenizer_ipc_names: tuple[str, ...]

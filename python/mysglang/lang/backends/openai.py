@@ -51,7 +51,7 @@ class TokenUsage:
         self.prompt_tokens = self.completion_tokens = 0
 
     def add(self, usage: Any) -> None:
-        """Add what an answer says it used; an answer may say nothing."""
+        """Adds the tokens that an answer reports; an answer may report none."""
         if usage is not None:
             self.prompt_tokens += usage.prompt_tokens
             self.completion_tokens += usage.completion_tokens
@@ -159,7 +159,7 @@ class OpenAI(Backend):
         raise ValueError(f"dtype must be int or str for OpenAI's API; got {kind}.")
 
     def _digits(self) -> dict[str, int]:
-        """Returns tokens of numbers, at least all of up to two digits."""
+        """Returns the tokens of numbers, at least those of one or two digits."""
         tokenizer = self._find_tokenizer()
         numbers = [" ", *map(str, range(10)), *(f"{number:02}" for number in range(100)), *map(str, range(100, 1000))]
         tokens = [tokens[0] for number in numbers if len(tokens := tokenizer.encode(number)) == 1]

@@ -35,7 +35,7 @@ class Option:
         return flag_of(self.name)
 
     def complaint(self, value: Any) -> str | None:
-        """Returns a a message if `value` is invalid, or None. The values of a list are checked one by one."""
+        """Returns an error message if `value` is invalid, or None. The values of a list are checked one by one."""
         if value is None:
             return None if self.optional else f"{self.flag} needs a value."
         if self.many and not isinstance(value, (list, tuple)):

@@ -96,10 +96,9 @@ def resolve_shares(args: ScheduleArgs, given: ServingArgs) -> ScheduleArgs:
 
 
 def resolve_kernels(args: KernelArgs) -> KernelArgs:
-    """Resolve the kernel options for the device; None is what users write as "auto". Deterministic inference leaves out
-    kernels that compute some steps differently from others.
+    """Chooses the kernels for the device; None is what users write as "auto".
 
-    Deterministic inference leaves out whatever computes some steps in another way than others.
+    Deterministic inference leaves out kernels that compute some steps in another way than others.
     """
     return replace(
         args,

@@ -31,14 +31,14 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+\.gguf)?")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`broken` says whether the options break the rule; `say` gives the line for the user."""
+    """A rule that options must keep. `broken` returns whether they break it; `say` returns the line for the user."""
 
     broken: Callable[[ArgGroups, Hardware], bool]
     say: Callable[[ArgGroups], str]
 
 
 def _file_rule(name: str) -> Rule:
-    """Returns the option of that name, of how the server meets its clients, is a file where it is given."""
+    """Returns the rule that the option of that name, in the group `serving`, must be a file if it is given."""
 
     def path(args: ArgGroups) -> str | None:
         given: str | None = getattr(args.serving, name)
@@ -297,7 +297,7 @@ def _several(groups: ArgGroups) -> str:
 
 
 def alone_only(groups: ArgGroups) -> list[str]:
-    """Returns the options that are given and that so many ranks cannot carry out, each with its reason."""
+    """Returns the given options that several ranks do not support, each with its reason."""
     stages = groups.parallel.pp_size > 1
     given = {
         "--speculative-algorithm STANDALONE, whose draft model no single stage could run: the first stage embeds the "
@@ -353,7 +353,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _about_text(serving: ServingArgs) -> list[str]:
-    """Returns the options that are given of how text becomes tokens, and tokens an answer."""
+    """Returns the given options that concern text: how it becomes tokens, and tokens an answer."""
     given = {
         "chat_template": serving.chat_template is not None,
         "completion_template": serving.completion_template not in ("auto", "none"),

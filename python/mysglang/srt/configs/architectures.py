@@ -142,7 +142,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
 
 
 def decoder(name: str, config: type[DecoderConfig]) -> dict[str, Architecture]:
-    """Returns the architectures of a family: it generates, makes vectors and scores labels."""
+    """Returns the architectures of a family, which generate, make vectors and score labels."""
     vectors = f"{name}Model"
     return {
         f"{name}ForCausalLM": Architecture("causal_lm:CausalLM", config, embedding=vectors),

@@ -84,7 +84,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return hf
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        """Raises ConfigError for what contradicts itself or is not supported."""
+        """Makes the plan of a decoder. Raises ConfigError for keys that contradict each other or are not supported."""
         self.check()
         turned = rope.lanes(self.dim_of_head)
         for name in LISTS:

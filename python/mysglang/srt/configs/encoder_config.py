@@ -40,7 +40,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def encoder_config(hf: dict[str, Any], *, positions_after_padding: bool) -> EncoderConfig:
-    """Raises ConfigError for what is not supported."""
+    """Reads the facts of an encoder. Raises ConfigError for keys that are not supported."""
     try:
         facts = msgspec.convert(hf, _Facts)
     except msgspec.ValidationError as error:

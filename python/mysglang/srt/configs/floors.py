@@ -63,7 +63,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Equal matrices of all layers."""
+    """Matrices that have the same size in all layers."""
 
     copies: int
     """How many there are."""

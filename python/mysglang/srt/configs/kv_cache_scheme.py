@@ -16,7 +16,7 @@ from mysglang.srt.errors import ConfigError
 
 
 class _Scheme(msgspec.Struct, frozen=True):
-    """The keys of kv_cache_scheme that decide."""
+    """The keys of kv_cache_scheme that are used."""
 
     num_bits: int = 8
     type: str = "float"

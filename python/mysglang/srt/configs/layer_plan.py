@@ -73,7 +73,7 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """Returns bytes of the state of one request, in a model whose dtype has that many bytes."""
+        """Returns the bytes of one request's state, in a model whose dtype has that many bytes."""
         return 0
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
@@ -123,7 +123,9 @@ class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tempering(NamedTuple):
-    """Queries at position p are multiplied by 1 + weight * ln(1 + floor((p + first) / length)). Source: Llama 4."""
+    """Scaling of queries by position: the query at position p is multiplied by 1 + weight * ln(1 + floor((p + first) /
+    length)). Source: Llama 4.
+    """
 
     weight: float
     length: float
@@ -223,7 +225,8 @@ class MlpPlan(Protocol):
 
 
 class MlpAndExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of an MLP and of experts, which take the residual stream before the MLP's norm. Each has own norms.
+    """The sum of an MLP and of experts. The experts take the residual stream before the MLP's norm. Both have norms of
+    their own.
 
     The router takes that stream too, normed and multiplied by a number for each lane and by 1 / sqrt(hidden_size); the
     gate of each expert has a factor. Source: Gemma 4.
@@ -334,7 +337,7 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(attention.window for attention in self.attentions)
 
     def stage(self, number: int, stages: int) -> DecoderPlan:
-        """Returns the plan with those layers alone that stand in one of so many stages of a pipeline."""
+        """Returns the plan with only the layers of one of so many pipeline stages."""
         own = even_run(len(self.layers), number, stages)
         return msgspec.structs.replace(self, layers=self.layers[own.start : own.stop])
 

@@ -95,5 +95,5 @@ def check_mamba(heads: int, groups: int, inner: int, activation: str, limits: li
 
 
 def _number(value: object) -> object:
-    """Returns the value as transformers writes it where JSON has no such number."""
+    """Converts the object by which transformers writes a number that JSON does not have, such as infinity."""
     return float(value["__float__"]) if isinstance(value, dict) and value.keys() == {"__float__"} else value

@@ -40,8 +40,8 @@ class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
         return {} if self.grouped else {"in_proj_ba": ("in_proj_b", "in_proj_a")}
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """Returns bytes of one request's state: the newest inputs of the convolution in a dtype of that many bytes, and
-        a float32 matrix for each value head.
+        """Returns the bytes of one request's state: the newest inputs of the convolution in a dtype of that many bytes,
+        and a float32 matrix for each value head.
         """
         recent = (self.kernel - 1) * self.channels * dtype_bytes
         return recent + self.value_heads * self.key_dim * self.value_dim * 4
@@ -149,7 +149,9 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
         return self.inner + 2 * self.groups * self.state_size
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """Returns the newest inputs of the convolution, and a matrix of float32 for each head."""
+        """Returns bytes of one request's state: the newest inputs of the convolution, and a float32 matrix for each
+        head.
+        """
         return (self.kernel - 1) * self.channels * dtype_bytes + self.inner * self.state_size * 4
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:

@@ -182,7 +182,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 class _Longest(msgspec.Struct, frozen=True):
-    """Positions, as a model says that is no family of ours."""
+    """The longest context, in config.json of a model whose family has no plan."""
 
     max_position_embeddings: Positions
 

@@ -29,7 +29,7 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonStyle:
-    """Separators between the elements of JSON that a schema asks for."""
+    """Separators between the elements of the JSON that a schema describes."""
 
     any_whitespace: bool = True
     max_whitespace: int | None = None

@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """No request waits for this job any more: stop it, and do not answer."""
+    """Message to the compiler process: no request waits for this job any more, so stop it and do not answer."""
 
     number: int
 
@@ -51,7 +51,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
-    """A job is done; `data` is for the backend's `load`."""
+    """Message from the compiler process: a job is done. `data` is for the backend's `load`."""
 
     number: int
     data: memoryview
@@ -60,7 +60,9 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A job cannot be done. `lasting`: because of what the grammar is, and not of how busy the machine was."""
+    """Message from the compiler process: a job cannot be done. `lasting`: because of what the grammar is, not because
+    the machine was busy.
+    """
 
     number: int
     reason: str

@@ -174,7 +174,9 @@ class CompileServer:
         return Refused(number, f"it is nested too deeply, or too large, for the compiler ({how})", lasting=lasting)
 
     def _until_next_look(self) -> float | None:
-        """Returns seconds until a child is late. A tick at most, so that a pause of the machine is no child's fault."""
+        """Returns the seconds until a child is late; at most a tick, so that a pause of the machine is not counted as
+        the child's fault.
+        """
         began = [child.began for child in self._children.values() if not child.killed]
         if not began:
             return TICK_S if self._children else None
@@ -205,7 +207,7 @@ def compile_in_child(setup: CompilerSetup, backend: GrammarBackend, job: Job, ou
 
 
 def answer(backend: GrammarBackend, job: Job, setup: CompilerSetup) -> ToParent:
-    """Returns the compiled grammar, tried out; or what is wrong with it."""
+    """Returns the compiled grammar, tried out; or the reason why it cannot be used."""
     began = time.monotonic()
     spec = GrammarSpec(job.kind, job.text)
     try:

@@ -31,8 +31,10 @@ class Wanted:
 
 
 class CompileTurns:
-    """Every grammar is here once, however many wait for it. All work is constant but for `start`, which may look at the
-    first grammar of each tenant.
+    """Decides which wanted grammar is compiled next: tenants take turns.
+
+    Every grammar is here once, however many tenants want it. All work takes constant time, except `start`, which may
+    look at the first grammar of each tenant.
     """
 
     def __init__(self, at_once: int) -> None:

@@ -55,7 +55,7 @@ WAKE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a grammar cannot be had. `lasting`: another try would fail alike. `status`: for HTTP."""
+    """The reason why a grammar cannot be compiled. `lasting`: another try would fail too. `status`: for HTTP."""
 
     reason: str
     lasting: bool
@@ -112,7 +112,7 @@ class Change(Enum):
 
 @dataclass(slots=True)
 class Link:
-    """One process, what is said to it, and what it was given and has not answered."""
+    """One compiler process, the pipes to it, and the jobs that it has not answered."""
 
     process: subprocess.Popen[bytes]
     to_child: int
@@ -241,13 +241,15 @@ class GrammarCompiler:
         return None
 
     def _refuse_all(self, failure: Failure) -> None:
-        """Report `failure` for all waiting grammars."""
+        """Reports `failure` for all waiting grammars."""
         self._hear_changes()
         for spec in self._turns.give_up():
             self._done.put((spec, failure))
 
     def _start(self) -> Link | None:
-        """Returns a new process; None if the system has no room for one, and then what is wanted now is refused."""
+        """Starts a process and returns its link; None if the system has no resources for one, and then the waiting
+        grammars are refused.
+        """
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "mysglang.srt.constrained.compile_process"],
@@ -281,7 +283,7 @@ class GrammarCompiler:
                 self._link.outbox += frame(Drop(number))
 
     def _turn(self, link: Link, backend: GrammarBackend) -> None:
-        """Send what is to be compiled, hear what is there, and see whether the process still lives."""
+        """Does one round: sends jobs, handles messages, and checks that the process still lives."""
         self._send_jobs(link)
         # A selector without a descriptor of its own: it works where no file can be opened any more.
         with selectors.PollSelector() as selector:

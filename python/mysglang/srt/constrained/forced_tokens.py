@@ -14,7 +14,9 @@ LONGEST = 1024
 
 
 def cutter(tokenizer: Tokenizer) -> Cut:
-    """Returns all but the last token of a text: with what follows the last may grow together."""
+    """Returns a function that tokenizes a text without its last token, because the following text may merge with
+    that.
+    """
 
     @lru_cache(TEXTS)
     def cut(text: str) -> tuple[int, ...]:

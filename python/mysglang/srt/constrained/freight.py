@@ -19,7 +19,7 @@ from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
 
 class Freight(Protocol):
-    """Between what a rank loaded, and the news of that."""
+    """Carries compiled grammars from the first rank to the others, together with the news that they are loaded."""
 
     def pack(self, spec: GrammarSpec) -> bytes:
         """Returns, on the first rank, the data from which its oldest loaded and not yet packed grammar of this spec was
@@ -47,7 +47,7 @@ class NoFreight:
 
 
 class SharedBackend:
-    """A GrammarBackend that keeps what it loads from, and the Freight of that."""
+    """A GrammarBackend that keeps the data from which it loaded grammars, for the other ranks (a `Freight`)."""
 
     def __init__(self, make_backend: Callable[[], GrammarBackend]) -> None:
         """`make_backend` is called when the backend is first needed, in whichever thread that is; it caches."""

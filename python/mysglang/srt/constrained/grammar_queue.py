@@ -46,7 +46,9 @@ TOO_SLOW = Failure(
 
 
 class GrammarCache:
-    """Grammars by their text, within a number and a size that tenants share: the one that has most gives way."""
+    """Cache of grammars by their text. Its number and size are limited, and shared by tenants: the tenant that has most
+    loses grammars first.
+    """
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class GrammarCache:
         return compiled
 
     def patience(self, spec: GrammarSpec) -> Patience:
-        """Returns the patience with a grammar that is here; all answers that follow the grammar must share it."""
+        """Returns the patience with a cached grammar; all answers that follow the grammar must share it."""
         return self._patience[spec]
 
     def put(self, spec: GrammarSpec, outcome: Outcome, tenant: str = "") -> None:
@@ -115,9 +117,7 @@ class GrammarCache:
         return next((room for room in (self._number, self._bytes) if room.overfull), None)
 
     def _victim(self, room: SharedRoom, new: GrammarSpec) -> GrammarSpec | None:
-        """Returns the grammar that gives way to `new`: of the tenant that has most, the one that was used least
-        lately.
-        """
+        """Returns the grammar that is evicted for `new`: the least recently used one of the tenant that has most."""
         by_size = sorted(room.held, key=room.held.__getitem__, reverse=True)
         return next((spec for tenant in by_size for spec in self._of_owner[tenant] if spec != new), None)
 
@@ -156,13 +156,13 @@ class GrammarNews(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoTurn(msgspec.Struct, frozen=True, tag=True):
-    """A request has waited for its grammar long enough."""
+    """News: a request has waited for its grammar long enough."""
 
     rid: str
 
 
 class GrammarTooSlow(msgspec.Struct, frozen=True, tag=True):
-    """The steps of a grammar took so long that all its answers end."""
+    """News: the steps of a grammar took so long that all its answers end."""
 
     spec: GrammarSpec
 
@@ -171,7 +171,9 @@ QueueNews: TypeAlias = GrammarNews | NoTurn | GrammarTooSlow
 
 
 class GrammarQueue:
-    """Implements Role. Work for a request that comes or goes does not depend on how many wait."""
+    """Holds requests until their grammars are compiled (a `Role`). The work for a request that arrives or leaves does
+    not depend on how many wait.
+    """
 
     def __init__(
         self,
@@ -251,8 +253,8 @@ class GrammarQueue:
         return self._ready.pop(rid, None)
 
     def _withdraw(self, rid: str) -> Req:
-        """Returns the request waits no longer. If it was the last of its tenant that did, its tenant's turn is not
-        needed.
+        """Removes a request that waits no longer. If it was the last of its tenant to wait for its grammar, the tenant
+        withdraws it.
         """
         waiting = self._waiting.pop(rid)
         spec, tenant = waiting.spec, waiting.req.tenant
@@ -288,7 +290,7 @@ class GrammarQueue:
             self._compiler.withdraw(spec, tenant)
 
     def _end_impatient(self, rid: str) -> None:
-        """Refuse a request that has waited for too long, if its grammar did not come at the same time."""
+        """Refuses a request that has waited for too long, unless its grammar arrived at the same time."""
         if rid not in self._waiting:
             return
         spec = self._waiting[rid].spec

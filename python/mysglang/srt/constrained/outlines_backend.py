@@ -57,7 +57,7 @@ class OutlinesMatcher:
 
 
 class OutlinesCompiled:
-    """Shared by the answers that have this grammar."""
+    """A compiled grammar, shared by the answers that have it."""
 
     def __init__(self, index: oc.Index, eos: frozenset[int], nbytes: int) -> None:
         self._index = index

@@ -69,7 +69,7 @@ class XGrammarMatcher:
 
 
 class XGrammarCompiled:
-    """Shared by the answers that have this grammar."""
+    """A compiled grammar, shared by the answers that have it."""
 
     def __init__(self, compiled: xgr.CompiledGrammar, continuations: Continuations, *, has_eos: bool) -> None:
         self._compiled = compiled

@@ -13,7 +13,7 @@ from mysglang.srt.errors import PeerRefused, RequestError
 
 
 class Agrees(Protocol):
-    """Ranks that find out what is the least of theirs: a `Group`, or the stages of a pipeline."""
+    """Ranks that can compute the minimum of their values: a `Group`, or the stages of a pipeline."""
 
     def smallest(self, values: Sequence[int]) -> list[int]: ...
 

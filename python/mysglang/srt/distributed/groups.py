@@ -14,9 +14,9 @@ from torch import Tensor
 
 
 class Group(Protocol):
-    """Ranks 0 … size - 1. Every member calls the same verbs in the same order.
+    """A group of ranks 0 … size - 1. Every member calls the same methods in the same order.
 
-    Each verb raises PeerLost if another member has ended.
+    Each method raises PeerLost if another member has ended.
     """
 
     @property

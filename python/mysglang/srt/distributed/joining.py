@@ -22,7 +22,9 @@ ANSWER_S = 5.0
 
 
 class Joining:
-    """`done` is set when the group is there, or with what kept it from that: InvalidRequest, Conflict."""
+    """A group of processes that is being joined. `done` is set when the group exists, or with the error:
+    InvalidRequest, Conflict.
+    """
 
     def __init__(
         self, name: str, address: str, port: int, make: Callable[[float], UpdateGroup], timeout_s: float

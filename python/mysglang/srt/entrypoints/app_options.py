@@ -32,7 +32,7 @@ def public_options(args: ServerArgs) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """The defaults are those of a server with no option given."""
+    """Options of the HTTP application. The defaults are those of a server with no option given."""
 
     served_model_name: str = "default"
     served_model_aliases: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ BYTES_PER_LIMIT = 256 << 10
 
 
 class Arrival:
-    """The clock for the requests of one connection, one after another."""
+    """Limits how long the requests of one connection may take to arrive, one after another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, give_up: Callable[[], bool]) -> None:
         """`give_up` is called when a request takes too long. It returns False if the client is not to blame, which

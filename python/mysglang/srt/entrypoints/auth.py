@@ -43,7 +43,9 @@ class Access:
 
 
 class ApiKeyAuth:
-    """Middleware: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
+    """Middleware that checks the key of a request.
+
+    A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients.
 
     | configured   | open paths | admin paths      | locked paths     | everything else |
     | ------------ | ---------- | ---------------- | ---------------- | --------------- |

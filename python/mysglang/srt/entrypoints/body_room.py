@@ -31,7 +31,7 @@ NETWORK_BITS = 64
 
 
 class BodyRoomFull(RequestError):
-    """There is no room for more of this body now; the client may retry later."""
+    """Too many bytes of unfinished bodies are held, so this body cannot be read now; the client may retry later."""
 
 
 class BodyRoom:
@@ -67,7 +67,7 @@ class BodyRoom:
 
 
 class BodyHold:
-    """Room that one body occupies, as a context."""
+    """The bytes that one body holds of its BodyRoom, as a context."""
 
     __slots__ = ("_caller", "_room", "_size")
 
@@ -116,7 +116,7 @@ DELAYS_S = (1.0, 15.0)
 
 
 class MemoryReturn:
-    """Collects the wishes of several bodies to one round of giving back."""
+    """Collects the wishes of several bodies to give memory back, and fulfils them in one go."""
 
     def __init__(self, give_back: Callable[[], None] | None = None) -> None:
         """`give_back`: runs in a thread; None for what the C library has for it."""

@@ -20,7 +20,7 @@ LINGER_S = 2.0
 
 
 class Cork:
-    """Pulled once a turn, for all connections of a front door that have written something in it."""
+    """Flushes all connections that have written something in this turn of the event loop, once at its end."""
 
     def __init__(self) -> None:
         self._waiting: list[CorkedTransport] = []

@@ -161,7 +161,7 @@ class RecentRequests:
 
 
 class _Kept:
-    """One request, single or a batch, and what its answers have come to."""
+    """One request, single or a batch, and what its answers contain so far."""
 
     def __init__(self, obj: GenerateReqInput, started: float, *, contents: bool) -> None:
         self._obj = obj

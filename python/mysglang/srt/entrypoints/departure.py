@@ -47,7 +47,7 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
 
 
 class _WireWatch:
-    """Over the client of a connection of ours."""
+    """Watches a client through a connection that this server wrote itself (`wire.Wire`)."""
 
     def __init__(self, wire: Wire, leave: Callable[[], None]) -> None:
         self._wire = wire
@@ -58,7 +58,7 @@ class _WireWatch:
 
 
 class _AsgiWatch:
-    """Over any client: a task that waits for its departure."""
+    """Watches any client by a task that waits for its departure."""
 
     def __init__(self, receive: Receive, leave: Callable[[], None]) -> None:
         self._task = asyncio.create_task(self._wait(receive, leave))

@@ -37,7 +37,10 @@ Waits = Callable[[Awaitable[ControlReqOutput]], ControlReqOutput]
 
 
 class EngineWeights:
-    """`update` of each verb: abort_all_requests, flush_cache, weight_version; see `WeightUpdate`."""
+    """Reads and changes the weights of an engine.
+
+    `update` of each method: abort_all_requests, flush_cache, weight_version; see `WeightUpdate`.
+    """
 
     def __init__(self, manager: Manager, wait: Waits) -> None:
         self._manager = manager

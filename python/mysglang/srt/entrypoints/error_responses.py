@@ -145,7 +145,7 @@ class OpenAIError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NativeError(ErrorFields, kw_only=True, tag_field="object", tag="error"):
-    """An error, flat, and again under `error`."""
+    """Body of an error response on the native routes: the fields, and again the same fields under `error`."""
 
     error: ErrorFields
 
@@ -168,7 +168,7 @@ class ErrorShape(Protocol):
 
 
 class OpenAIShape:
-    """The facts under `error`, once. Also the shape of an error that is found before the path is known."""
+    """Writes errors in OpenAI's form, under `error`. Also used for errors that are found before the path is known."""
 
     told: type[msgspec.Struct] = OpenAIError
 
@@ -180,7 +180,9 @@ class OpenAIShape:
 
 
 class NativeShape(OpenAIShape):
-    """The shape of every path that has no other: flat too. Its frames are OpenAI's."""
+    """Writes errors on every path without a form of its own: the fields, and again under `error`. Frames are
+    OpenAI's.
+    """
 
     told = NativeError
 

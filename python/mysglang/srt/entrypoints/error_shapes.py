@@ -11,9 +11,7 @@ from mysglang.srt.entrypoints.error_responses import NATIVE_SHAPE, ErrorShape, s
 
 
 class ErrorShapes:
-    """Middleware: names the shape for all that is inside of it. A path speaks the dialect of the first prefix that it
-    has in `shapes`, cut at a slash.
-    """
+    """Middleware that chooses the form of errors by path: the first prefix in `shapes` decides, cut at a slash."""
 
     def __init__(self, app: ASGIApp, shapes: Mapping[str, ErrorShape]) -> None:
         self._app = app

@@ -27,7 +27,7 @@ _EARNED_BY_A_BYTE = 2
 
 
 class Framing:
-    """The count of one connection, for one request after another."""
+    """Counts the bytes of head and framing on one connection, for one request after another."""
 
     __slots__ = ("_excess", "_head", "_lines", "_spent", "in_head")
 

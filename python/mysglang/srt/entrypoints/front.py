@@ -38,7 +38,7 @@ class RequestLogSettings:
 
 
 class Signs(Protocol):
-    """When the engine was last heard of, and what it said."""
+    """When the engine was last heard from, and what it reported."""
 
     @property
     def heartbeat(self) -> HeartBeat | None:
@@ -101,7 +101,7 @@ class Manager(Protocol):
 
 
 class Front(Protocol):
-    """All that serves requests in this process."""
+    """All objects that serve requests in this process."""
 
     @property
     def tokenizer_manager(self) -> Manager: ...

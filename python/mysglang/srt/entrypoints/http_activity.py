@@ -11,7 +11,7 @@ from mysglang.srt.observability.instruments import MODEL_ROUTES
 
 
 class HttpActivity:
-    """Middleware: `metrics` hears of the begin and the end of each POST to a route that speaks for the model.
+    """Middleware that reports the beginning and the end of each POST to a route of the model to `metrics`.
 
     A path that is no route is not counted, so that clients cannot make up labels.
     """

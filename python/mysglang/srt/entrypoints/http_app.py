@@ -158,7 +158,7 @@ def _batch_endpoints(front: Front, options: AppOptions, speaking: _Speaking, fie
 
 @dataclass(frozen=True, slots=True)
 class _Steering:
-    """The routes of monitoring and operation."""
+    """The routes of monitoring and operation, in groups."""
 
     health: APIRouter
     metrics: APIRouter

@@ -50,7 +50,7 @@ OPEN_TO_ALL = (
 
 
 class Gate:
-    """The application as uvicorn sees it. Closed from the start; once it was closed again it stays so."""
+    """The application as uvicorn sees it. It is closed at first; once it was closed again it stays closed."""
 
     def __init__(self, board: Board | None = None) -> None:
         self._board = board or Board.alone()
@@ -91,7 +91,7 @@ class Gate:
 
 
 class HttpFront:
-    """uvicorn over `listener`, answering from the moment it is made."""
+    """uvicorn on `listener`. It answers from the moment it is made."""
 
     def __init__(
         self,

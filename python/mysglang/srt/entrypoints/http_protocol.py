@@ -91,11 +91,13 @@ def connections_of(scope: Scope) -> Connections:
 
 
 class _EnoughRead(Exception):
-    """Ends the parsing of a piece of which nothing more is wanted."""
+    """Raised to end the parsing of data of which nothing more is needed."""
 
 
 class OneAtATime(HttpToolsProtocol):
-    """Keeps reading while it answers, so that it hears at once when the client leaves."""
+    """Serves one connection, one request at a time. Keeps reading while it answers, so that it notices at once when the
+    client leaves.
+    """
 
     transport: CorkedTransport  # type: ignore[assignment]  # all that is used of one
 

@@ -24,7 +24,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class JsonLimits:
-    """How much a body may hold. The limits together keep what is made of it below about 100 MB."""
+    """How much a body may hold. Together, the limits keep the objects made from it below about 100 MB."""
 
     depth: int
     """Levels of lists and objects."""
@@ -41,7 +41,7 @@ class JsonLimits:
 
 
 class JsonLayout:
-    """The places of the commas outside of strings, each with its depth."""
+    """The offsets of the commas outside of strings, each with its depth."""
 
     __slots__ = ("_commas", "_depths")
 
@@ -68,7 +68,7 @@ def lay_out(body: memoryview, limits: JsonLimits, checkpoint: Callable[[], None]
 
 
 class _Scan:
-    """State of the text from its beginning to the end of the last chunk."""
+    """State of the scan from the beginning of the text to the end of the last chunk."""
 
     def __init__(self, limits: JsonLimits) -> None:
         self.commas: list[npt.NDArray[np.int64]] = []

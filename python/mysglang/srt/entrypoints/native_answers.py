@@ -18,7 +18,7 @@ LogprobRows: TypeAlias = list[list[LogprobTuple] | None]
 
 
 class WeightSpan(Answer):
-    """Which tokens of an answer some weights have computed."""
+    """Tokens of an answer that one version of the weights has computed."""
 
     version: str
     start: int
@@ -82,7 +82,7 @@ class MetaInfo(Answer):
 
 
 class Generated(Answer):
-    """POST /generate: one answer; in a stream of several, `index` says which."""
+    """Answer to POST /generate; in a stream of several answers, `index` says which."""
 
     text: str
     output_ids: list[int]
@@ -92,13 +92,15 @@ class Generated(Answer):
 
 
 class Predictions(Answer):
-    """POST /vertex_generate: an answer for each instance, in order; a list of them where each has several."""
+    """Answer to POST /vertex_generate: an answer for each instance, in order; a list of them if an instance has
+    several.
+    """
 
     predictions: list[Generated]
 
 
 class Done(Answer):
-    """A command was carried out."""
+    """Answer to a command that was carried out."""
 
     status: Literal["ok"]
     success: Literal[True]
@@ -106,7 +108,7 @@ class Done(Answer):
 
 
 class WeightsChanged(Answer):
-    """A command about weights was carried out."""
+    """Answer to a command about weights that was carried out."""
 
     success: Literal[True]
     message: str
@@ -114,7 +116,7 @@ class WeightsChanged(Answer):
 
 
 class Checksums(Answer):
-    """POST /weights_checker: SHA-256 by tensor; after a comparison, the tensors that changed."""
+    """Answer to POST /weights_checker: SHA-256 by tensor; after a comparison, the tensors that changed."""
 
     success: Literal[True]
     message: str
@@ -123,7 +125,7 @@ class Checksums(Answer):
 
 
 class ChangingOptions(Answer):
-    """Options that may be changed while the server runs, as they are now."""
+    """Present values of the options that may be changed while the server runs."""
 
     schedule_conservativeness: float
     stream_interval: int
@@ -138,7 +140,7 @@ class InternalStateSet(Answer):
 
 
 class LoggingSettings(Answer):
-    """POST /configure_logging: how it is now."""
+    """Answer to POST /configure_logging: the present settings."""
 
     log_requests: bool
     dump_requests_folder: str
@@ -177,7 +179,7 @@ class FrontState(Answer):
 
 
 class ServerInfo(Answer, forbid_unknown_fields=False):
-    """GET /server_info: these, and every option of the server by its name."""
+    """Answer to GET /server_info: these fields, and every option of the server by its name."""
 
     version: str
     frontend: str
@@ -192,14 +194,14 @@ class ServerInfo(Answer, forbid_unknown_fields=False):
 
 
 class QueueLoad(Answer):
-    """Requests that wait; how many of them for their grammar."""
+    """Numbers of waiting requests: all of them, and those that wait for their grammar."""
 
     waiting: int
     grammar: int
 
 
 class MemoryLoad(Answer):
-    """GiB by purpose."""
+    """Memory in GiB, by purpose."""
 
     weight_gb: float
     kv_cache_gb: float
@@ -218,7 +220,7 @@ class SpeculativeLoad(Answer):
 
 
 class Load(Answer):
-    """Load of one scheduler; the sections that were asked for."""
+    """Load of one scheduler, in the sections that were requested."""
 
     timestamp: str
     dp_rank: int
@@ -247,7 +249,7 @@ class Loads(Answer):
 
 
 class FoundCall(Answer):
-    """A call in a text; `parameters` is JSON."""
+    """A tool call that was found in a text; `parameters` is JSON."""
 
     tool_index: int
     name: str

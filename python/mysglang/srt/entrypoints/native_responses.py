@@ -15,7 +15,7 @@ from mysglang.srt.messages.generate import GenerateReqInput
 
 
 class Generates(Protocol):
-    """The part of a manager that answers."""
+    """A manager that answers generation requests."""
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
 

@@ -43,7 +43,9 @@ _COMPONENTS = "x-components"
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of what describes an answer. A field that may be absent has the default UNSET."""
+    """Base of the structs that describe answers in the API document. A field that may be absent has the default
+    UNSET.
+    """
 
 
 def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class LatencyHistogram(Answer):
 
 
 class LiveFigures(Answer):
-    """GET /playground/live. Tokens are counted since the start of the scheduler."""
+    """Answer to GET /playground/live. Tokens are counted since the start of the scheduler."""
 
     time: float
     """Seconds since 1970, on the server."""
@@ -53,7 +53,7 @@ class LiveFigures(Answer):
 
 
 class CacheNode(Answer):
-    """A run of cached tokens. Parents stand before their children."""
+    """A run of cached tokens. Parents come before their children."""
 
     id: int
     parent: int | None
@@ -74,7 +74,7 @@ class CacheNode(Answer):
 
 
 class CacheTree(Answer):
-    """GET /playground/cache_tree. Amounts are of the whole cache, what is left out included."""
+    """Answer to GET /playground/cache_tree. Amounts are of the whole cache, including nodes that are left out."""
 
     enabled: bool
     """False for a server that caches no prefixes."""

@@ -61,7 +61,9 @@ class FrontText:
 
 
 class FrontLinks:
-    """One front's ends of its links. Made early, so that a writer need not wait; closed at the end."""
+    """The ends of one front's links to the other processes. Made early, so that a writer need not wait; closed at the
+    end.
+    """
 
     def __init__(self, ports: PortArgs, index: int, metrics: RequestMetrics) -> None:
         """`metrics`: receives the counts of this front's requests; closed with the links."""

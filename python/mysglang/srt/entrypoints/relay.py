@@ -84,7 +84,9 @@ def serve_connections(pipe: socket.socket, protocol: Callable[[], asyncio.BasePr
 
 
 class RelayedPaths:
-    """Middleware of a further front: requests for these paths, and for what lies below them, go to the owner."""
+    """Middleware of a front other than the main process: passes requests for these paths, and paths below them, to the
+    owner.
+    """
 
     def __init__(self, app: ASGIApp, *, owner: Owner, paths: Collection[str]) -> None:
         self._app = app
@@ -100,7 +102,7 @@ class RelayedPaths:
 
 
 class Relayed(Response):
-    """The owner's answer. `body`: of the request, if it was read already."""
+    """The owner's answer, passed on. `body`: of the request, if it was read already."""
 
     def __init__(self, owner: Owner, body: bytes | None = None) -> None:
         self._owner = owner

@@ -73,7 +73,7 @@ def check_folder(folder: Path) -> None:
 
 
 class DumpedAnswer:
-    """Sum of the chunks of one answer."""
+    """The answer of a dumped request, added up from its chunks."""
 
     def __init__(self) -> None:
         self.text = ""

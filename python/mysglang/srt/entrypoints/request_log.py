@@ -34,7 +34,7 @@ MAX_RID_SHOWN = 300
 
 
 class LoggedManager:
-    """In the place of the manager that it logs for: `entrypoints.front.Manager`."""
+    """Wraps a manager and logs its requests (an `entrypoints.front.Manager`)."""
 
     def __init__(self, manager: Manager, settings: RequestLogSettings, crash_records: CrashRecords) -> None:
         self._manager = manager

@@ -41,14 +41,16 @@ RECONNECT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a server ended that was not asked to end."""
+    """The cause of a server's unplanned end, and its exit code."""
 
     error: WorkerDied
     exit_code: ExitCode
 
 
 class Runtime:
-    """Made and used inside one event loop. After `wait_ready` requests are served until `death` returns."""
+    """The processes of a server and their links. Made and used inside one event loop. After `wait_ready`, requests are
+    served until `death` returns.
+    """
 
     def __init__(self, server_args: ServerArgs, model_config: ModelConfig, subprocesses: Subprocesses) -> None:
         """Around children that were launched, which end with it. `server_args` have paths of this machine

@@ -86,20 +86,20 @@ if TYPE_CHECKING:
     # The fields that a route reads by name; the others go through `in_openai_words` or `openai/sampling.py`.
 
     class OpenAISampling(StrictModel):
-        """Bodies of chat and plain completions."""
+        """Sampling fields of chat and plain completions."""
 
         n: int = 1
         beam_width: int | None = None
         skip_special_tokens: bool = True
 
     class ResponsesSampling(StrictModel):
-        """Bodies of the Responses API."""
+        """Sampling fields of the Responses API."""
 
     class OllamaSampling(StrictModel):
-        """Ollama's options."""
+        """Sampling fields in Ollama's options."""
 
     class AnthropicSampling(StrictModel):
-        """Bodies of Anthropic's messages API."""
+        """Sampling fields of Anthropic's messages API."""
 
 else:
     OpenAISampling = _body("OpenAISampling", "openai")

@@ -96,7 +96,7 @@ class _Session:
 
 
 class Sessions:
-    """Generates like the manager, and knows what `session_params` refer to."""
+    """Serves sessions: generates as the manager does, and resolves `session_params`."""
 
     def __init__(self, manager: Manager, num_keys: int = 1, clock: Callable[[], float] = AWAKE.now) -> None:
         """`num_keys`: API keys that share the room for sessions."""

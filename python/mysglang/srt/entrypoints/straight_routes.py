@@ -24,7 +24,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class StraightRoutes:
-    """Middleware, the innermost. It learns the routes with the first request, when all are there."""
+    """The innermost middleware: finds the route of a path by one look-up. It learns the routes with the first request,
+    when all are there.
+    """
 
     def __init__(self, app: ASGIApp, routes: Callable[[], Iterable[BaseRoute]]) -> None:
         self._app = app

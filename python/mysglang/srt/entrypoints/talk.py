@@ -63,7 +63,7 @@ def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
 
 
 class _Going:
-    """The stream of one Talk. The talk begins with the first frame."""
+    """The stream of one Talk, which begins with the first frame."""
 
     def __init__(self, begin: Callable[[], Awaitable[Talk]]) -> None:
         self._begin = begin
@@ -90,7 +90,7 @@ class _Going:
 
 
 class _ToWire:
-    """An Outlet: each chunk leaves as its frames."""
+    """An Outlet that writes each chunk as frames to the connection."""
 
     def __init__(self, talk: Talk, wire: Wire) -> None:
         self._talk = talk

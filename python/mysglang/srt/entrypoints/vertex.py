@@ -23,7 +23,7 @@ _WORDS = {"text": "one text", "input_ids": "a list of token ids"}
 
 @dataclass(frozen=True, slots=True)
 class VertexRoutes:
-    """Routes of Vertex; unset ones have SGLang's paths."""
+    """Paths of Vertex AI; unset ones are SGLang's paths."""
 
     predict: str = "/vertex_generate"
     health: str = "/ping"
@@ -40,7 +40,7 @@ class VertexRoutes:
 
 
 class VertexGenerateReqInput(StrictModel):
-    """POST /vertex_generate, or the path that Vertex sets. `parameters` are fields of /generate."""
+    """Body of POST /vertex_generate, or of the path that Vertex sets. `parameters` are fields of /generate."""
 
     instances: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None

@@ -59,7 +59,7 @@ Positions: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 
 class Reach(NamedTuple):
-    """Which of the keys before a query it sees: all from its first one on."""
+    """Which of the keys before it a query attends to: all from its first one on."""
 
     window: int | None
     chunked: bool
@@ -85,7 +85,7 @@ class Rotation:
 
 
 class KvStore(Protocol):
-    """The store of a step's keys and values. All of a step's are stored, at `loc_for` the layer, before a row attends.
+    """Stores keys and values. All of a step's keys and values are stored, at `loc_for` the layer, before a row attends.
 
     q: [T, num_heads * head_dim]; k: [T, num_kv_heads * head_dim]; v: [T, num_kv_heads * value_dim]; loc: [T] int64 KV
     slots. q, k and v may be slices of one wider projection.
@@ -322,7 +322,7 @@ class Embeds:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last token of each row."""
+    """The last token of each row, which alone goes on after the keys and values of the last layer are stored."""
 
     tokens: Tensor
     """[R] int64, where they stand among the tokens of the step."""

@@ -10,7 +10,7 @@ from mysglang.srt.forward.worker_batch import Floats, Ints, TokenMask
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Log-probabilities at `N` positions, in row order; ragged parts are flat, row-major by position.
+    """Log-probabilities at `N` positions, in row order. Ragged parts are flat, row-major by position.
 
     A position of row r holds `top_num[r]` top entries (most likely first) and `len(token_ids[r])` requested ones.
     """

@@ -25,7 +25,7 @@ MAX_LEVELS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefixes:
-    """`G` groups, G >= 1; all arrays int32.
+    """Groups of rows that share a prefix: `G` groups, G >= 1; all arrays int32.
 
     All rows of a group have identical pages for its positions. The groups of one row are disjoint, ascend in the order
     of groups, and cover [0, p) of that row without holes, p <= seq_len - 1; the rest [p, seq_len) is the row's own. A

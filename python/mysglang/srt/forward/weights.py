@@ -21,7 +21,7 @@ Pulse: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor that will come from elsewhere."""
+    """Facts about a tensor that will arrive from elsewhere."""
 
     name: str
     dtype: str
@@ -44,8 +44,8 @@ class GroupFacts:
 
 
 class ModelWeights(Protocol):
-    """Names are those of a checkpoint. Everything raises InvalidRequest, saying what is wrong, or Conflict, before it
-    changed anything.
+    """Reads and changes the weights of a model. Names are those of a checkpoint. Every method raises InvalidRequest,
+    saying what is wrong, or Conflict, before it changes anything.
     """
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
@@ -105,8 +105,8 @@ class NoWeights:
 
 
 class Occupation(Protocol):
-    """Memory by tag: weights, kv_cache, cuda_graph. Raises InvalidRequest with the reason, before anything has
-    changed.
+    """Releases and restores memory by tag: weights, kv_cache, cuda_graph. Raises InvalidRequest with the reason, before
+    anything has changed.
     """
 
     @property
@@ -126,7 +126,7 @@ class Occupation(Protocol):
 
 
 class FixedOccupation:
-    """The null object: of an engine that keeps what it has."""
+    """A null object for an engine that cannot release memory."""
 
     released: frozenset[str] = frozenset()
 

@@ -21,7 +21,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 
 @dataclass(frozen=True, slots=True)
 class SpaceShape:
-    """The size of one space."""
+    """The size of one page space."""
 
     num_pages: int
     """Pages that may be allocated. They are numbered 1 … num_pages; page 0 is for padding."""
@@ -38,8 +38,8 @@ class SpaceShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The states of a model with layers that keep one of a fixed size for each request. They are no pages: a request
-    has one state, however long it is, and a checkpoint of the prefix cache is one.
+    """The number and spacing of states, in a model with layers that keep a state of a fixed size for each request.
+    States are no pages: a request has one state, however long it is, and each checkpoint of the prefix cache is one.
     """
 
     num_states: int

@@ -113,11 +113,10 @@ def mask_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
-    """How the tokens of the rows are chosen: the features in use, in no order; none if all rows take the most likely
-    token.
+    """How the tokens of the rows are chosen: the sampling features in use, in no order; none if all rows take the most
+    likely token.
 
-    The same object comes again with every step whose rows did not change, so a worker may keep its device copy by
-    identity.
+    The same object is used with every step whose rows did not change, so a worker may keep its device copy by identity.
     """
 
     parts: tuple[FeatureColumns, ...] = ()
@@ -150,7 +149,7 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftColumns:
-    """Tokens that the host expects behind those that it knows of some rows.
+    """Drafts: tokens that the host expects after the tokens that it knows of some rows.
 
     The step before may have given a row tokens that the host does not know yet. If these are what was expected, the
     drafts are what is expected behind them; if not, the row has none.

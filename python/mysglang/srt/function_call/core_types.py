@@ -15,7 +15,7 @@ class NormalText:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins; calls are counted from 0, and one is over when the next begins."""
+    """A call begins. Calls are counted from 0, and one is over when the next begins."""
 
     index: int
     name: str
@@ -45,7 +45,7 @@ ToolEvent: TypeAlias = NormalText | CallStart | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class ToolCallItem:
-    """A whole call, or what there is of one that was cut off."""
+    """A complete tool call, or the part of one that was cut off."""
 
     tool_index: int
     name: str

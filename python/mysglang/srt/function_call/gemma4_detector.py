@@ -18,7 +18,7 @@ _ANY_TYPE = frozenset[str]()
 
 
 class Gemma4Detector(FunctionCallDetector):
-    """One answer in this format."""
+    """Finds the tool calls in one answer of Gemma 4."""
 
     markers = (BEGIN, END, QUOTE)
 

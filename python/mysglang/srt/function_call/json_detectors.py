@@ -253,7 +253,7 @@ class GptOssDetector(JsonObjectDetector):
 
 
 class JsonArrayDetector(JsonObjectDetector):
-    """An answer that is a list of calls and nothing else: what a model is held to that must call a function.
+    """An answer that is a list of calls and nothing else, which is the format for a model that must call a function.
 
     Reads `[{"name": "f", "parameters": {...}}, ...]`, independent of the model's own format.
     """

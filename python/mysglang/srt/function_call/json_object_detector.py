@@ -143,7 +143,7 @@ class JsonObjectDetector(FunctionCallDetector):
 
 
 class _Early:
-    """Arguments that come before the name."""
+    """Arguments that arrive before the function's name, kept until the name is known."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []

@@ -17,7 +17,7 @@ _STRING = frozenset({"string"})
 
 
 class TaggedDetector(FunctionCallDetector):
-    """Base of these formats."""
+    """Base of detectors of formats with tags."""
 
     frames: ClassVar[tuple[str, ...]] = ()
     """Markers around calls, which say nothing themselves: they are dropped where a call follows them or went before."""

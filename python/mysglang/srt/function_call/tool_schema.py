@@ -33,7 +33,9 @@ class Declared:
 
 
 class OfferedTools:
-    """Made of tools as OpenAI has them, already checked: {"type": "function", "function": {"name", "parameters"}}."""
+    """The tools of a request, made from OpenAI's form, already checked: {"type": "function", "function": {"name",
+    "parameters"}}.
+    """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [tool["function"] for tool in tools]

@@ -33,7 +33,7 @@ WARP_KEYS = 16
 
 
 class Field(IntEnum):
-    """Columns of an item."""
+    """Columns of a work item of the attention kernel."""
 
     SLOT = 0
     """Row of the page table."""

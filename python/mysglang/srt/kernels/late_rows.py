@@ -24,7 +24,7 @@ MARK = -2
 
 
 class StepTokens(NamedTuple):
-    """T tokens in R rows, as the host gives them. Rows follow one another."""
+    """The T tokens of R rows, as the host gives them. Rows follow one another."""
 
     rows: Tensor
     """[T] int64 row of each token."""

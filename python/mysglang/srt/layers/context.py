@@ -13,7 +13,7 @@ from mysglang.srt.layers.quantization.unquantized import Unquantized
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerContext:
-    """Handed to every layer's constructor. Parameters are made on torch's default device, in `dtype`."""
+    """Facts that every layer's constructor needs. Parameters are made on torch's default device, in `dtype`."""
 
     dtype: torch.dtype
     tp: Group = field(default_factory=SoloGroup)

@@ -65,7 +65,7 @@ def dense_weights(
 
 
 class PlainMLP(nn.Module):
-    """down(act(up(x))), by the names that a checkpoint has for both."""
+    """Computes down(act(up(x))), with the checkpoint's names for both."""
 
     def __init__(
         self,
@@ -99,7 +99,9 @@ class PlainMLP(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Tempering:
-    """Queries at position p are multiplied by 1 + weight * ln(1 + floor((p + first) / length)). Source: Llama 4."""
+    """Scales queries by position: the query at position p is multiplied by 1 + weight * ln(1 + floor((p + first) /
+    length)). Source: Llama 4.
+    """
 
     weight: float
     length: float
@@ -112,7 +114,7 @@ class Tempering:
 
 
 class ScaledMLP(nn.Module):
-    """scale * down(act(gate_scale * gate(x)) * up(x))."""
+    """Computes scale * down(act(gate_scale * gate(x)) * up(x))."""
 
     def __init__(
         self,
@@ -142,7 +144,8 @@ class ScaledMLP(nn.Module):
 
 
 class PagedAttention(nn.Module):
-    """Projections, norms of heads and rotary positions where there are such, attention, output projection.
+    """An attention layer: projections, optional norms of heads and rotary positions, attention, and the output
+    projection.
 
     With an output gate, the projection to queries has the gate of each head behind its query, and what a head gives is
     multiplied by sigmoid(gate) before the output projection.
@@ -268,7 +271,7 @@ class PagedAttention(nn.Module):
 
 
 class SumOfMixers(nn.Module):
-    """The sum of what they make of the same input, each between two factors."""
+    """Adds the outputs of several mixers of the same input, each scaled before and after."""
 
     def __init__(self, mixers: Mapping[str, nn.Module], scales: Sequence[tuple[float, float]]) -> None:
         """`mixers`: by their names in a checkpoint. `scales`: of each, the factor before and the one behind it."""

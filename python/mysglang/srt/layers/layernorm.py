@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 class UnitRMSNorm(RMSNorm):
-    """Multiplies by nothing, and has no weight."""
+    """An RMSNorm without a weight."""
 
     def __init__(self, size: int, eps: float, context: LayerContext) -> None:
         nn.Module.__init__(self)
@@ -52,7 +52,9 @@ class UnitRMSNorm(RMSNorm):
 
 
 class PlusOneRMSNorm(RMSNorm):
-    """Multiplies by 1 + weight, which is kept in float32: in bfloat16 the sum would lose most of the weight."""
+    """An RMSNorm that multiplies by 1 + weight, which is kept in float32: in bfloat16 the sum would lose most of the
+    weight.
+    """
 
     def __init__(self, size: int, eps: float, context: LayerContext) -> None:
         super().__init__(size, eps, context)
@@ -75,7 +77,7 @@ class PlusOneRMSNorm(RMSNorm):
 
 
 class SplitRMSNorm(RMSNorm):
-    """Normalises all heads of queries, or of keys, together, on any rank: each rank has only some of them."""
+    """An RMSNorm over all heads of queries, or of keys, together. Each rank has only some of them."""
 
     def __init__(self, section: Section, eps: float, context: LayerContext) -> None:
         """`section`: this rank's numbers of all."""
@@ -127,7 +129,7 @@ class LayerNorm(nn.Module):
 
 
 class PlusOneLayerNorm(LayerNorm):
-    """Multiplies by 1 + weight, as Nemotron does."""
+    """A LayerNorm that multiplies by 1 + weight, as Nemotron's do."""
 
     centre = 0.0
 
@@ -136,7 +138,7 @@ class PlusOneLayerNorm(LayerNorm):
 
 
 class BiaslessLayerNorm(LayerNorm):
-    """Multiplies in float32 and adds nothing, as Cohere's models do."""
+    """A LayerNorm that multiplies in float32 and adds nothing, as Cohere's do."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), None, self.eps).to(x.dtype)
@@ -146,7 +148,7 @@ class BiaslessLayerNorm(LayerNorm):
 
 
 class NoNorm(nn.Module):
-    """Stands where a layer takes the residual stream as it is."""
+    """A null object for a layer that takes the residual stream without a norm."""
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns (x + residual, a copy of it), since the layer may overwrite the first."""

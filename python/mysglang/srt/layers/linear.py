@@ -18,7 +18,7 @@ from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
 class LinearBase(nn.Module):
-    """x [..., input of this rank] -> [..., output of this rank]."""
+    """Base of the linear layers: x [..., input of this rank] -> [..., output of this rank]."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class MergedColumnParallelLinear(SectionsLinear):
 
 
 class GatedColumnParallelLinear(MergedColumnParallelLinear):
-    """act(gate(x)) * up(x): two projections of one input, and one output for both."""
+    """Computes act(gate(x)) * up(x): two projections of one input, and one output for both."""
 
     def __init__(
         self, input_size: int, output_size: int, activation: Activation, *, bias: bool = False, context: LayerContext
@@ -100,14 +100,14 @@ class GatedColumnParallelLinear(MergedColumnParallelLinear):
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
-    """One projection, its output split over the ranks."""
+    """A projection whose output is split over the ranks."""
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
         super().__init__(input_size, (output_size,), bias=bias, context=context)
 
 
 class QKVParallelLinear(LinearBase):
-    """Queries, keys and values in one projection; whole heads to a rank.
+    """Computes queries, keys and values in one projection. Each rank has whole heads.
 
     Where there are fewer key-value heads than ranks, neighbouring ranks hold the same one.
     """
@@ -151,7 +151,7 @@ class QKVParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """The input is split over the ranks; every rank gets the whole output, summed."""
+    """A projection whose input is split over the ranks; every rank gets the whole output, summed."""
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
         part = Section.split(input_size, context.tp.rank, context.tp.size)

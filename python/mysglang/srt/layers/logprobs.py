@@ -39,7 +39,7 @@ class LogprobQuery:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The answers on the device. float32, ids int32."""
+    """Log-probabilities on the device. float32, ids int32."""
 
     chosen: Tensor
     """[N]"""

@@ -57,7 +57,7 @@ POOLS: dict[str, Pool] = {
 
 
 class Pooler:
-    """Pools, lets the model's head make of it what it wants, and brings vectors to length 1 if they should be."""
+    """Pools hidden states, applies the model's head, and normalises vectors to length 1 if configured."""
 
     def __init__(self, mode: str, *, normalize: bool, head: Callable[[Tensor], Tensor]) -> None:
         """`mode`: a name in `POOLS`; `head`: [N, H] -> [N, width], both float32."""

@@ -149,7 +149,7 @@ def cos_sin_table(rope: Mapping[str, Any], head_dim: int, max_position: int) -> 
 
 
 class RotaryEmbedding(nn.Module):
-    """Holds the table. One instance serves all layers of a model with equal heads.
+    """The table of rotary angles. One instance serves all layers of a model with equal heads.
 
     Kernels turn dimension i of a head together with dimension i + half. A model that turns only the first `turned`
     dimensions turns i together with i + turned / 2. So its heads are brought into another order, `order`, for queries

@@ -54,7 +54,7 @@ class SamplingStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """tokens: [S] int64, -1 for a broken row."""
+    """The sampled tokens. tokens: [S] int64, -1 for a broken row."""
 
     tokens: Tensor
     logprobs: Logprobs | None = None
@@ -62,7 +62,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """The kernels that tokens are chosen with."""
+    """The ops that choose tokens."""
 
     greedy: Callable[[Tensor], Tensor]
     draw: Callable[..., Tensor]
@@ -88,7 +88,8 @@ class ChoosesTokens(Protocol):
 
 
 class SharedSampler:
-    """One choice for all ranks: the first rank's. The other ranks get its tokens, and no log-probabilities.
+    """A sampler whose choice is the same on all ranks: the first rank's. The other ranks get its tokens, and no
+    log-probabilities.
 
     All ranks have the same logits, but ranks must never differ in a token: their plans would differ from then on. So
     agreement rests on one small broadcast, and not on draws, masks and processors that run alike everywhere.
@@ -106,7 +107,7 @@ class SharedSampler:
 
 
 class Sampler:
-    """Goes through what the features in use do."""
+    """Samples tokens by applying the features in use, in the order of their stages."""
 
     def __init__(self, ops: SamplingOps) -> None:
         self._greedy = ops.greedy

@@ -39,7 +39,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ScaledEmbedding(VocabParallelEmbedding):
-    """Vectors times a factor, which is rounded to their dtype first."""
+    """An embedding whose vectors are multiplied by a factor, which is rounded to their dtype first."""
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float, context: LayerContext) -> None:
         super().__init__(vocab_size, hidden_size, context)
@@ -78,7 +78,9 @@ class ParallelLMHead(LinearBase):
 
 
 class TiedLMHead(ParallelLMHead):
-    """Logits by the embedding's weight, which remains unconverted there, even if a converted copy is used here."""
+    """Computes logits with the embedding's weight. That weight remains unconverted in the embedding, even if a
+    converted copy is used here.
+    """
 
     def __init__(
         self,

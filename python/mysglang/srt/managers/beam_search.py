@@ -42,7 +42,7 @@ _NOT_BESIDE = (
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """The beginning of an answer, or a whole one."""
+    """A partial or complete answer of a beam search."""
 
     ids: tuple[int, ...]
     logprob: float

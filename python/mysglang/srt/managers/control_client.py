@@ -32,14 +32,14 @@ Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput, ControlRe
 
 @dataclass(slots=True)
 class Waiting:
-    """A question that not all ranks have answered."""
+    """A control request that not all ranks have answered."""
 
     reply: asyncio.Future[Reply]
     by_rank: dict[int, Reply] = field(default_factory=dict)
 
 
 class ControlClient:
-    """Matches replies with the questions that wait for them, by id."""
+    """Matches replies with the control requests that wait for them, by id."""
 
     def __init__(
         self,

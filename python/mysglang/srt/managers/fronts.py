@@ -38,7 +38,7 @@ Keys = npt.NDArray[np.int64]
 
 
 class Column(IntEnum):
-    """A number that a front records."""
+    """A column of the board: a number that each front records."""
 
     OPEN_ANSWERS = 0
     """Answers that are not complete."""
@@ -102,7 +102,7 @@ class OpenNames(Protocol):
 
 
 class NoOthers:
-    """The OpenNames of a server's only front, which knows its own names."""
+    """A null object for a server with one front, which knows its own names."""
 
     def note(self, names: Collection[str]) -> str | None:
         return None
@@ -183,7 +183,9 @@ class FrontHeld:
 
 @dataclass(frozen=True, slots=True)
 class Fronts:
-    """One front among those of its server, as its TokenizerManager knows them. The default is a server's only front."""
+    """One front among the fronts of its server, as its TokenizerManager knows them. The default is a server's only
+    front.
+    """
 
     index: int = 0
     """Number of this front; 0 is the server's main process."""

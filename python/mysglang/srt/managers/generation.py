@@ -81,7 +81,9 @@ class Outlet(Protocol):
 
 
 class Generation(AsyncGenerator[GenerationChunk, None]):
-    """Closing or dropping it aborts its incomplete answers, and so does any exception raised in it."""
+    """The chunks of one request, as an async generator. Closing or dropping it aborts its incomplete answers, and so
+    does any exception raised in it.
+    """
 
     def __init__(self, desk: CallDesk, obj: GenerateReqInput) -> None:
         self._desk = desk
@@ -165,7 +167,9 @@ async def _poured(call: Call, outlet: Outlet) -> None:
 
 
 class _Pouring:
-    """Hands over what comes in the turn in which it comes; of very many answers some in later ones."""
+    """Passes chunks on in the same turn of the event loop in which they arrive; if there are very many, some in later
+    turns.
+    """
 
     def __init__(self, call: Call, outlet: Outlet) -> None:
         self._call = call

@@ -83,7 +83,7 @@ class FrontLimits:
 
 
 class InputTokenizer:
-    """Makes requests for the scheduler. Without a tokenizer it takes token ids only."""
+    """Turns client requests into requests for the scheduler. Without a tokenizer it takes token ids only."""
 
     def __init__(
         self,

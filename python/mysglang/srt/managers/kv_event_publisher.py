@@ -99,9 +99,10 @@ class ZmqPublisher:
 
 
 class _Handover:
-    """Batches on their way from the scheduler to the thread: never more than `size`, which ZMQ's marks only nearly are.
+    """A bounded queue of batches from the scheduler to the thread: never more than `size`, while ZMQ's own limit is
+    only approximate.
 
-    The thread polls `bell`. A ring that finds no room is not needed: an earlier one has not been received yet, and its
+    The thread polls `bell`. A ring that finds no space is not needed: an earlier one has not been received yet, and its
     receiver takes all batches that are there.
     """
 

@@ -34,7 +34,7 @@ WAIT_MS = 200
 
 
 class TurnNews(msgspec.Struct, frozen=True, tag=True):
-    """News for a part of the scheduler."""
+    """News for one part of the scheduler."""
 
     part: int
     """Its place among the parts that have to do with what is outside."""
@@ -45,7 +45,7 @@ TurnMessage: TypeAlias = ToScheduler | TurnNews
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The messages of one turn."""
+    """The messages of one iteration of the scheduler's loop."""
 
     number: int
     planned: int
@@ -59,7 +59,7 @@ def turn_codec() -> Codec[Turn]:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """News that a rank that follows has found out, about work that every rank does."""
+    """News that a following rank has found out, about work that every rank does."""
 
     rank: int
     part: int
@@ -129,8 +129,8 @@ class LeadShare:
 
 
 class FollowShare:
-    """Implements intake.Share on every other rank. Such a rank reports how far it is with work that every rank does;
-    what else it finds out does not count.
+    """Implements intake.Share on every rank but the first. Such a rank reports its progress with work that every rank
+    does; the first rank decides all else.
     """
 
     def __init__(
@@ -204,7 +204,9 @@ def _nothing() -> None:
 
 
 class NoRequests:
-    """A Receiver at which nothing arrives. It never waits: this rank waits for the first one's next turn instead."""
+    """A Receiver at which nothing arrives. It never waits, because this rank waits for the first one's next message
+    list instead.
+    """
 
     def poll(self, timeout_ms: int) -> bool:
         return False
@@ -214,7 +216,7 @@ class NoRequests:
 
 
 class NoListener:
-    """A Sender into nothing."""
+    """A Sender that drops every message."""
 
     def send(self, message: ToDetokenizer) -> None:
         pass

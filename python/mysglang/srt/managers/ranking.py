@@ -41,7 +41,7 @@ class PairCoder(Protocol):
 
 
 class Asked(Protocol):
-    """`TokenizerManager`, as it is needed here."""
+    """The part of `TokenizerManager` that ranking needs."""
 
     @property
     def input_tokenizer(self) -> PairCoder: ...

@@ -15,7 +15,7 @@ from mysglang.srt.observability.sheet import Sheet
 
 
 class RequestMetrics(Protocol):
-    """Called for every answer, with its name between the processes."""
+    """Receives the events of every answer, under its name between the processes."""
 
     def opened(self, rid: str) -> None:
         """Notes that a request was opened."""
@@ -57,7 +57,7 @@ class RequestMetrics(Protocol):
 
 
 class NoMetrics:
-    """The null metrics."""
+    """A null object: nothing is counted."""
 
     def opened(self, rid: str) -> None:
         pass
@@ -105,7 +105,7 @@ class _Watched:
 
 
 class SheetMetrics:
-    """Counts on a sheet that all fronts share."""
+    """Counts in a shared file (the sheet) that all fronts write."""
 
     def __init__(self, sheet: Sheet, clock: Callable[[], float] = time.perf_counter) -> None:
         self._sheet = sheet
@@ -190,7 +190,7 @@ WATCHED_S = 15.0
 
 
 class WatchedMetrics(SheetMetrics):
-    """Counts on a sheet while the figures of this server are watched, at any front.
+    """Counts in a shared file (the sheet), only while the figures of this server are watched at any front.
 
     A request that arrived while the figures were not watched is not counted, and costs a look into an empty dictionary
     for each of its chunks. The sheet's layout is `instruments.WATCHED_FRONT`.

@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of N positions, one row each."""
+    """Log-probabilities of N positions, one row for each."""
 
     vals: Floats
     """[N] of the token that stands there; NaN for a prompt's first token, which has none."""
@@ -132,8 +132,8 @@ RowCounters: TypeAlias = tuple[int, int, int, int]
 
 
 class Post:
-    """Tells the readers of one manager that they have news: all together, after the messages of this turn were
-    handled.
+    """Notifies the readers of one manager that they have news: all together, after the messages of this turn of the
+    event loop were handled.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Post:
 
 
 class Inbox:
-    """The states that have news for one reader, which waits for them or is called."""
+    """The answers that have news for one reader, which waits for them or is called."""
 
     def __init__(self, post: Post | None = None) -> None:
         self._post = post or Post()
@@ -197,7 +197,7 @@ class Inbox:
 
 
 class ReqState:
-    """One answer on its way. Without `stream`, its only chunk is the whole answer."""
+    """One answer that is being generated. Without `stream`, its only chunk is the whole answer."""
 
     __slots__ = (
         "_counters",
@@ -396,7 +396,7 @@ def _columns(
 
 
 class Unread:
-    """Bytes that have arrived for one answer since its reader last took something.
+    """Counts the bytes that have arrived for one answer since its reader last took something.
 
     A reader over HTTP that is stuck holds as much as the connection may hold (`http_protocol.py`). Further output is
     kept too: text and tokens are small, but log-probabilities and hidden states can be kilobytes for each token.

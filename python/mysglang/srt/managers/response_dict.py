@@ -105,7 +105,7 @@ class ResponseDicts:
 
 
 class _AnswerSoFar:
-    """Sum of the chunks of one answer."""
+    """The answer so far, added up from its chunks."""
 
     def __init__(self, text_of: Callable[[int], str | None], flat: Mapping[str, FlatTops]) -> None:
         """`flat`: the sides ("input", "output") whose top log-probabilities are reported as flat arrays."""
@@ -257,8 +257,8 @@ def told(logprob: float) -> float | None:
 
 
 class FlatTops:
-    """The likeliest tokens at many positions of one prompt or output, as two arrays: a tuple for each takes long to
-    write and to read.
+    """The likeliest tokens at many positions of one prompt or output, as two arrays, because a tuple for each takes
+    long to write and to read.
 
     val_flat, idx_flat: row-major [positions, k], of the positions behind the `null_prefix` that have none.
     """

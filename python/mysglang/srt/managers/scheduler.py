@@ -86,7 +86,9 @@ class Loop(Protocol):
 
 
 class SyncLoop:
-    """Plan, run, take the result. Nothing is in flight between turns. (SGLang's `event_loop_normal`.)"""
+    """Runs steps one after another: plan, run, take the result. Nothing is in flight between iterations. (SGLang's
+    `event_loop_normal`.)
+    """
 
     def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
         self.scheduler = scheduler
@@ -109,7 +111,8 @@ class SyncLoop:
 
 
 class OverlapLoop:
-    """Launch a step, then read the one before while the device works. One step of each lane is in flight.
+    """Overlaps host and device: launches a step, then reads the one before while the device works. One step of each
+    lane is in flight.
 
     (SGLang's `event_loop_overlap`.)
     """
@@ -175,7 +178,7 @@ class SchedulerParts:
 
 
 class Scheduler:
-    """Receives, plans, launches and finishes; `reqs` are all requests that are not finished, by rid."""
+    """Receives, plans, launches and finishes requests. `reqs`: all requests that are not finished, by rid."""
 
     def __init__(self, parts: SchedulerParts) -> None:
         self._parts = parts
@@ -398,7 +401,8 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Standstill:
-    """Work that no running step may overlap. Requests that came before it are finished first, those after it wait.
+    """Holds work that no running step may overlap, such as weight updates. Requests that came before it are finished
+    first, those after it wait.
 
     The scheduler asks it before it admits a request, and on each turn. While generation is paused the work is done as
     soon as no step is in flight, since nothing is launched anyway.

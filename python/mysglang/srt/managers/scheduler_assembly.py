@@ -65,7 +65,7 @@ Priorities = Literal["none", "high_first", "low_first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """How a scheduler schedules."""
+    """The options of a scheduler."""
 
     limits: PrefillLimits
     eos_token_ids: tuple[int, ...]
@@ -247,7 +247,7 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A scheduler ready to turn."""
+    """A scheduler with its loop, ready to run."""
 
     scheduler: Scheduler
     loop: SyncLoop | OverlapLoop

@@ -78,7 +78,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 class NamedWorker(Worker, Protocol):
-    """A worker that can say what it runs on."""
+    """A worker that reports the device and backend that it uses."""
 
     @property
     def device_name(self) -> str: ...

@@ -35,7 +35,7 @@ ABORTED = "Aborted, since the weights change."
 
 
 class SchedulerWeights:
-    """Changes the weights between two steps, and the name that they have."""
+    """Changes the weights, and the name of their version, between two steps."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class QueueShares(Protocol):
 
 
 class OneForAll:
-    """First come, first served, as long as there is room."""
+    """A null object for QueueShares: requests are accepted in the order of arrival, as long as there is space."""
 
     def tenant(self, obj: GenerateReqInput, unfolded: Unfolded) -> str:
         return ""
@@ -45,8 +45,8 @@ class OneForAll:
 
 
 class EqualShares:
-    """No tenant has more open answers than places are left for all, or than can run at once if that is more. So one
-    tenant alone takes half of the room.
+    """Limits tenants: none has more open answers than places are left for all, or than can run at once if that is more.
+    So one tenant alone takes half of the space.
 
     (Dynamic thresholds; Choudhury and Hahne, 1998.) What a tenant has open is counted at each front for itself.
     """

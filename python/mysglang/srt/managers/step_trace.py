@@ -103,7 +103,7 @@ class StepTrace:
 
 
 class WatchedSteps:
-    """A scheduler as its loop sees it, passed on. Kinds of watchers override what they look at."""
+    """Wraps a scheduler as its loop sees it, and passes all calls on. Subclasses override the calls that they watch."""
 
     def __init__(self, inner: Stepped) -> None:
         self.inner = inner
@@ -128,7 +128,7 @@ class WatchedSteps:
 
 
 class TracedSteps(WatchedSteps):
-    """Notes every phase of every step. `figures` are read once a step, outside of all phases."""
+    """Records every phase of every step. `figures` are read once a step, outside of all phases."""
 
     def __init__(self, inner: Stepped, trace: StepTrace, figures: Figures) -> None:
         super().__init__(inner)

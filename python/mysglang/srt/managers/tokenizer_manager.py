@@ -70,7 +70,7 @@ NO_VECTORS = "The served model generates text; to make vectors with it, serve it
 
 @dataclass(slots=True)
 class FrontCounters:
-    """Answers asked for since the start: accepted = finished + aborted + timed out + open now."""
+    """Counts of answers since the start: accepted = finished + aborted + timed out + open now."""
 
     accepted: int = 0
     """Sent to the scheduler."""
@@ -89,7 +89,7 @@ TOGETHER_S = 2.0
 
 @dataclass(slots=True)
 class EngineSigns:
-    """Signs of life, in seconds of the AWAKE clock; 0 before the first."""
+    """The newest signs of life from the other processes, in seconds of the AWAKE clock; 0 before the first."""
 
     last_heartbeat: float = 0.0
     heartbeat: HeartBeat | None = None
@@ -126,7 +126,7 @@ class EngineSigns:
 
 
 class TokenizerManager:
-    """Takes requests in and hands out what is generated. `handle_loop` must run while requests are served."""
+    """Accepts requests and returns the generated chunks. `handle_loop` must run while requests are served."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from mysglang.srt.forward.worker_batch import Ints
 
 
 class Follower(Protocol):
-    """A page space in which a page has a place for as long as it is given out here, at most."""
+    """A page space that follows the first one: it has at most one page for each page that is allocated there."""
 
     def give(self, pages: Ints) -> None:
         """Takes the news that these pages were allocated. The follower has space for their counterparts."""

@@ -32,9 +32,10 @@ WRITTEN_AFTER: dict[WritePolicyName, int | None] = {
 
 
 class HostBelow:
-    """The LowerTier: decides what is copied when. A lock on a node of the device keeps its pages while they are copied.
+    """Decides which pages are copied between device and host, and when (a `LowerTier`). A lock on a node of the device
+    keeps its pages while they are copied.
 
-    `host` knows what stands there, and where.
+    `host` knows which pages it has, and where.
     """
 
     def __init__(self, tree: RadixTree, host: HostTier, storage: Storage, write_policy: WritePolicyName) -> None:
@@ -127,7 +128,7 @@ class HostBelow:
 
 
 class HiRadixCache(RadixCache):
-    """Matches reach as far as either tier does."""
+    """A radix cache with a host tier. Matches extend as far as either tier has the prefix."""
 
     def __init__(
         self,

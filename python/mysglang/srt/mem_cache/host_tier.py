@@ -48,7 +48,7 @@ class Writing:
 
 
 class HostNews(msgspec.Struct, frozen=True, tag=True):
-    """Calls of `HostPages.copy` that have written out all that they were to write, from the first on."""
+    """News: calls of `HostPages.copy` that have written all their pages, counted from the first on."""
 
     done: int
 

@@ -21,7 +21,9 @@ from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
 
 
 class PageListener(Protocol):
-    """Called at every change, in order. A split is not a change, because the pages stay the same."""
+    """Receives every change of the cached prefixes, in order. A split is not a change, because the pages stay the
+    same.
+    """
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
         """Reports that the tokens `ids` continue from the end of `node`, in as many whole pages. All but the first
@@ -60,7 +62,7 @@ CPU = "CPU"
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Blocks that follow one another can be matched from now on."""
+    """Event: consecutive blocks can be matched from now on."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -75,7 +77,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fal
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Blocks that cannot be matched any more."""
+    """Event: blocks cannot be matched any more."""
 
     block_hashes: list[int]
     medium: str | None = None
@@ -154,7 +156,7 @@ class KvEventLog:
 
 
 class HostEventLog(KvEventLog):
-    """Log of a tier below another cache. It is cleared together with that cache, which reports the clearing."""
+    """Event log of a tier below another cache. It is cleared together with that cache, which reports the clearing."""
 
     def cleared(self) -> None:
         self._told[:] = False

@@ -37,7 +37,7 @@ from mysglang.srt.mem_cache.window_space import WindowSpace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvState:
-    """Use of the memory, in tokens (whole pages). free + evictable + protected + private == total."""
+    """Use of the KV memory, in tokens (whole pages). free + evictable + protected + private == total."""
 
     total: int
     free: int
@@ -63,7 +63,7 @@ class KvState:
 
 
 class KvManager:
-    """Rows over pages, with a prefix cache behind them. All ranks that make the same calls get the same answers."""
+    """Manages the pages of rows, with a prefix cache. All ranks that make the same calls get the same answers."""
 
     allocator_type: type[PageAllocator] = PageAllocator
 

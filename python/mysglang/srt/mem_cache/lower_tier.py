@@ -12,7 +12,7 @@ from mysglang.srt.mem_cache.tree_node import PrefixMatch, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Numbers of tokens since the start."""
+    """Numbers of tokens that were copied or dropped, since the start."""
 
     written: int = 0
     """Copied to the host."""
@@ -41,7 +41,7 @@ class Arrival(Protocol):
 
 
 class LowerTier(Protocol):
-    """Plans copies, and sees to it that they happen between the right steps."""
+    """Plans copies to lower tiers, and makes them happen between the right steps."""
 
     @property
     def busy(self) -> bool:

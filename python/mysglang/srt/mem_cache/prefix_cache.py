@@ -37,7 +37,7 @@ class CacheSize:
 
 
 class PrefixCache(ABC):
-    """Pages by the tokens whose keys and values they hold."""
+    """Maps tokens to the pages that hold their keys and values."""
 
     shares: bool = True
     """True if pages of a row are kept for other rows."""
@@ -83,7 +83,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
-        """Returns locks a match that is still held, for one row. Returns the node at its end. The row now "stands on"
+        """Locks a match that is still held, for one row. Returns the node at its end. The row now "stands on"
         this node: it uses the `node.end` pages from the root to the end of the node.
         """
 

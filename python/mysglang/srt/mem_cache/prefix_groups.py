@@ -31,7 +31,7 @@ PARTIAL_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class CascadeCosts:
-    """The price of a group, in tokens of one row's keys and values that could be read in the same time."""
+    """The cost of a group, in tokens of one row's keys and values that could be read in the same time."""
 
     per_row: float
     """A partial result: written, and read again when it is merged."""
@@ -50,7 +50,7 @@ class CascadeCosts:
 
 
 class PrefixGrouper(Protocol):
-    """Finds what the rows of a decode step share."""
+    """Finds which pages the rows of a decode step share."""
 
     def find(self, slots: Slots) -> SharedPrefixes | None:
         """Returns the groups of these rows, by their place in `slots`; the last answer again while nothing changed."""

@@ -25,7 +25,7 @@ from mysglang.srt.mem_cache.tree_view import TreeView, tree_view
 
 
 class RadixCache(PrefixCache):
-    """Keeps every whole page of every prefix that was computed, until its memory is wanted."""
+    """Keeps every whole page of every prefix that was computed, until its memory is needed."""
 
     def __init__(
         self, allocator: PageAllocator, policy: EvictPolicy = lru, listener: PageListener | None = None

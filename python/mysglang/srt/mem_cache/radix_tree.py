@@ -21,7 +21,7 @@ from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, NamespaceRoot, T
 
 
 class RadixTree:
-    """Prefixes in whole pages. Sizes are in pages and kept up to date by every operation."""
+    """A radix tree of cached prefixes, in whole pages. Sizes are in pages and kept up to date by every operation."""
 
     def __init__(self, page_size: int, policy: EvictPolicy) -> None:
         self.page_size = page_size

@@ -16,7 +16,9 @@ from mysglang.srt.forward.worker_batch import Ints, Longs, Slots, TableWrites
 
 
 class ReqToTokenPool:
-    """Slots 0 … num_slots - 1 with a row of page numbers each; the row after them is for padding, all page 0."""
+    """The page tables: slots 0 … num_slots - 1 with a row of page numbers each. The row after them is for padding, all
+    page 0.
+    """
 
     def __init__(self, num_slots: int, max_context: int, page_size: int) -> None:
         assert num_slots >= 1 and max_context >= 1 and page_size >= 1

@@ -33,7 +33,7 @@ class SpaceState:
 
 
 class SpaceRoom(Protocol):
-    """The room of one space while a step is planned, beside what rows may still need. Amounts in tokens."""
+    """The free space of one page space while a step is planned, minus what rows may still need. Amounts in tokens."""
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
         """Returns tokens that must come free for a row with this match to have its tokens before `end` computed in this
@@ -68,7 +68,7 @@ class Space(Protocol):
 
 
 class Bound(Protocol):
-    """A limit, in addition to the pages of the first space, for how far a row can go on from a cached prefix."""
+    """A limit, in addition to the pages of the first space, on how much of a cached prefix a row can use."""
 
     def reach(self, pages: Ints) -> int:
         """Returns how many of these pages of a prefix, from the first on, a row can go on from."""
@@ -128,7 +128,7 @@ class RowSpace:
 
 
 class RowMemory(Protocol):
-    """Queries of `RowRoom` to the KvManager. Amounts in tokens."""
+    """The part of the KvManager that `RowRoom` needs. Amounts in tokens."""
 
     def available_tokens(self) -> int: ...
 
@@ -136,7 +136,7 @@ class RowMemory(Protocol):
 
 
 class RowRoom:
-    """Room of the rows' own pages: a row may need one for every token to come."""
+    """The free space of the rows' own pages. A row may need one page for every token to come."""
 
     def __init__(self, memory: RowMemory, aside: float) -> None:
         """`aside`: tokens that running rows may still generate."""
@@ -155,7 +155,7 @@ class RowRoom:
 
 
 class Room:
-    """The room of all spaces: a prompt fits if it fits in each."""
+    """The free space of all page spaces: a prompt fits if it fits in each."""
 
     def __init__(self, parts: Sequence[SpaceRoom]) -> None:
         self._parts = parts

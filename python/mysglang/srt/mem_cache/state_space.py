@@ -57,7 +57,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class RowState:
-    """Facts about the states of an open row."""
+    """The states of an open row."""
 
     state: int
     planned: int
@@ -122,7 +122,7 @@ class NoStates:
 
 
 class StateSpace:
-    """Implements `States`, and `spaces.Bound`: how far a cached prefix can be gone on from."""
+    """The states of rows, and checkpoints of them in cached prefixes (implements `States` and `spaces.Bound`)."""
 
     def __init__(self, shape: StateShape, rows: ReqToTokenPool, *, num_pages: int, shares: bool) -> None:
         """`num_pages`: of the rows and the prefix cache, from 1 on. `shares`: whether this cache keeps prefixes."""

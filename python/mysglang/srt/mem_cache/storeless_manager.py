@@ -20,7 +20,7 @@ beside it.
 
 
 class StorelessKvManager(KvManager):
-    """No page exists, so nothing is ever evicted or lacking."""
+    """A KvManager without pages, for models that keep nothing of a prompt. Nothing is ever evicted or lacking."""
 
     def __init__(self, num_slots: int, max_context: int) -> None:
         super().__init__((SpaceShape(0, 1),), num_slots, max_context, ChunkCache)

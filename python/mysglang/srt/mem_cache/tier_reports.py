@@ -30,7 +30,7 @@ class _Work:
 
 
 class TierReports:
-    """Joins the reports of so many ranks (an `outside.Reports`)."""
+    """Joins the reports of `ranks` ranks (an `outside.Reports`)."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

@@ -46,7 +46,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeView:
-    """Amounts are of the whole tree unless they say otherwise."""
+    """A view of the prefix tree. Amounts are of the whole tree unless they say otherwise."""
 
     enabled: bool = True
     """False: this server caches no prefixes."""

@@ -48,7 +48,7 @@ def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -
 
 
 class WindowSpace:
-    """Pages for one window. `rows`: the space whose pages these follow."""
+    """The page space of layers with one window. `rows`: the space whose pages these follow."""
 
     def __init__(
         self, window: int, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator, cache: PrefixCache
@@ -347,7 +347,9 @@ class WindowSpace:
 
 
 class WindowRoom:
-    """Reckons with what rows may still need: each up to its window, if it generates so much."""
+    """The free space of a window's pages, minus what rows may still need: each up to its window, if it generates so
+    much.
+    """
 
     def __init__(self, space: WindowSpace, slots: Slots, to_come: Floats) -> None:
         self._space = space

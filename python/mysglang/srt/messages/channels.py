@@ -75,9 +75,10 @@ class Push(Generic[Message]):
 
 
 class AsyncPush(Push[Message]):
-    """The sending end of a process with an event loop: what is sent in one turn of it leaves together behind that.
+    """The sending end in a process with an event loop. Messages that are sent in one turn of the loop leave together at
+    its end.
 
-    Each message that leaves wakes a thread of ZMQ's here, one there, and the reader, which together take several times
+    Each message that leaves wakes a thread of ZMQ in both processes, and the reader, which together take several times
     as long as the message itself.
     """
 

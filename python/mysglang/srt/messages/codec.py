@@ -49,7 +49,7 @@ ID_BYTES = 4
 
 
 class Codec(Generic[Message]):
-    """Bytes <-> messages of one link."""
+    """Encodes and decodes the messages of one link."""
 
     def __init__(self, union: object) -> None:
         self._encoder = msgspec.msgpack.Encoder()

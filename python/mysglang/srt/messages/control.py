@@ -16,7 +16,7 @@ from mysglang.srt.observability.instruments import SCHEDULER
 
 
 class SetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """New values of these options; None leaves an option unchanged."""
+    """Sets these options to new values; None leaves an option unchanged."""
 
     id: int
     schedule_conservativeness: float | None = None
@@ -25,7 +25,7 @@ class SetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class FlushCacheReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Empty the prefix cache, if nothing runs or waits."""
+    """Asks the scheduler to empty the prefix cache, if nothing runs or waits."""
 
     id: int
 
@@ -98,7 +98,7 @@ MAX_PREVIEW_TOKENS = 64
 
 
 class GetCacheTreeReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Ask for a bounded picture of the prefix cache. The reply's `details` are a `mem_cache.tree_view.TreeView`, in
+    """Asks for a bounded picture of the prefix cache. The reply's `details` are a `mem_cache.tree_view.TreeView`, in
     which nodes have `idle_s`, the seconds since they were used, in place of `last_use`.
     """
 
@@ -139,7 +139,7 @@ ProfileStage: TypeAlias = Literal["prefill", "decode"]
 
 
 class StartProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Record what the worker does, until StopProfileReq or for `num_steps` steps."""
+    """Asks the worker to record what it does, until StopProfileReq or for `num_steps` steps."""
 
     id: int
     output_dir: str
@@ -213,7 +213,7 @@ Command: TypeAlias = (
 
 
 class DetokenizerBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The detokenizer's loop is turning; sent about once a second, idle or busy."""
+    """Sign of life: the detokenizer's loop runs. Sent about once a second, idle or busy."""
 
     detokenizer: int = 0
     """Which of several."""
@@ -280,7 +280,7 @@ Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqO
 
 
 class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The scheduler's loop is turning; sent about once a second, idle or busy."""
+    """Sign of life: the scheduler's loop runs. Sent about once a second, idle or busy."""
 
     rank: int
     forward_steps: int
@@ -291,13 +291,13 @@ class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class FrontBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The front's loop is turning; sent about once a second to all others."""
+    """Sign of life: the front's loop runs. Sent about once a second to all other fronts."""
 
     front: int
 
 
 class PeerAbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A client asked another front to abort `rid`, or everything; it may be here."""
+    """Reports that a client asked another front to abort `rid`, or everything, which may be at this front."""
 
     rid: str = ""
     abort_all: bool = False
@@ -306,18 +306,18 @@ class PeerAbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class DrainReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The server is shutting down: accept no more requests."""
+    """Reports that the server is shutting down: accept no more requests."""
 
 
 class EndReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Every open request ends now, with an error that says why."""
+    """Ends every open request now, with an error that says why."""
 
     why: str
     kind: Literal["died", "shutting_down"]
 
 
 class RequestLogReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Which parts of requests are logged from now on."""
+    """Sets which parts of requests are logged from now on."""
 
     log_requests: bool
     dump_folder: str

@@ -32,7 +32,7 @@ NOTHING_NEW = SamplingParams(temperature=0.0, max_new_tokens=0)
 
 
 class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, or a batch of them."""
+    """A request for vectors or scores of one prompt, or of a batch of them."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None

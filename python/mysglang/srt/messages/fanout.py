@@ -66,8 +66,8 @@ def to_detokenizers(endpoints: Sequence[str]) -> Sender[ToDetokenizer]:
 
 
 class ToFronts:
-    """Sends texts to the front that asked for them, replies to the front that asked the question, and signs of life to
-    all.
+    """Sends answers to the front that asked for them, replies to the front that sent the control request, and signs of
+    life to all.
     """
 
     def __init__(self, fronts: Sequence[Sender[ToTokenizer]]) -> None:

@@ -21,10 +21,10 @@ from mysglang.srt.utils.json_types import json_type
 
 
 class FieldReport(Protocol):
-    """Called for such fields while a request is checked."""
+    """Receives the unknown and ignored fields that are found while a request is checked."""
 
     def unknown(self, name: str) -> bool:
-        """Returns called for a field name that this server does not know. Returns True if the field is ignored, and
+        """Called for a field name that this server does not know. Returns True if the field is ignored, and
         False if the request is refused.
         """
         ...
@@ -35,7 +35,7 @@ class FieldReport(Protocol):
 
 
 class RefusedFields:
-    """Refuses every unknown name, and says nothing of idle fields."""
+    """A FieldReport that refuses every unknown name, and ignores fields without effect."""
 
     def unknown(self, name: str) -> bool:
         return False
@@ -112,7 +112,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which earlier request of a session a prompt goes on from."""
+    """The earlier request of a session that a prompt continues."""
 
     id: str
     """Id of the session, as /open_session gave it."""
@@ -129,7 +129,8 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, or a batch of them. A field that may be a list then has one entry for each prompt.
+    """A generation request with one prompt, or a batch of them. A field that may be a list then has one entry for each
+    prompt.
 
     Made by `parse_generate` from what a client sent, or by our own code with checked values.
     """

@@ -75,7 +75,7 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The child serves. A detokenizer has no facts to tell."""
+    """The child's message that it is ready. A detokenizer has no facts to report."""
 
     facts: SchedulerFacts | None = None
 

@@ -17,13 +17,13 @@ NO_STOP_TRIM = 2
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Ended by the model (EOS), a stop token id, or a stop string."""
+    """The answer was ended by the model (EOS), a stop token id, or a stop string."""
 
     matched: int | str | None = None
 
 
 class Length(msgspec.Struct, frozen=True, tag="length"):
-    """Ended because `length` tokens were generated."""
+    """The answer ended because `length` tokens were generated."""
 
     length: int
 
@@ -33,7 +33,7 @@ TIMED_OUT = "RequestTimeoutError"
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Ended from outside. With a `status` it is answered as that HTTP error."""
+    """The answer was ended from outside. With a `status` it is reported as that HTTP error."""
 
     message: str
     status: int | None = None
@@ -65,7 +65,7 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
-    """Bookkeeping columns, int32, one number for each row."""
+    """Columns of counters, int32, one number for each row."""
 
     prompt_tokens: bytes
     completion_tokens: bytes
@@ -88,7 +88,9 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Scheduler -> detokenizer. Row i got `token_counts[i]` of `token_ids` since the last message about it."""
+    """Message from the scheduler to the detokenizer. Row i got `token_counts[i]` of `token_ids` since the last message
+    about it.
+    """
 
     rids: list[str]
     token_ids: bytes
@@ -118,7 +120,9 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Detokenizer -> TokenizerManager. `texts[i]` is what row i's text grew by; the rest is passed on as it came."""
+    """Message from the detokenizer to the TokenizerManager. `texts[i]` is the new text of row i; the rest is passed on
+    unchanged.
+    """
 
     rids: list[str]
     texts: list[str]

@@ -26,7 +26,9 @@ class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """One prompt, one answer: `n` is already unfolded, the params are verified and carry a seed and max_new_tokens."""
+    """A request for one answer to one prompt: `n` is already unfolded, the params are verified and carry a seed and
+    max_new_tokens.
+    """
 
     rid: str
     input_ids: bytes
@@ -64,7 +66,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
 
 
 class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Stop working for `rid` (matched exactly), or for everybody. Aborting the unknown is no error."""
+    """Ends the request `rid` (matched exactly), or all requests. An unknown rid is no error."""
 
     rid: str = ""
     abort_all: bool = False

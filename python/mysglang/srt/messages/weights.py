@@ -24,7 +24,7 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take the weights in a safetensors file or a checkpoint's directory."""
+    """Asks for an update of the weights from a safetensors file or a checkpoint's directory."""
 
     id: int
     path: str
@@ -35,7 +35,7 @@ class UpdateWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class InitWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Join a group of processes whose rank 0 will broadcast weights."""
+    """Asks the engine to join a group of processes whose rank 0 will broadcast weights."""
 
     id: int
     master_address: str
@@ -55,7 +55,7 @@ class DestroyWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_onl
 
 
 class UpdateWeightsFromDistributedReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take the weights that rank 0 of a group broadcasts now, one tensor after another."""
+    """Asks for the weights that rank 0 of a group broadcasts now, one tensor after another."""
 
     id: int
     names: list[str]
@@ -74,7 +74,7 @@ class UpdateWeightVersionReq(msgspec.Struct, frozen=True, tag=True, kw_only=True
 
 
 class GetWeightsByNameReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The first rows of a tensor: `details["parameter"]`."""
+    """Asks for the first rows of a tensor, which come as `details["parameter"]`."""
 
     id: int
     name: str
@@ -82,7 +82,9 @@ class GetWeightsByNameReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class CheckWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """checksum: tell those of all tensors, as `details["checksums"]`. snapshot: keep them. compare: with those kept."""
+    """Asks for checksums of all tensors. checksum: report them, as `details["checksums"]`. snapshot: keep them.
+    compare: with those kept.
+    """
 
     id: int
     action: Literal["checksum", "snapshot", "compare"]
@@ -93,21 +95,21 @@ MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "cuda_graph")
 
 
 class ReleaseMemoryOccupationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Give memory back to the machine, until it is resumed. Only an idle engine can."""
+    """Asks the engine to release memory until it is resumed. Only an idle engine can."""
 
     id: int
     tags: list[MemoryTag]
 
 
 class ResumeMemoryOccupationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take it again, with what was in it: the weights, and an empty cache."""
+    """Asks the engine to take memory again, with its content: the weights, and an empty cache."""
 
     id: int
     tags: list[MemoryTag]
 
 
 class SlowDownReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Sleep before each step, to see what a slower engine does; None for no more."""
+    """Asks the engine to sleep before each step, to see what a slower engine does; None ends that."""
 
     id: int
     forward_sleep_time: float | None

@@ -43,7 +43,7 @@ class LateLogits:
 
 @dataclass(frozen=True, slots=True)
 class StagedFeatures:
-    """The columns of one step for the sampling features that it uses."""
+    """The sampling features of one step as columns to upload."""
 
     sampling: SamplingColumns
     columns: Columns

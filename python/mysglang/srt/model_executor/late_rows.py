@@ -67,7 +67,7 @@ class DraftStep:
 
 
 class LateRows:
-    """Remembers by slot what the last step with drafts gave each row."""
+    """Keeps, for each slot, the result of its row's last step with drafts."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class LateRows:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The layout of a captured step: so many rows, each with room for so many tokens."""
+    """The layout of a captured step: `rows` rows, each with space for `width` tokens."""
 
     rows: int
     width: int

@@ -50,7 +50,7 @@ class ModelMemory:
 
 
 class Keeps(Protocol):
-    """A loaded model that says what it keeps and needs."""
+    """A loaded model that reports what it stores and needs."""
 
     @property
     def stores(self) -> ModelStores: ...

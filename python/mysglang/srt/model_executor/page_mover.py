@@ -32,7 +32,7 @@ IoBackend = Literal["kernel", "direct"]
 
 
 class Copier(Protocol):
-    """Copies pages between tensors, in the queue that is the current one."""
+    """Copies pages between tensors, on the current queue."""
 
     def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
 
@@ -49,7 +49,7 @@ class KernelCopier:
 
 
 class DirectCopier:
-    """The copy engine takes runs of pages that stand side by side on both sides, one run at a time."""
+    """Copies with the copy engine: one run at a time of pages that are neighbours on both sides."""
 
     def __init__(self, from_pages: Ints, to_pages: Ints) -> None:
         self._runs = list(runs(from_pages, to_pages))
@@ -71,14 +71,14 @@ def runs(from_pages: Ints, to_pages: Ints) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class OnItsWay:
-    """Copies that are queued. What they read the page numbers from is kept until they are done."""
+    """Copies that are queued, with the page numbers that they read until they are done."""
 
     event: Event
     copier: Copier
 
 
 class PageMover:
-    """Between a pool of the device and one of the host."""
+    """Copies pages between a pool of the device and one of the host."""
 
     def __init__(self, pool: KvPool, host: HostKvPool, platform: Platform, io: IoBackend, identity: str) -> None:
         self.identity = identity

@@ -31,7 +31,7 @@ MOST_ROWS = 4
 
 
 class PersistentStep:
-    """Decode steps of one batch size as one kernel."""
+    """Runs decode steps of one batch size as one kernel."""
 
     def __init__(self, step: decoder.DecodeStep, pool: KvPool) -> None:
         self._step = step
@@ -44,7 +44,7 @@ class PersistentStep:
 
 
 class NothingToPlan:
-    """The attention backend of steps that attend by themselves."""
+    """The attention backend of steps that need none, because their kernel attends by itself."""
 
     def __init__(self, pool: KvPool) -> None:
         self.kv_pool = pool

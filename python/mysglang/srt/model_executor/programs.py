@@ -56,7 +56,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoomyStep:
-    """A captured step that tries drafts: R rows, each with room for `width` tokens."""
+    """A captured step that tries drafts: R rows, each with space for `width` tokens."""
 
     host: ModelWorkerBatch
     """A step of this shape, of padding."""
@@ -71,7 +71,7 @@ class RoomyStep:
 
 
 class Drafter(Protocol):
-    """The device's side of the source of drafts.
+    """The part of drafting that runs on the device.
 
     NGRAM        all drafts come from the host with the batch      HostDrafts
     STANDALONE   a second model proposes what the host does not    DraftChain (draft_model.py)

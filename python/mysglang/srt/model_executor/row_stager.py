@@ -76,7 +76,7 @@ class StagesRows(Protocol):
 
 
 class ByActs:
-    """The StagesRows of a device or launch for which there is no such kernel."""
+    """A null object for StagesRows, on a device or launch without a kernel that samples rows."""
 
     def stage(self, batch: ModelWorkerBatch) -> StagedRows | None:
         return None
@@ -99,7 +99,7 @@ class _Last:
 
 
 class RowStager:
-    """Fills the table of rows by what the features say, and keeps it on the device."""
+    """Fills the table of rows from the sampling features, and keeps it on the device."""
 
     def __init__(self, op: SampleRows, features: FeatureStager, uploader: Uploader, vocab_size: int) -> None:
         self._op = op

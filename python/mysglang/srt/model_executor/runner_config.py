@@ -27,7 +27,7 @@ class HostTierConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """None means, unless it says otherwise: chosen here, by the platform and its memory."""
+    """Options of the executor. None means, unless it says otherwise: chosen here, by the platform and its memory."""
 
     ranks: RankContext = RANKS_OF_ONE
     device: str = "auto"

@@ -41,7 +41,9 @@ class NoLogits:
 
 
 class HeardTokens:
-    """Implements `ChoosesTokens` on a stage that is not the last, by hearing what the last one has chosen."""
+    """Implements `ChoosesTokens` on a stage that is not the last, by receiving the tokens that the last one has
+    chosen.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -151,7 +153,7 @@ class StageWork(Protocol):
 
 
 class OneStage:
-    """The parts of a model that is not divided into stages."""
+    """A null object for a model that is not divided into stages."""
 
     all_tokens = False
     not_captured = ""
@@ -170,7 +172,7 @@ class OneStage:
 
 
 class LastStage(OneStage):
-    """The last of several, which chooses the tokens."""
+    """The last of several stages, which chooses the tokens."""
 
     not_captured = "its layers stand in several stages (--pp-size)"
 

@@ -50,7 +50,7 @@ StepArrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """Numbers of tokens, rows and pages of a step, padding included."""
+    """The shape of a step: numbers of tokens, rows and pages, padding included."""
 
     mode: ForwardMode
     tokens: int
@@ -144,7 +144,7 @@ class StepShape:
 
 
 class StepMemory:
-    """A piece of device memory, and host memory in front of it that the device reads by itself, used in turn."""
+    """A piece of device memory, and buffers of pinned host memory from which it is filled, used in turn."""
 
     def __init__(self, platform: Platform, nbytes: int, turns: int = HOST_BUFFERS) -> None:
         self.nbytes = nbytes
@@ -173,7 +173,7 @@ class StepMemory:
 
 
 class Places:
-    """Places of the columns of steps of one shape in a memory."""
+    """The offsets of the columns in memory, for steps of one shape."""
 
     def __init__(self, shape: StepShape, columns: HostColumns, memory: StepMemory) -> None:
         self.shape = shape

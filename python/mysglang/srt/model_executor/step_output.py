@@ -53,7 +53,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class StepReturns:
-    """Queues the copies of steps' answers, the tokens into host memory that is used in turn."""
+    """Queues the copies of steps' results to the host; tokens go to buffers that are used in turn."""
 
     def __init__(self, platform: Platform, max_rows: int) -> None:
         self._tokens = [TokenReturn(platform, max_rows) for _ in range(RETURNS)]
@@ -111,7 +111,7 @@ def accepted(arrived: Ints, batch: ModelWorkerBatch) -> tuple[Ints, Ints]:
 
 
 class TokenReturn:
-    """Host memory for the tokens of one step. It is free again when they have been read."""
+    """A host buffer for the tokens of one step. It is free again when they have been read."""
 
     __slots__ = ("_count", "_done", "_host", "_ints", "_platform", "_result")
 

@@ -47,7 +47,7 @@ class StepProgram(Protocol):
 
 
 class LayerByLayer:
-    """The model as it is. One program for all sizes."""
+    """Runs the model layer by layer. One program for all sizes."""
 
     def __init__(self, model: TokenModel, logits: MakesLogits, backend: GraphAttentionBackend) -> None:
         self._model = model

@@ -34,7 +34,7 @@ from mysglang.srt.models.checkpoint_model import TokenModel
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """logits: [S, vocab] of the rows that yield a token; None if none does."""
+    """The output of a forward pass. logits: [S, vocab] of the rows that yield a token; None if none does."""
 
     logits: Tensor | None
     prompt_logprobs: Logprobs | None = None
@@ -46,7 +46,7 @@ NOTHING_SAMPLED = Sampled(torch.zeros(0, dtype=torch.int64))
 
 
 class Choosing(Protocol):
-    """When the tokens of a step are chosen that waits for no mask."""
+    """Decides when the tokens of a step are chosen that does not wait for a mask."""
 
     def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
         """Returns the result of a queued step. `choose` chooses its tokens."""
@@ -58,7 +58,7 @@ class Choosing(Protocol):
 
 
 class AtOnce:
-    """The tokens are chosen when the step is queued."""
+    """Chooses the tokens when the step is queued."""
 
     def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
         return choose()
@@ -71,7 +71,7 @@ AT_ONCE = AtOnce()
 
 
 class TokenEnd:
-    """Shared by all programs of a model that generates."""
+    """The end of every step of a generating model: sampling, and returning the results."""
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class Filler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiller:
-    """The tensors of a checkpoint, by their names there."""
+    """Fills parameters from the tensors of a checkpoint, by their names there."""
 
     files: list[WeightFile]
     num_threads: int
@@ -109,7 +109,7 @@ class CheckpointFiller:
 
 @dataclass(frozen=True, slots=True)
 class DummyFiller:
-    """Random values."""
+    """Fills parameters with random values."""
 
     seed: int
 

@@ -146,7 +146,7 @@ def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[t
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a line for each file, and one now and then in a long file."""
+    """Reports progress: a bar on a terminal; elsewhere a line for each file, and one now and then in a long file."""
 
     def __init__(self, files: list[WeightFile], *, show: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds since any fixed time."""

@@ -17,13 +17,13 @@ from mysglang.srt.models.encoder_model import EncoderModel, num_labels
 
 
 class BertModel(EncoderModel):
-    """The encoder alone; what is pooled is the hidden states, not the checkpoint's own pooler."""
+    """BERT's encoder. The hidden states are pooled, without the checkpoint's own pooler."""
 
     prefix = "bert."
 
 
 class BertForSequenceClassification(EncoderModel):
-    """classifier(tanh(pooler([CLS])))."""
+    """BERT with a classifier: classifier(tanh(pooler([CLS])))."""
 
     prefix = "bert."
     ignored = ("embeddings.position_ids",)
@@ -43,13 +43,13 @@ class BertForSequenceClassification(EncoderModel):
 
 
 class RobertaModel(EncoderModel):
-    """The encoder alone, also for many languages: of BGE-M3, E5 and their like."""
+    """RoBERTa's encoder, also for many languages, as in BGE-M3 and E5."""
 
     prefix = "roberta."
 
 
 class RobertaForSequenceClassification(EncoderModel):
-    """out_proj(tanh(dense(<s>))), also of the BGE rerankers."""
+    """RoBERTa with a classifier: out_proj(tanh(dense(<s>))), also for the BGE rerankers."""
 
     prefix = "roberta."
 

@@ -71,7 +71,7 @@ class TakesWorkspace(Protocol):
 
 
 class Decoder(CheckpointModel):
-    """This rank's part of a decoder, without what its hidden states are for.
+    """This rank's part of a decoder, without a head for logits or scores.
 
     The first pipeline stage has the embedding and the last one the norm. The last stage also has the embedding's table
     if the table makes the logits.

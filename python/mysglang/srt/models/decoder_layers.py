@@ -34,7 +34,7 @@ from mysglang.srt.layers.parameter import WeightParameter
 
 
 class DecoderLayer(nn.Module):
-    """Attention of some kind, then MLP, each between the norms that the plan names.
+    """A decoder layer: a mixer, then an MLP, each between the norms that the plan names.
 
     The residual stream is kept apart from the layer's newest output, and added by the next norm. Both hold the batch's
     wanted tokens afterwards: the others go no further than attention.
@@ -77,7 +77,7 @@ class DecoderLayer(nn.Module):
 
 
 class ScaledDecoderLayer(DecoderLayer):
-    """The residual stream is multiplied by a number of the checkpoint, `layer_scalar`, behind the layer."""
+    """A decoder layer that multiplies the residual stream by a number of the checkpoint, `layer_scalar`, at its end."""
 
     def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
         super().__init__(plan, mixer, hidden_size, context)
@@ -98,7 +98,7 @@ class ExpertsBesideLayer(ScaledDecoderLayer):
 
 
 class ParallelDecoderLayer(DecoderLayer):
-    """Attention and MLP side by side, on the same norm of the residual stream."""
+    """A decoder layer with attention and MLP in parallel, on the same norm of the residual stream."""
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         (norm, _), (mixer,) = self.norms_before, self.mixers

@@ -23,7 +23,7 @@ from mysglang.srt.models.decoder_layers import DecoderLayer
 
 @dataclass(frozen=True, slots=True)
 class DenseLinear:
-    """x weightᵀ + bias. weight: [output, input]; bias: [output] or None."""
+    """A linear layer: x weightᵀ + bias. weight: [output, input]; bias: [output] or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -39,7 +39,7 @@ class DenseNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """x += o(attention(qkv(norm(x)))), then x += down(act(gate(y)) * up(y)) with y = norm(x)."""
+    """A layer: x += o(attention(qkv(norm(x)))), then x += down(act(gate(y)) * up(y)) with y = norm(x)."""
 
     input_norm: DenseNorm
     qkv: DenseLinear
@@ -56,7 +56,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseDecoder:
-    """Embedding, layers, norm, logits."""
+    """A dense decoder as plain tensors: embedding, layers, norm, logits."""
 
     embedding: Tensor
     """[vocab, hidden]."""
@@ -67,7 +67,7 @@ class DenseDecoder:
 
 
 class CannotDescribe(Exception):
-    """Says what of a model a description has no words for."""
+    """Raised for a model that a description cannot express, with the reason."""
 
 
 def describe(model: CausalLM) -> DenseDecoder:

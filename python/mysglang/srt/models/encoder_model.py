@@ -49,7 +49,7 @@ class EncoderBatch:
 
 
 class Table(nn.Module):
-    """A vector for each of a few numbers."""
+    """An embedding table for a few numbers."""
 
     def __init__(self, rows: int, size: int, context: LayerContext) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Table(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word, position and type of each token, added and normed."""
+    """Adds the embeddings of word, position and type of each token, and norms the sum."""
 
     def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Embeddings(nn.Module):
 
 
 class Output(nn.Module):
-    """norm(dense(x) + residual)."""
+    """Computes norm(dense(x) + residual)."""
 
     def __init__(self, input_size: int, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class EncoderLayer(nn.Module):
 
 
 class EncoderModel(CheckpointModel):
-    """Hidden states of whole prompts."""
+    """An encoder, which computes hidden states of whole prompts."""
 
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv": ("query", "key", "value")}
     # Names in checkpoints that differ from ours; `gamma` and `beta` occur in the oldest ones.

@@ -25,7 +25,7 @@ class PoolingDecoder(Decoder):
 
 
 class Classifier(PoolingDecoder):
-    """One projection to a score for each label."""
+    """A decoder that computes a score for each label by one projection."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
@@ -38,7 +38,7 @@ class Classifier(PoolingDecoder):
 
 
 class RewardModel(PoolingDecoder):
-    """Two projections to a single number."""
+    """A decoder that computes one number by two projections."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)

@@ -34,7 +34,7 @@ def model_class(architecture: Architecture, kind: type[Model]) -> type[Model]:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How an architecture is served by itself (`--model-impl auto`)."""
+    """How an architecture is served by default (`--model-impl auto`)."""
 
     by: Literal["mysglang", "transformers", "nobody"]
     reason: str = ""

@@ -32,7 +32,7 @@ class Target(NamedTuple):
 
 
 class Names(Protocol):
-    """A table of names, applied."""
+    """Names of the tensors in a checkpoint, for each parameter."""
 
     def sections(self, parameter: str, count: int) -> list[str]:
         """Returns the names of the `count` checkpoint tensors that a parameter is made of; its own if it is one."""
@@ -46,7 +46,7 @@ class Names(Protocol):
 
 
 class WeightNames:
-    """stacked: a projection of ours -> those of the checkpoint in it, in order.
+    """Names of checkpoints and ours. stacked: a projection of ours -> those of the checkpoint in it, in order.
 
     `{"qkv_proj": ("q_proj", "k_proj", "v_proj")}` sends `layers.0.self_attn.k_proj.bias` to section 1 of
     `layers.0.self_attn.qkv_proj.bias`. renamed: parts of a name, with dots between them -> what they are called here.
@@ -54,8 +54,8 @@ class WeightNames:
     prefix, which ours do not; a checkpoint without it is as good.
 
     experts: a parameter of ours that holds a matrix of every expert -> the tensors of one expert in it, in order.
-    `{"w13_weight": ("gate_proj.weight", "up_proj.weight")}` sends `layers.0.mlp.experts.3.up_proj.weight` to section
-    3 * 2 + 1 of `layers.0.mlp.experts.w13_weight`.
+    `{"w13_weight": ("gate_proj.weight", "up_proj.weight")}` sends `layers.0.mlp.experts.3.up_proj.weight` to section 3
+    * 2 + 1 of `layers.0.mlp.experts.w13_weight`.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Gauge:
 
 @dataclass(slots=True, eq=False)
 class Page(Collector):
-    """A page in the making: every figure has the page's labels and its own."""
+    """A page of metrics that is being written: every figure has the page's labels and its own."""
 
     labels: Mapping[str, str]
     _families: dict[str, Metric] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """How much of something there is now, as the sum of what all writers have of it."""
+    """The present amount of something, summed over all writers."""
 
     name: str
     help: str
@@ -45,7 +45,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """How often values fell between `bounds`, each of which belongs to the bucket below it, and their sum."""
+    """How often values fell between `bounds`, and their sum. A bound belongs to the bucket below it."""
 
     name: str
     help: str
@@ -62,7 +62,7 @@ Instrument = Counter | Level | Histogram
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The places of each instrument's numbers in a row."""
+    """Offset of each instrument's numbers in a row."""
 
     instruments: tuple[Instrument, ...]
     starts: dict[Instrument, int] = field(init=False)
@@ -81,7 +81,9 @@ class Layout:
 
 
 class Sheet:
-    """One writer's view: it writes its own row and reads all. Numbers are float64, so counts are exact to 2^53."""
+    """Counters in memory that processes share, as one writer sees them: it writes its own row and reads all. Numbers
+    are float64, so counts are exact to 2^53.
+    """
 
     def __init__(self, layout: Layout, memory: mmap.mmap | bytearray, row: int) -> None:
         self._layout = layout

@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A request that is over."""
+    """A finished request."""
 
     name: str
     begun: int
@@ -59,7 +59,7 @@ class Whole:
 
 
 class Spans:
-    """Makes spans of what is over, and hands them to `exporter` from a thread of its own."""
+    """Makes spans of finished requests, and hands them to `exporter` from a thread of its own."""
 
     def __init__(self, exporter: SpanExporter, service_name: str | None) -> None:
         """`service_name`: None for OTEL_SERVICE_NAME, or mysglang if that is not set."""

@@ -55,7 +55,7 @@ class TooMuchTemplate(InvalidRequest):
 
 
 class ChatTemplate:
-    """A compiled template. Raises jinja2.TemplateSyntaxError if `source` is none."""
+    """A compiled template. Raises jinja2.TemplateSyntaxError if `source` is invalid."""
 
     def __init__(self, source: str) -> None:
         self._environment = ChatEnvironment()

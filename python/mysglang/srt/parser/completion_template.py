@@ -15,7 +15,7 @@ from mysglang.srt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CompletionTemplate:
-    """Places of prompt and suffix, as a format with these two names, and the marks in it."""
+    """A prompt for filling in the middle: a format with the names prompt and suffix, and the marks in it."""
 
     text: str
     marks: tuple[str, ...]

@@ -25,7 +25,9 @@ _COMPILE_FAILURES = (SyntaxError, RecursionError, MemoryError, ValueError, Overf
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here its body stands as it is."""
+    """A template tag: `{% generation %}` marks what the model wrote, for training. Here its body is rendered
+    unchanged.
+    """
 
     tags = {"generation"}
 

@@ -30,7 +30,7 @@ BETWEEN = "..."
 
 
 class Part(NamedTuple):
-    """The next characters, and what they are."""
+    """The next characters of an answer, and whether they are a thought."""
 
     kind: Kind
     text: str
@@ -94,7 +94,7 @@ class ReasoningParser(ABC):
 
 
 class TagParser(ReasoningParser):
-    """Thoughts at the beginning of an answer, between two tags; more than one pair may follow each other."""
+    """Reads thoughts at the beginning of an answer, between two tags; several pairs may follow each other."""
 
     def __init__(self, start: str, end: str, *, thinking: bool, interrupts: tuple[str, ...] = ()) -> None:
         """`thinking`: whether the text begins inside a thought. `interrupts`: what ends a thought that its tag does not
@@ -126,7 +126,7 @@ class TagParser(ReasoningParser):
 
 
 class BlockParser(ReasoningParser):
-    """Thoughts anywhere in an answer, between two tags."""
+    """Reads thoughts anywhere in an answer, between two tags."""
 
     def __init__(self, blocks: BlockFormat, *, thinking: bool) -> None:
         """`thinking`: whether the text begins inside a thought."""
@@ -153,7 +153,7 @@ class BlockParser(ReasoningParser):
 
 
 class AppendThink(ReasoningParser):
-    """Thoughts stay in the answer, and it begins with the tag that the prompt had already."""
+    """Leaves thoughts in the answer, and begins it with the tag that the prompt ended with."""
 
     def _read(self) -> Steps[None]:
         self._answer(THINK)
@@ -162,7 +162,9 @@ class AppendThink(ReasoningParser):
 
 
 class HarmonyParser(ReasoningParser):
-    """Messages by their channel: analysis is thought, what is sent to a tool is left as it is, the rest is answer."""
+    """Reads harmony messages by their channel: analysis is thought, messages to tools stay unchanged, the rest is the
+    answer.
+    """
 
     def _read(self) -> Steps[None]:
         reader = self._reader
@@ -253,7 +255,7 @@ class TagFormat:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A pair of tags that may come anywhere."""
+    """Thoughts between two tags that may come anywhere."""
 
     start: str
     end: str
@@ -283,7 +285,7 @@ class BlockFormat:
 
 @dataclass(frozen=True, slots=True)
 class AppendThinkFormat:
-    """MiniMax's own advice: keep everything in the content."""
+    """The format that MiniMax advises: thoughts stay in the content."""
 
     markers: tuple[str, ...] = ()
     end: str = THINK_END

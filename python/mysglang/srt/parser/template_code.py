@@ -64,7 +64,7 @@ def _binary(verb: str) -> Callable[[GuardedCode, nodes.BinExpr, Frame], None]:
 
 
 class GuardedCode(CodeGenerator):
-    """Writes Python that calls a Guard. The tree has passed `check_tree`."""
+    """Generates Python code that calls a Guard, from a tree that has passed `check_tree`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -81,7 +81,7 @@ class Method:
 
 
 class Guard:
-    """The limit of one rendering. Used by one thread, but `cancelled` may be set by another."""
+    """The work limit of one rendering. Used by one thread, but `cancelled` may be set by another."""
 
     __slots__ = ("_allowance", "_cancelled", "_deadline", "_methods", "_rest", "environment", "inflated", "left")
 

@@ -109,7 +109,7 @@ def percent(guard: Guard, form: str, values: Any) -> str:
 
 
 class _Formatter(Formatter):
-    """`str.format`, with the guard's attributes and items in the names of places."""
+    """Implements `str.format` with the guard's attribute and item access in replacement fields."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

@@ -24,11 +24,13 @@ SPACE = re.compile(r"\s*")
 
 
 class EndOfText(Exception):
-    """The text is over, and the reading that waits will get no more of it."""
+    """Raised in a reading that waits for text when no more will come."""
 
 
 class TextReader:
-    """The steps that readings are made of."""
+    """A text that arrives in pieces, and the steps in which parsers read it. A parser is a generator that waits for
+    text.
+    """
 
     def __init__(self) -> None:
         self._text = ""
@@ -170,7 +172,7 @@ class TextReader:
 
 
 class Reading:
-    """A generator over a reader, run piece by piece."""
+    """Runs a parser (a generator over a reader) piece by piece, as text arrives."""
 
     def __init__(self, reader: TextReader, steps: Steps[None], leftover: Into) -> None:
         """`leftover` gets what the generator held when the text ended, and all that comes after the generator's end."""

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class CpuPlatform(Platform):
-    """The host itself."""
+    """The CPU as a device."""
 
     name = "cpu"
     graph_steps = ((1, 1), (8, 2))  # a row of padding is computed in its turn here
@@ -93,7 +93,7 @@ class CpuPlatform(Platform):
 
 
 class Done:
-    """The event of a device that never lags."""
+    """The event of a device that is never behind the host."""
 
     def record(self) -> None:
         pass
@@ -109,7 +109,7 @@ class Done:
 
 
 class NoQueue:
-    """The queue of a device that does everything at once."""
+    """The side queue of a device that does everything at once."""
 
     def begin(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -119,7 +119,7 @@ class NoQueue:
 
 
 class CpuRecorder:
-    """Each graph has memory of its own."""
+    """Records graphs on the CPU. Each graph has memory of its own."""
 
     def __init__(self) -> None:
         self._warm = False

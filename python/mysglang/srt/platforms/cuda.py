@@ -41,7 +41,7 @@ def unpin(address: int) -> None:
 
 
 class StreamEvent:
-    """An event of one stream; looking up the current one takes longer than recording."""
+    """An event of one stream. The stream is stored, because looking up the current one takes longer than recording."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -62,7 +62,7 @@ class StreamEvent:
 
 
 class SideStream:
-    """A stream of its own, which waits for that of the steps only when asked to."""
+    """A side stream, which waits for the steps' stream only when asked to."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class CudaGraph:
 
 
 class CudaRecorder:
-    """CUDA graphs whose memory comes from one pool."""
+    """Records CUDA graphs whose memory comes from one pool."""
 
     def __init__(self, free: Callable[[], int]) -> None:
         """`free`: how much of the device's memory is."""

@@ -66,11 +66,11 @@ class Graph(Protocol):
 
 
 class CannotCapture(Exception):
-    """A step that cannot be put into a graph, and why."""
+    """Raised for a step that cannot be captured in a graph, with the reason."""
 
 
 class GraphRecorder(Protocol):
-    """Puts steps into graphs."""
+    """Captures steps in graphs."""
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Keeping(Enum):
-    """How a request that comes into a slot, new or from elsewhere, gets its part of a buffer."""
+    """How a request in a new slot gets its part of a buffer."""
 
     DERIVED = "derived"
     """The steps of the request write it from its tokens and pages."""

@@ -30,7 +30,9 @@ DTYPES = {
 
 
 class Uploader:
-    """Stateless but for the platform: each upload has buffers of its own, which live as long as their tensors."""
+    """Uploads columns to the device. It is stateless: each upload has buffers of its own, which live as long as their
+    tensors.
+    """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform

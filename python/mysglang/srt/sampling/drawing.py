@@ -57,7 +57,7 @@ _EVERYWHERE = on("openai", "responses", "ollama", "anthropic")
 
 
 class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Request fields of drawing."""
+    """Request fields of random sampling."""
 
     temperature: Annotated[
         float,
@@ -150,7 +150,7 @@ def one_drawing_row(top_k: int) -> FeatureColumns:
 
 
 class DrawingBySlot(HostSide):
-    """Drawing parameters by slot. A greedy request does not use them, but may be in a batch with one that does.
+    """Random sampling parameters by slot. A greedy request does not use them, but may be in a batch with one that does.
 
     Each place of a row has a random number of its own, so a draft counts where it is what would be drawn there, and the
     text is the same with drafts and without.

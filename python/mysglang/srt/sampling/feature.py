@@ -46,7 +46,7 @@ ANY_WIDTH = 1 << 30
 
 
 class Stage(IntEnum):
-    """In which order the features of a step act."""
+    """The order in which the features of a step act on the logits."""
 
     EDIT = 0
     """Adds to logits."""
@@ -72,7 +72,7 @@ class FeatureColumns(msgspec.Struct, frozen=True, eq=False):
 
 
 class SlotTable(Protocol):
-    """The requests by slot, as far as features ask."""
+    """The part of the request table that features need."""
 
     @property
     def num_slots(self) -> int: ...
@@ -252,7 +252,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, eq=False):
 
 
 class SamplingFeature(msgspec.Struct, frozen=True, eq=False):
-    """A row of the table."""
+    """One sampling feature: its fields, and the classes of its two sides."""
 
     name: str
     fields: type[msgspec.Struct]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Edits(Act, frozen=True, eq=False):
-    """logits[rows[i], ids[i]] += values[i]. int64, int64, float32; the pairs are distinct."""
+    """Adds numbers to logits: logits[rows[i], ids[i]] += values[i]. int64, int64, float32; the pairs are distinct."""
 
     stage: ClassVar[Stage] = Stage.EDIT
     run: ClassVar[Run] = "bias"
@@ -35,14 +35,14 @@ class Edits(Act, frozen=True, eq=False):
 
 
 class Prohibitions(Edits, frozen=True, eq=False):
-    """Edits that are not to be undone by others: each value is -inf."""
+    """Edits that no later act may undo: each value is -inf."""
 
     stage: ClassVar[Stage] = Stage.MASK
     run: ClassVar[Run] = "forbidden"
 
 
 class EditsOnDevice(DeviceSide):
-    """Device side of a feature whose columns are those of `edits`. Stateless."""
+    """The device side of a feature whose columns are those of `edits`. It keeps no state."""
 
     def __init__(self, kind: type[Edits] = Edits) -> None:
         self._kind = kind

@@ -51,7 +51,7 @@ class LogitProcessor(Protocol):
 
 
 class DisallowedTokensLogitsProcessor:
-    """`token_ids` are never chosen."""
+    """A processor that forbids the tokens `token_ids`."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
         for row, params in enumerate(custom_param_list):
@@ -60,8 +60,8 @@ class DisallowedTokensLogitsProcessor:
 
 
 class ThinkingBudgetLogitProcessor:
-    """Ends a thought after `thinking_budget` tokens: first its line, if there is a token for that, then the thought
-    itself.
+    """A processor that ends a thought after `thinking_budget` tokens: first its line, if there is a token for that,
+    then the thought itself.
 
     The last mark in prompt and answer decides if the answer thinks.
     """

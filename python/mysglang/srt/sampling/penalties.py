@@ -138,7 +138,7 @@ def reset_columns(lines: Ints, prompts: list[Ints], outputs: list[Ints]) -> Feat
 
 
 class PenaltyLines:
-    """Which line of the worker's count table belongs to which slot; few lines, reused from the lowest."""
+    """Assigns slots to lines of the worker's count table; few lines, reused from the lowest."""
 
     def __init__(self, num_slots: int) -> None:
         self._line: Ints = np.full(num_slots, NO_LINE, dtype=np.int32)
@@ -184,8 +184,8 @@ class Penalties(msgspec.Struct, frozen=True, eq=False):
 
 
 class PenaltyTable(DeviceSide):
-    """The counts: one int32 for each (line, token), twice the times that it was generated, plus one if the prompt holds
-    it. Grows with the highest line used. A line's content means nothing until `reset`.
+    """Counts of tokens for penalties: one int32 for each (line, token), twice the times that it was generated, plus one
+    if the prompt holds it. Grows with the highest line used. A line's content is undefined until `reset`.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:

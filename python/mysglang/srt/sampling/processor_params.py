@@ -27,13 +27,14 @@ TokenId = Callable[[str], int | None]
 
 
 class DisallowedTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens that are never chosen."""
+    """Parameters of the processor that forbids tokens."""
 
     token_ids: list[int]
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many tokens of a thought the answer may have; then it is made to end, after a line's end where there is one.
+    """Parameters of the thinking budget: how many tokens a thought may have; then it is made to end, after a line's end
+    if there is one.
 
     The ids are those of `<think>`, `</think>` and a newline, if they are not given.
     """

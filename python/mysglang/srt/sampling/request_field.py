@@ -91,7 +91,7 @@ class RequestField(msgspec.Struct, frozen=True, eq=False):
 
 
 class Declared(NamedTuple):
-    """A field of a struct with all that was declared of it."""
+    """A field of a struct with all its declared facts."""
 
     name: str
     type: Any

@@ -277,7 +277,7 @@ FIELDS: tuple[Declared, ...] = declared(SamplingParams)
 
 
 class _Held(NamedTuple):
-    """A bound of a field, as every request is held to it."""
+    """A bound of a field that is checked for every request."""
 
     name: str
     holds: Callable[[Any], bool]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Masked(Act, frozen=True, eq=False):
-    """Which tokens the rows [C] int64 of the logits may get: [C, words] int32, one bit for each token."""
+    """A mask of allowed tokens for rows [C] int64 of the logits: [C, words] int32, one bit for each token."""
 
     stage: ClassVar[Stage] = Stage.MASK
     rows: Tensor

@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
 
 class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The rows of one step. A row is (slot, life): its result counts only while the slot still lives that life."""
+    """The rows of one step. A row is (slot, life): its result counts only while the slot still has that life."""
 
     mode: ForwardMode
     slots: Slots

@@ -138,7 +138,7 @@ class DecodePlanner:
 
 @dataclass(frozen=True, slots=True)
 class DecodingRows:
-    """Columns that do not change while the same rows decode. All [R]."""
+    """Columns of the decoding rows that do not change while the same rows decode. All [R]."""
 
     slots: Slots
     lives: Longs

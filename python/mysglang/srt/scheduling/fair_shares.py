@@ -28,7 +28,7 @@ GENERATED_WEIGHT = 2
 
 
 class Accounts(Protocol):
-    """Notes what requests have used. It hears of every request that gives its slot back, just before it does."""
+    """Counts what requests have used. It is called for every request that gives its slot back, just before it does."""
 
     def close(self, slot: int) -> None:
         """Notes that the request in `slot` will compute nothing more there."""
@@ -36,7 +36,7 @@ class Accounts(Protocol):
 
 
 class NoAccounts:
-    """Usage is not counted."""
+    """A null object: usage is not counted."""
 
     def close(self, slot: int) -> None:
         pass

@@ -60,7 +60,7 @@ class MaskFiller(Protocol):
 
 
 class NoGrammars:
-    """For a scheduler whose role admits no request with a grammar."""
+    """A null object for a scheduler whose role admits no request with a grammar."""
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
         raise AssertionError("a request has a grammar that was not compiled")

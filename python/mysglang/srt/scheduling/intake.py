@@ -50,7 +50,7 @@ Message: TypeAlias = ToScheduler | Told
 
 
 class Intake:
-    """The messages of each turn. `drain` does not wait; `wait` is for a scheduler that has nothing to do."""
+    """Reads the messages of each iteration. `drain` does not wait; `wait` is for a scheduler that has nothing to do."""
 
     def __init__(self, receiver: Receiver[ToScheduler], share: Share) -> None:
         self._receiver = receiver
@@ -77,7 +77,7 @@ class Share(Protocol):
 
 
 class OneRank:
-    """There is no other rank."""
+    """A null object for a server with one rank."""
 
     def share(self, messages: list[Message]) -> list[Message]:
         return messages
@@ -96,14 +96,15 @@ class Timeouts(Protocol):
 
 
 class NoTimeouts:
-    """No request has a limit."""
+    """A null object: no request has a limit."""
 
     def expired(self, reqs: Mapping[str, Req]) -> list[AbortReq]:
         return []
 
 
 class RequestTimeouts:
-    """`waiting_s` seconds to wait for a slot, and `running_s` from the first slot to the end; None: no limit.
+    """Time limits: `waiting_s` seconds to wait for a slot, and `running_s` from the first slot to the end; None: no
+    limit.
 
     Compiling a grammar is waiting. A retracted request keeps its running clock while it waits.
     """

@@ -40,14 +40,14 @@ class Jumps(Protocol):
 
 
 class NoJumps:
-    """Every token is the model's."""
+    """A null object: every token is sampled from the model."""
 
     def jump(self, lane: Lane) -> None:
         pass
 
 
 class JumpForward:
-    """Implements Jumps; `count` of them since the start."""
+    """Appends the tokens that grammars force (implements Jumps). `count`: jumps since the start."""
 
     def __init__(
         self, table: RequestTable, kv: KvManager, lanes: Lanes, residency: Residency, waiting: WaitingQueue

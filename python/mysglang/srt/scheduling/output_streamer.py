@@ -163,7 +163,7 @@ def _column(running: Ints, ended: list[int]) -> bytes:
 
 
 class Timeline(Protocol):
-    """Hears of steps that were applied and requests that ended; knows from the requests when they came and started."""
+    """Records the times of applied steps and ended requests."""
 
     def applied(self, batch: ScheduleBatch) -> None:
         """Records times after the results of a step were written to the table."""
@@ -175,7 +175,7 @@ class Timeline(Protocol):
 
 
 class NoTimeline:
-    """Requests are not traced."""
+    """A null object: requests are not traced."""
 
     def applied(self, batch: ScheduleBatch) -> None:
         pass
@@ -185,7 +185,7 @@ class NoTimeline:
 
 
 class RequestTimeline:
-    """Looks at the rows of prompts, so that decode steps cost nothing."""
+    """Records times from the rows of prompts, so that decode steps cost nothing."""
 
     def __init__(self, table: RequestTable, clock: Callable[[], float] = time.perf_counter) -> None:
         self._table = table

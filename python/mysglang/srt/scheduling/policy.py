@@ -22,7 +22,7 @@ SEED = 0
 
 
 class WaitingQueue:
-    """Holds and orders. It knows nothing of memory: the prefill planner takes what fits."""
+    """Holds and orders the waiting requests. It knows nothing of memory: the prefill planner takes what fits."""
 
     def __init__(self, policy: SchedulePolicy) -> None:
         self._policy = policy
@@ -95,7 +95,7 @@ class SchedulePolicy(Protocol):
 
 
 class Fcfs:
-    """First come, first served."""
+    """Orders requests by arrival: first come, first served."""
 
     def __init__(self, _surroundings: Surroundings) -> None:
         pass
@@ -117,7 +117,7 @@ class LongestPrefixMatch:
 
 
 class DepthFirstWeight:
-    """One branch of the prefix tree after the other; of two branches, the one with more waiting requests comes first.
+    """Orders requests by branch of the prefix tree; of two branches, the one with more waiting requests comes first.
 
     So requests with a long common prefix are neighbours, and all of them use the prefix before another takes its
     memory. (SGLang's `dfs-weight`.)
@@ -150,7 +150,7 @@ class LongestOutput:
 
 
 class Random:
-    """In another order at every step, so that no pattern of arrivals can favour anybody."""
+    """Orders requests randomly, differently at every step, so that no pattern of arrivals has an advantage."""
 
     def __init__(self, _surroundings: Surroundings) -> None:
         self._random = random.Random(SEED)
@@ -211,7 +211,7 @@ class RoutingKey:
 
 
 class ByPriority:
-    """The most urgent first, and of equals as another policy says."""
+    """Orders requests by priority, and equal ones as another policy says."""
 
     def __init__(self, among_equals: SchedulePolicy) -> None:
         self._among_equals = among_equals

@@ -269,7 +269,8 @@ RETRACT_HEADROOM = 20
 
 
 class NewTokenRatio:
-    """`value` in (0, 1]: which share of the tokens that running requests may still generate is set aside for them.
+    """The share of the tokens that running requests may still generate for which memory is set aside: `value` in (0,
+    1].
 
     With a high value no request is ever retracted, but memory idles; with a low one more requests run at once. It
     starts high, falls while decoding goes well and jumps up after a retraction. (SGLang's `new_token_ratio`.)

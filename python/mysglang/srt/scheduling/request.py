@@ -34,10 +34,10 @@ UrgentSign = Literal[-1, 0, 1]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Req:
-    """One prompt on its way to one answer.
+    """A request: one prompt, and the answer to it.
 
-    `ids` are all tokens known when the request last stood in the waiting queue: the prompt, and after a retraction
-    also what was generated. While it runs (`slot` >= 0), the RequestTable holds the tokens.
+    `ids` are all tokens known when the request last stood in the waiting queue: the prompt, and after a retraction also
+    what was generated. While it runs (`slot` >= 0), the RequestTable holds the tokens.
     """
 
     rid: str
@@ -157,7 +157,7 @@ class NoStopText:
 
 
 class StopWatch:
-    """The request's own reasons to stop: its stop strings and its stop token ids."""
+    """Checks a request's own reasons to stop: its stop strings and its stop token ids."""
 
     __slots__ = ("_ids", "_min_new", "_text", "active")
 
@@ -185,7 +185,9 @@ MakeStopText: TypeAlias = Callable[[SamplingParams], StopText]
 
 
 class ReqMaker:
-    """Message -> Req. A request that the scheduler cannot serve is refused here, so that planning never meets it."""
+    """Makes a Req from a message. A request that the scheduler cannot serve is refused here, so that planning never
+    meets it.
+    """
 
     def __init__(
         self,

@@ -199,7 +199,9 @@ class RequestTable:
 
 
 class Trait:
-    """Which open slots have a property that few requests have, and how many: a step without any asks nothing."""
+    """Which open slots have a property that few requests have, and how many do. A step without such slots skips the
+    work.
+    """
 
     __slots__ = ("_has", "count")
 

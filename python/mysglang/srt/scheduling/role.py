@@ -51,7 +51,7 @@ class Role(Protocol):
 
 
 class UnifiedRole:
-    """Prefill and decode in one place: every request is ready on arrival."""
+    """A null object for a server that computes prompts and answers in one place: every request is ready on arrival."""
 
     def __init__(self) -> None:
         self._arrived: list[Req] = []
@@ -85,13 +85,13 @@ PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]
 
 
 class WaitedEnough(msgspec.Struct, frozen=True, tag=True):
-    """The deadline of a request has passed."""
+    """News: the deadline of a request has passed."""
 
     rid: str
 
 
 class PrefetchQueue:
-    """A Role around another: while a request waits, what storage holds of its prompt is fetched.
+    """Holds requests while storage fetches what it has of their prompts (a Role around another).
 
     The policy says how long a request stays here for that: `best_effort` not at all, `wait_complete` until all has
     come, `timeout` until then or until its deadline. What has come by then is used in any case.

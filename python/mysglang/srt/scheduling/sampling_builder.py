@@ -19,7 +19,9 @@ from mysglang.srt.scheduling.request_table import RequestTable, Trait
 
 
 class SamplingBuilder:
-    """The host sides of the features, and which slots use them; `open` and `close` follow the request table's."""
+    """Builds the sampling columns of steps from the host sides of the features. `open` and `close` are called with the
+    request table's.
+    """
 
     def __init__(
         self,

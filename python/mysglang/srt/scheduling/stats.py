@@ -56,7 +56,7 @@ NO_COSTS = NoCosts()
 
 
 class Occupancy:
-    """Which part of the time steps are computed in, over windows of `interval` steps. Times in seconds."""
+    """Measures the share of time in which steps are computed, over windows of `interval` steps. Times in seconds."""
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
@@ -118,8 +118,8 @@ class Acceptance:
 
 
 class SchedulerStats:
-    """Counts steps and tokens. With the timeline the only part of scheduling that reads a clock; nothing is planned by
-    it.
+    """Counts steps and tokens. Beside the timeline, it is the only part of scheduling that reads a clock; planning does
+    not use it.
     """
 
     def __init__(

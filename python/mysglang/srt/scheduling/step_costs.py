@@ -71,7 +71,7 @@ class DecoderShape:
 
 
 class StepCosts(Protocol):
-    """Reckons steps."""
+    """Estimates the operations and bytes of steps."""
 
     def count(self, batch: ScheduleBatch, sheet: Sheet) -> None:
         """Put on the sheet what a step took."""
@@ -86,7 +86,7 @@ class NoCosts:
 
 
 class DecoderCosts:
-    """Reckons the steps of one model."""
+    """Estimates the operations and bytes of one model's steps."""
 
     def __init__(self, shape: DecoderShape) -> None:
         self._shape = shape

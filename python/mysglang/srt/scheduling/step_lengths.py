@@ -46,7 +46,7 @@ class PromptShare:
 
 
 class StepLengths:
-    """Chooses the lengths of steps. Pure: what it answers depends on its arguments alone."""
+    """Chooses the lengths of steps. Its results depend only on the arguments."""
 
     def __init__(self, rates: StepRates) -> None:
         self._rates = rates

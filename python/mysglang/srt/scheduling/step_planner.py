@@ -59,7 +59,9 @@ class StepOrder(Protocol):
 
 
 class PrefillFirst:
-    """Prompts while any can be taken, else decode. That makes the fewest steps; running requests wait for prompts."""
+    """Plans prompts while any can be admitted, otherwise a decode step. That makes the fewest steps; running requests
+    wait for prompts.
+    """
 
     def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner) -> None:
         self._prefill = prefill
@@ -211,7 +213,8 @@ class NoPreemption:
 
 
 class PriorityPreemption:
-    """The next request displaces requests that are less urgent by more than `threshold`, if that gets it a slot.
+    """Lets the next request displace running ones that are less urgent by more than `threshold`, if it gets a slot by
+    that.
 
     The least urgent go first, of equals those that joined last, until there is a slot and memory. If even all of them
     would not be enough, none goes. (SGLang's rule: `--priority-scheduling-preemption-threshold`.)
@@ -277,7 +280,7 @@ class PriorityPreemption:
 
 
 class Coordinator(Protocol):
-    """The other ranks' answer to a planned step. Asked once in each turn, also when no step was planned."""
+    """Lets ranks agree on each planned step. Called once in each iteration, also if no step was planned."""
 
     def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
         """Returns the step that this rank runs."""
@@ -285,14 +288,15 @@ class Coordinator(Protocol):
 
 
 class SoloCoordinator:
-    """There is no other rank."""
+    """A null object for a server with one rank."""
 
     def agree(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
         return batch
 
 
 class PlanDigest:
-    """The Coordinator of a rank that shares each layer with others. Every rank plans every step by itself.
+    """Checks that all ranks plan the same steps (the Coordinator of ranks that share each layer). Every rank plans
+    every step by itself.
 
     Keeps a number that all plans so far have made. The first rank's number comes with the next turn's messages, and a
     rank that has another one ends (`managers/rank_links.py`): without that, ranks whose steps differ but have the same

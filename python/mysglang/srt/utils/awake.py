@@ -21,7 +21,8 @@ RESOLUTION_S = 0.01
 
 
 class AwakeClock:
-    """Seconds that never go back. Without a ticking thread it is the monotonic clock.
+    """A monotonic clock that leaves out the time in which the process was paused. Without a ticking thread it is the
+    monotonic clock.
 
     One thread ticks; any thread may read.
     """

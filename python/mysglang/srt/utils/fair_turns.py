@@ -57,7 +57,7 @@ class FairQueue(Generic[Item]):
 
 
 class FairTurns:
-    """Lets at most `places` callers in at once. Lives in one event loop."""
+    """Admits at most `places` callers at once, with turns by key. Lives in one event loop."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -94,7 +94,7 @@ HELD_S = 0.002
 
 
 class Breather:
-    """Tells a thread with long work when to let others run. The thread asks between two pieces of work."""
+    """Says when a thread with long work must let others run. The thread asks between two pieces of work."""
 
     __slots__ = ("_since",)
 

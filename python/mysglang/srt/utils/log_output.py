@@ -48,7 +48,7 @@ class LogOutput(Protocol):
 
 
 class Drops:
-    """How many lines were dropped, and how many of them the log does not tell yet."""
+    """Counts dropped lines, and how many of them the log has not reported yet."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -102,7 +102,7 @@ class PipeLog:
 
 
 class LogWriter:
-    """The log of the main process: a thread writes, and may wait as long as it likes."""
+    """The log of the main process. A thread writes, and may wait for the reader."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -162,7 +162,7 @@ class LogWriter:
 
 
 class LogStream(io.TextIOBase):
-    """`sys.stderr` or `sys.stdout` over a LogOutput."""
+    """`sys.stderr` or `sys.stdout` that writes to a LogOutput."""
 
     def __init__(self, output: LogOutput, descriptor: int, *, on_terminal: bool) -> None:
         self._output = output

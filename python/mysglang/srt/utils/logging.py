@@ -23,7 +23,7 @@ _LINES = {code: text for code, text in _ONE_LINE.items() if chr(code) not in "\n
 
 
 class _Formatter(logging.Formatter):
-    """Names the level only where it is a warning or worse: most lines are information."""
+    """Formats log lines. The level is named only for warnings and worse."""
 
     def __init__(self, role: str) -> None:
         who = f" {role}" if role else ""

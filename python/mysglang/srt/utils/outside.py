@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 
 class Outside(Protocol):
-    """A part of a scheduler that depends on such facts."""
+    """A part of a scheduler that depends on a clock, or on other processes."""
 
     def look(self) -> Sequence[Any]:
         """Returns the events since the last call, as structs that mean the same on every rank. Never waits. Plans must

@@ -18,7 +18,9 @@ LONGEST_S = 10.0
 
 
 class QuietHeap:
-    """A context, entered by many threads at once. One for a process."""
+    """Postpones garbage collection while many threads work: a context, entered by all of them at once. One for a
+    process.
+    """
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s

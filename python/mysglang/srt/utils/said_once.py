@@ -9,7 +9,7 @@ MAX_REMEMBERED = 256
 
 
 class SaidOnce:
-    """Writes one log line for each key."""
+    """Writes one log line for each key, once."""
 
     def __init__(self, logger: logging.Logger, what: str) -> None:
         """`what`: what the things are, in the plural, for the last line."""

@@ -30,7 +30,7 @@ def on_thread_death(mourner: OnDeath) -> Callable[[], None]:
 
 
 class ServiceThread(threading.Thread):
-    """Runs `work` until that returns, which is an orderly end; an exception is a death. Starts at once.
+    """A thread that runs `work` until it returns, which is an orderly end; an exception is a death. Starts at once.
 
     Raises RuntimeError if the system has no room for a thread.
     """

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 
 class SharedRoom:
-    """Amounts are in one unit: bytes, or things."""
+    """A limit that keys share fairly. Amounts are in one unit: bytes, or things."""
 
     def __init__(self, total: int, num_keys: int = 1) -> None:
         """`num_keys`: keys that the server knows. With one or none, nothing is set aside."""

@@ -45,7 +45,9 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """State 0 begins, `final` is a match. After a character, `steps[s]` is where a thread in s goes if `tests[s]`."""
+    """A nondeterministic automaton. State 0 begins, `final` is a match. After a character, `steps[s]` is where a thread
+    in s goes if `tests[s]`.
+    """
 
     tests: list[Test]
     closures: list[tuple[int, ...]]
@@ -68,7 +70,7 @@ def compile_regex(pattern: str) -> Automaton:
 
 
 class RegexWatch:
-    """Follows one text. Threads are alive that may become a match, each with the place where that would begin."""
+    """Follows one text. A thread is a match that may still complete, with the place where it would begin."""
 
     __slots__ = ("_automaton", "_place", "_threads", "length", "matched", "stop")
 
@@ -282,7 +284,7 @@ class _Parser:
 
 
 class _Builder:
-    """States: each has a test and where it leads, or moves without a character."""
+    """Builds the automaton. Each state has a test and a target, or moves without a character."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern

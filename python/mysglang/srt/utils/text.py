@@ -14,11 +14,11 @@ from mysglang.srt.utils.token_bytes import ContinuedText, StartingText, TokenByt
 
 
 class IncrementalDecoder:
-    """Tokens in, text out; each call costs what its own tokens cost.
+    """Decodes tokens to text incrementally; each call costs what its own tokens cost.
 
-    Only bytes that may still become a character are held back. What can no longer become valid UTF-8 is shown as
-    U+FFFD at once. A text `at_start` follows the decoder's rules for the start of a text (a SentencePiece model's first
-    space is dropped); otherwise it continues a prompt, and decode(prompt + output) == decode(prompt) + text.
+    Only bytes that may still become a character are held back. What can no longer become valid UTF-8 is shown as U+FFFD
+    at once. A text `at_start` follows the decoder's rules for the start of a text (a SentencePiece model's first space
+    is dropped); otherwise it continues a prompt, and decode(prompt + output) == decode(prompt) + text.
     """
 
     __slots__ = ("_on_invalid", "_pending", "_pieces", "_texts")
@@ -94,7 +94,7 @@ class _Watch:
 
 
 class StopStringMatcher:
-    """Lets text through until a stop string, holding back only an end that may become one.
+    """Passes text on until a stop string. Only an end that may become a stop string is held back.
 
     The match that is complete first counts, and of two that are complete at the same character the longer; so the
     outcome does not depend on how the text was cut into pieces.

@@ -18,15 +18,15 @@ from mysglang.srt.errors import ConfigError
 
 
 class ByteLevel(msgspec.Struct, frozen=True, tag_field="type", tag="ByteLevel"):
-    """Each character of a token stands for one byte (GPT-2, Llama 3, Qwen, DeepSeek)."""
+    """A decoder in which each character of a token stands for one byte (GPT-2, Llama 3, Qwen, DeepSeek)."""
 
 
 class ByteFallback(msgspec.Struct, frozen=True, tag_field="type", tag="ByteFallback"):
-    """A token `<0xE4>` stands for that byte (Llama 2, Mistral, Gemma)."""
+    """A decoder in which a token `<0xE4>` stands for that byte (Llama 2, Mistral, Gemma)."""
 
 
 class Fuse(msgspec.Struct, frozen=True, tag_field="type", tag="Fuse"):
-    """From this decoder on, the text is one string."""
+    """A decoder that joins the tokens: later decoders get one string."""
 
 
 class StringPattern(msgspec.Struct, frozen=True):
@@ -51,14 +51,14 @@ class Strip(msgspec.Struct, frozen=True, tag_field="type", tag="Strip"):
 
 
 class Metaspace(msgspec.Struct, frozen=True, tag_field="type", tag="Metaspace"):
-    """`replacement` stands for a space; in a text's first token it may stand for nothing."""
+    """A decoder in which `replacement` stands for a space; in a text's first token it may stand for nothing."""
 
     replacement: str = "▁"
     prepend_scheme: Literal["always", "first", "never"] = "always"
 
 
 class WordPiece(msgspec.Struct, frozen=True, tag_field="type", tag="WordPiece"):
-    """A token is a word, or goes on with one if it begins with `prefix` (BERT).
+    """A decoder in which a token is a word, or continues one if it begins with `prefix` (BERT).
 
     `cleanup`: punctuation stands without a space before it.
     """
@@ -68,7 +68,7 @@ class WordPiece(msgspec.Struct, frozen=True, tag_field="type", tag="WordPiece"):
 
 
 class DecoderSequence(msgspec.Struct, frozen=True, tag_field="type", tag="Sequence"):
-    """One decoder after another."""
+    """A decoder that applies several decoders in order."""
 
     decoders: list[DecoderSpec]
 
@@ -236,7 +236,7 @@ class PieceTable(dict[int, bytes]):
 
 
 class TextTable(dict[int, str | None]):
-    """Token id -> the text that it adds where no character is incomplete; None if it holds a part of one.
+    """Maps a token id to the text that it adds if no character is incomplete; None if it holds a part of one.
 
     Filled on first use, like the pieces that it is made of.
     """

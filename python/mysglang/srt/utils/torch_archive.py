@@ -68,7 +68,7 @@ class ArchivedTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A function or a class that the program named: a text, nothing more."""
+    """The name of a function or a class in the pickle program: only a text."""
 
     text: str
 
@@ -150,7 +150,7 @@ def _placed(path: Path, name: str, view: _View, begin: int, size: int) -> Archiv
 
 
 class _Machine:
-    """Runs the program of one file: a stack of values, and a memo to name them again."""
+    """Runs the pickle program of one file: a stack of values, and a memo to name them again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -42,7 +42,7 @@ class StoredTensor:
 
 
 class HeaderRoom:
-    """How many bytes the headers of one checkpoint may still have. `limit` is all of them."""
+    """Limits the bytes that the headers of one checkpoint may have. `limit`: for all of them."""
 
     def __init__(self, limit: int = MAX_HEADERS) -> None:
         self._limit = limit

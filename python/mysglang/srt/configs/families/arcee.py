@@ -8,7 +8,7 @@ from mysglang.srt.configs.layer_plan import MlpPlan, PlainMlpPlan
 
 
 class ArceeConfig(LlamaConfig, frozen=True, kw_only=True):
-    """Heads have hidden_size / heads numbers, where config.json does not say it."""
+    """Arcee. If config.json has no `head_dim`, heads have hidden_size / heads numbers."""
 
     head_dim: HeadDim | None = None
     max_position_embeddings: Positions = 4096

@@ -20,7 +20,7 @@ from mysglang.srt.configs.mamba_config import MambaConfig, check_attends
 
 
 class BambaConfig(MambaConfig, frozen=True, kw_only=True):
-    """Rotary positions rotate half of each head, whatever config.json says."""
+    """Bamba. Rotary positions rotate half of each head, whatever config.json says."""
 
     rotary_part: ClassVar[float | None] = 0.5
 

@@ -20,7 +20,7 @@ from mysglang.srt.configs.layer_plan import AttentionPlan, RopePlan
 
 
 class Dots1Config(Glm4MoeConfig, frozen=True, kw_only=True):
-    """Without `layer_types`, layers from `max_window_layers` on have the window."""
+    """dots.llm1. Without `layer_types`, layers from `max_window_layers` on have the window."""
 
     rotary_part: ClassVar[float | None] = None
 

@@ -18,8 +18,9 @@ from mysglang.srt.errors import ConfigError
 
 
 class Exaone4Config(DecoderConfig, frozen=True, kw_only=True):
-    """Without `layer_types`, every `sliding_window_pattern`-th layer sees all keys; the pattern may also be a word of
-    local and global layers, such as LLLG. Without a window, all layers see all keys and have rotary positions.
+    """EXAONE 4. Without `layer_types`, every `sliding_window_pattern`-th layer attends to all keys; the pattern may
+    also be a word of local and global layers, such as LLLG. Without a window, all layers attend to all keys and have
+    rotary positions.
     """
 
     max_position_embeddings: Positions = 2048
@@ -38,7 +39,7 @@ class Exaone4Config(DecoderConfig, frozen=True, kw_only=True):
         )
 
     def slides(self, index: int) -> bool:
-        """True if this layer has the window."""
+        """Returns True if this layer has the window."""
         if self.sliding_window is None:
             return False
         if self.layer_types is not None:

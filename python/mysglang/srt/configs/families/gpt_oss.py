@@ -41,7 +41,7 @@ NAMES = (
 
 
 class GptOssConfig(DecoderConfig, frozen=True, kw_only=True):
-    """Without `layer_types`, the even layers have the window."""
+    """gpt-oss. Without `layer_types`, the even layers have the window."""
 
     usual_theta: ClassVar[float] = 150000.0
     usual_rope: ClassVar[Mapping[str, Any]] = {

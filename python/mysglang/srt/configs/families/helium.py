@@ -12,7 +12,7 @@ from mysglang.srt.configs.layer_plan import AttentionPlan, RopePlan
 
 
 class HeliumConfig(LlamaConfig, frozen=True, kw_only=True):
-    """The output projection has no bias."""
+    """Helium: Llama without a bias on the output projection."""
 
     rotary_interleaved: ClassVar[bool] = True
     usual_theta: ClassVar[float] = 100000.0

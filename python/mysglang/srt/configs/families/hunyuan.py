@@ -27,7 +27,7 @@ NAMES = (
 
 
 class HunyuanConfig(LlamaConfig, frozen=True, kw_only=True):
-    """Models whose layers share keys and values (`use_cla`) are not supported."""
+    """Hunyuan (dense). Models whose layers share keys and values (`use_cla`) are not supported."""
 
     carries_code: ClassVar[bool] = True
 
@@ -49,7 +49,9 @@ class HunyuanConfig(LlamaConfig, frozen=True, kw_only=True):
 
 
 class HunyuanMoeConfig(HunyuanConfig, frozen=True, kw_only=True):
-    """Experts and the shared MLP have one size, `intermediate_size`. `moe_topk` may be a list, by layer."""
+    """Hunyuan with experts. Experts and the shared MLP have one size, `intermediate_size`. `moe_topk` may be a list, by
+    layer.
+    """
 
     num_experts: Experts = 1
     moe_topk: Experts | list[Experts] = 1

@@ -23,7 +23,7 @@ NAMES = (
 
 
 class InternLM2Config(DecoderConfig, frozen=True, kw_only=True):
-    """InternLM 2 and 2.5: Llama under other names, whose queries, keys and values are one matrix.
+    """InternLM 2 and 2.5: Llama under other names. Queries, keys and values are one matrix.
 
     `bias` is that of attention.
     """

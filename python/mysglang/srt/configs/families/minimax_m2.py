@@ -21,8 +21,8 @@ from mysglang.srt.errors import ConfigError
 
 
 class MiniMaxM2Config(DecoderConfig, frozen=True, kw_only=True):
-    """Published files say `rotary_dim` for the numbers of each head that are turned. Layers that predict further tokens
-    (`num_mtp_modules`) may stand in a checkpoint and are not loaded.
+    """MiniMax-M2. Published files use `rotary_dim` for the number of rotated numbers of each head. Layers that predict
+    further tokens (`num_mtp_modules`) may be in a checkpoint and are not loaded.
     """
 
     carries_code: ClassVar[bool] = True

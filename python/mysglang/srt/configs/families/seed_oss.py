@@ -10,7 +10,7 @@ from mysglang.srt.configs.layer_plan import AttentionPlan, RopePlan
 
 
 class SeedOssConfig(LlamaConfig, frozen=True, kw_only=True):
-    """`attention_bias` is that of queries, keys and values."""
+    """Seed-OSS. `attention_bias` is the bias of queries, keys and values."""
 
     num_key_value_heads: Heads | None = 8
     head_dim: HeadDim | None = 128

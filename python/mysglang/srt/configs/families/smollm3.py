@@ -13,8 +13,8 @@ from mysglang.srt.errors import ConfigError
 
 
 class SmolLM3Config(LlamaConfig, frozen=True, kw_only=True):
-    """`no_rope_layers` has a 0 for each layer without rotary positions. With `use_sliding_window`, these have the
-    window, where `layer_types` does not say otherwise.
+    """SmolLM3. `no_rope_layers` has a 0 for each layer without rotary positions. With `use_sliding_window`, these
+    layers have the window, unless `layer_types` says otherwise.
     """
 
     usual_theta: ClassVar[float] = 2e6

@@ -12,7 +12,7 @@ from mysglang.srt.errors import ConfigError
 
 
 class StableLmConfig(DecoderConfig, frozen=True, kw_only=True):
-    """`qk_layernorm`, a norm with other weights for each head, is refused."""
+    """StableLM. `qk_layernorm`, a norm with other weights for each head, is refused."""
 
     rotary_part: ClassVar[float | None] = 0.25
 

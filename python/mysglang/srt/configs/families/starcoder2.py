@@ -9,7 +9,7 @@ from mysglang.srt.configs.layer_plan import AttentionPlan, MlpPlan, NormPlan, Pl
 
 
 class Starcoder2Config(DecoderConfig, frozen=True, kw_only=True):
-    """All layers have the window, where there is one."""
+    """StarCoder2. If there is a window, all layers have it."""
 
     num_key_value_heads: Heads | None = 2
     max_position_embeddings: Positions = 4096

@@ -244,7 +244,7 @@ class Algebra:
         return self._join(found, place)
 
     def _apart(self, shape: Shape, others: tuple[Shape, ...], place: Place) -> bool:
-        """True if `shape` has no value in common with any of `others`, which must be exact."""
+        """Returns True if `shape` has no value in common with any of `others`, which must be exact."""
         self._count_meetings(len(others), place)
         met = (meet(shape, other, self.accepts) for other in others)
         return all(one is None or self.empty.plainly(one) or self.empty.has_no_value(one, 2) for one in met)
@@ -343,8 +343,7 @@ class Algebra:
 
 
 def _without_what_is_required(contrary: tuple[Shape, ...], shape: Shape) -> tuple[Shape, ...]:
-    """Returns the way out of another option that is to lack a property which that one requires and `shape` does not
-    name.
+    """Returns the ways to satisfy `shape` and lack a property that another option requires and `shape` does not name.
 
     An object that declares its properties lacks it anyway. All ways out together would double with each option.
     """
@@ -366,7 +365,7 @@ def _speaks(schema: dict[str, Json]) -> bool:
 
 
 def _as_schema(raw: Json) -> Json:
-    """Returns a schema that takes this value and no other."""
+    """Returns a schema that accepts this value and no other."""
     if isinstance(raw, list):
         items = [_as_schema(item) for item in raw]
         return {"type": "array", "prefixItems": items, "minItems": len(raw), "maxItems": len(raw)}

@@ -35,7 +35,9 @@ Steps: TypeAlias = tuple[dict[int, list[tuple[int, int]]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """A deterministic one, without states that lead nowhere; state 0 is the first. No states: nothing is in it."""
+    """A deterministic automaton without states that lead nowhere; state 0 is the first. Without states, it accepts
+    nothing.
+    """
 
     steps: tuple[tuple[tuple[Expr, int], ...], ...]
     """Per state: (class of characters, next state)."""

@@ -26,7 +26,7 @@ OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """One schema in a document. Two places are equal only if they are the same object."""
+    """One schema in a document. Two of them are equal only if they are the same object."""
 
     schema: Json
     pointer: str
@@ -42,7 +42,7 @@ def refuse(keyword: str, place: Place, reason: str = "is not supported") -> NoRe
 
 
 class Document:
-    """The places of one schema."""
+    """The schemas in one document, by JSON pointer."""
 
     def __init__(self, text: str) -> None:
         """Raises GrammarError for what is no JSON."""

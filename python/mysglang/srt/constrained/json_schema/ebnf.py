@@ -21,7 +21,9 @@ def ebnf(grammar: Grammar, style: JsonStyle) -> str:
 
 
 class _Writer:
-    """Writes one grammar; rules for languages that need an automaton, and for what all grammars share, come with it."""
+    """Writes one grammar. Rules for languages that need an automaton, and rules that all grammars share, are added as
+    needed.
+    """
 
     def __init__(self, style: JsonStyle) -> None:
         self._space = _space(style)
@@ -39,7 +41,7 @@ class _Writer:
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 
     def plain(self, expr: Expr) -> str:
-        """Returns an expression without rules."""
+        """Writes an expression without rules."""
         return self._written(expr)
 
     def _body(self, expr: Expr) -> str:
@@ -126,7 +128,9 @@ class _Writer:
             self._put("character", self._written(ANY_CHARACTER))
 
     def _machine(self, expr: Expr, *, in_string: bool) -> str:
-        """Returns the rule of a language's first state; in a string, the quote that ends it is part of the rules."""
+        """Writes the rules of an automaton, and returns the name of its first state's rule; in a string, the quote that
+        ends it is part of the rules.
+        """
         key = expr, in_string
         if key in self._machines:
             return self._machines[key]

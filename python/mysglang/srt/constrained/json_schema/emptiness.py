@@ -16,11 +16,11 @@ MAX_LOOK = 4
 
 
 class NotKnownYetError(GrammarError):
-    """A place is asked for while it is being worked out."""
+    """Raised if a place is looked up while it is being worked out."""
 
 
 class Emptiness:
-    """Judges the nodes of one document."""
+    """Decides, for the nodes of one document, whether any value satisfies them."""
 
     def __init__(
         self,

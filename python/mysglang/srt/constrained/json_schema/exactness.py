@@ -52,7 +52,7 @@ class Exactness:
         return "propertyNames" not in schema and all(self._one_dialect(place, pattern) for pattern in patterns)
 
     def _one_dialect(self, place: Place, pattern: str) -> bool:
-        """True if all dialects of regular expressions agree about it."""
+        """Returns True if all dialects of regular expressions agree about the pattern."""
         narrow = self._keywords.pattern(place, "pattern", pattern)
         return narrow == self._keywords.pattern(place, "pattern", pattern, wide=True)
 

@@ -129,7 +129,7 @@ def _lark(expr: Expr, between: dict[str, str]) -> str:
 
 
 def one_regex(grammar: Grammar, style: JsonStyle) -> str:
-    """Returns all of the grammar as one regular expression; what comes back to itself does so a few times at most.
+    """Returns the grammar as one regular expression; rules that refer to themselves are inlined a few times at most.
 
     Raises GrammarError if it is too long, or if nothing is left.
     """

@@ -43,7 +43,7 @@ FRACTION_DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers from `low` to `high`; the bounds themselves are left out where they are `open`."""
+    """Numbers from `low` to `high`. A bound that is `open` is not part of the range."""
 
     low: Decimal | None = None
     high: Decimal | None = None

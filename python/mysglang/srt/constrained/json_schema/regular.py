@@ -19,7 +19,9 @@ CHARACTERS: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 class Expr:
-    """A node: `kind` is none, empty, class, cat, alt, rep, and, not, or one of the kinds that `grammar.py` adds."""
+    """A node of a regular expression. `kind` is none, empty, class, cat, alt, rep, and, not, or one of the kinds that
+    `grammar.py` adds.
+    """
 
     __slots__ = ("_hash", "args", "kind")
 

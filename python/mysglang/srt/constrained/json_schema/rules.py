@@ -39,7 +39,7 @@ def quoted(language: Expr) -> Expr:
 
 
 class Rules:
-    """Rules as they are made; each gets a name."""
+    """Collects rules as they are made, and names them."""
 
     def __init__(self) -> None:
         self.made: dict[str, Expr] = {}

@@ -27,7 +27,7 @@ ALL_ITEMS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A JSON value; 1 and 1.0 are the same one, 1 and true are not."""
+    """A JSON value. 1 and 1.0 are the same value, 1 and true are not."""
 
     raw: Json = field(compare=False)
     key: object
@@ -91,7 +91,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """`least` to `most` items are like `node`."""
+    """The constraint that `least` to `most` items satisfy `node`."""
 
     node: Node
     least: int = 1
@@ -100,7 +100,7 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Items: those of `prefix` in their places, and any others like `rest`."""
+    """Arrays: each item of `prefix` at its index, then any number of items that satisfy `rest`."""
 
     prefix: tuple[Node, ...] = ()
     rest: Node = TRUE
@@ -141,7 +141,7 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """Named properties, and others; the languages of others have no name in common."""
+    """Objects: named properties, and others. No name belongs to the languages of two others."""
 
     named: tuple[Named, ...] = ()
     others: tuple[Others, ...] = (Others(),)

@@ -11,20 +11,20 @@ from mysglang.srt.entrypoints.openapi import Answer
 
 
 class Said(Answer, tag_field="type", tag="text"):
-    """Text for the user."""
+    """A content block: text for the user."""
 
     text: str
 
 
 class Thought(Answer, tag_field="type", tag="thinking"):
-    """A thought of the model."""
+    """A content block: a thought of the model."""
 
     thinking: str
     signature: str
 
 
 class ToolUse(Answer, tag_field="type", tag="tool_use"):
-    """A call of a tool."""
+    """A content block: a call of a tool."""
 
     id: str
     name: str
@@ -37,13 +37,13 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class ThinkingTokens(Answer):
-    """Tokens of an answer that were thought."""
+    """The number of tokens of an answer that belong to its thoughts."""
 
     thinking_tokens: int
 
 
 class MessageUsage(Answer):
-    """Tokens. What was found in the cache does not count as input."""
+    """The tokens of a request. Tokens that were found in the cache do not count as input."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -71,75 +71,75 @@ class InputTokens(Answer):
 
 
 class MessageStart(Answer, tag_field="type", tag="message_start"):
-    """The first event."""
+    """Stream event: the message begins."""
 
     message: AnthropicMessage
 
 
 class Ping(Answer, tag_field="type", tag="ping"):
-    """The stream lives."""
+    """Stream event that keeps the connection alive."""
 
 
 class BlockStart(Answer, tag_field="type", tag="content_block_start"):
-    """A block begins."""
+    """Stream event: a content block begins."""
 
     index: int
     content_block: AnswerBlock
 
 
 class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
-    """Further text of a thought."""
+    """More text of a thought."""
 
     thinking: str
 
 
 class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
-    """The end of a thought."""
+    """The signature at the end of a thought."""
 
     signature: str
 
 
 class SaidDelta(Answer, tag_field="type", tag="text_delta"):
-    """Further text."""
+    """More text of a text block."""
 
     text: str
 
 
 class InputDelta(Answer, tag_field="type", tag="input_json_delta"):
-    """Further text of a call's arguments."""
+    """More text of a call's arguments."""
 
     partial_json: str
 
 
 class BlockDelta(Answer, tag_field="type", tag="content_block_delta"):
-    """Further content of the block."""
+    """Stream event: more content of a block."""
 
     index: int
     delta: ThinkingDelta | SignatureDelta | SaidDelta | InputDelta
 
 
 class BlockStop(Answer, tag_field="type", tag="content_block_stop"):
-    """The block is complete."""
+    """Stream event: a content block is complete."""
 
     index: int
 
 
 class MessageEnd(Answer):
-    """Why it ended."""
+    """The reason why a message ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(Answer, tag_field="type", tag="message_delta"):
-    """The message is complete."""
+    """Stream event: the message is complete, with its usage."""
 
     delta: MessageEnd
     usage: MessageUsage
 
 
 class MessageStop(Answer, tag_field="type", tag="message_stop"):
-    """The last event."""
+    """Stream event: the stream ends."""
 
 
 MessageEvent: TypeAlias = (

@@ -34,7 +34,7 @@ class AnthropicError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, t
 
 
 class AnthropicShape:
-    """`entrypoints.error_responses.ErrorShape`."""
+    """Writes errors in Anthropic's form (an `error_responses.ErrorShape`)."""
 
     told = AnthropicError
 

@@ -35,7 +35,7 @@ PING = event("ping", {"type": "ping"})
 
 
 class BlockEvents:
-    """Parts of an answer -> the data of events."""
+    """Turns parts of an answer into the data of stream events."""
 
     def __init__(self) -> None:
         self._count = 0

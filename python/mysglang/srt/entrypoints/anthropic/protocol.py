@@ -23,7 +23,7 @@ MARKS = frozenset({"cache_control"})
 
 
 class CacheControl(StrictModel):
-    """A wish that the prompt be cached up to here."""
+    """The client's wish that the prompt be cached up to here."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
@@ -49,7 +49,7 @@ class ThinkingBlock(StrictModel):
 
 
 class ToolUseBlock(StrictModel):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -165,7 +165,7 @@ class OutputFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """How much effort an answer is worth, and its form."""
+    """How much effort an answer is worth, and its format."""
 
     effort: Effort | None = None
     format: OutputFormat | None = None
@@ -191,7 +191,7 @@ _UNSUPPORTED = {
 
 
 class CountTokensRequest(StrictModel):
-    """POST /v1/messages/count_tokens: the same prompt, counted."""
+    """Body of POST /v1/messages/count_tokens: the prompt whose tokens are counted."""
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]

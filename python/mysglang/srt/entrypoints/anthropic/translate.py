@@ -89,7 +89,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Turn:
-    """A message of OpenAI's that grows: what is added is put behind what is there, which is not copied."""
+    """One of OpenAI's messages that grows. What is added is appended without copying."""
 
     role: str
     texts: list[str] = field(default_factory=list)

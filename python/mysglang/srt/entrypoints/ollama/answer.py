@@ -45,7 +45,9 @@ def _said(part: WholePart) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Times:
-    """When a request came, and when its first and its last tokens did, in nanoseconds of the monotonic clock."""
+    """The times at which a request arrived, and at which its first and last tokens came, in nanoseconds of the
+    monotonic clock.
+    """
 
     begun: int = field(default_factory=time.monotonic_ns)
     first: int | None = None

@@ -13,7 +13,7 @@ from mysglang.srt.entrypoints.openapi import Answer
 
 
 class OllamaCalledFunction(Answer):
-    """A call."""
+    """The function of a tool call, with its arguments."""
 
     index: int
     name: str
@@ -37,7 +37,7 @@ class OllamaAnswerMessage(Answer):
 
 
 class _Told(Answer):
-    """An answer, or a line of its stream; counts and durations stand in the last one."""
+    """An answer, or a line of its stream. Counts and durations are in the last line."""
 
     model: str
     created_at: str
@@ -59,7 +59,7 @@ class OllamaChat(_Told, kw_only=True):
 
 
 class OllamaGenerated(_Told, kw_only=True):
-    """Answer to POST /api/generate."""
+    """Answer to POST /api/generate, or a line of its stream."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -77,7 +77,7 @@ class OllamaDetails(Answer):
 
 
 class OllamaTag(Answer):
-    """The served model."""
+    """Description of the served model in lists."""
 
     name: str
     model: str
@@ -94,7 +94,7 @@ class OllamaTags(Answer):
 
 
 class OllamaRunning(OllamaTag):
-    """The served model, and what it takes."""
+    """Description of the served model, with the memory that it takes."""
 
     expires_at: str
     size_vram: int

@@ -18,7 +18,7 @@ class OllamaError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaShape:
-    """`entrypoints.error_responses.ErrorShape`."""
+    """Writes errors in Ollama's form (an `error_responses.ErrorShape`)."""
 
     told = OllamaError
 

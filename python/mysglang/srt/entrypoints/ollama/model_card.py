@@ -23,7 +23,7 @@ LATEST = ":latest"
 
 
 class ModelCard:
-    """One model, the same under every name."""
+    """Ollama's descriptions of the served model, the same under every name."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ KEPT_WHOLE = not_here("truncate", "shift", unless=(True,))
 
 
 class Options(OllamaSampling):
-    """How to sample. `repeat_penalty` counts all of the tokens so far, which is `repeat_last_n` -1."""
+    """Sampling options. `repeat_penalty` considers all tokens so far, as `repeat_last_n` -1 says."""
 
     num_predict: Annotated[int, AfterValidator(_num_predict)] = -1
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -70,7 +70,7 @@ class Options(OllamaSampling):
 
 
 class OllamaRequest(StrictModel):
-    """The common part of both ways of generating."""
+    """The common part of both bodies that ask for generated text."""
 
     model: str
     stream: bool = True
@@ -97,7 +97,7 @@ class OllamaFunction(StrictModel):
 
 
 class OllamaToolCall(StrictModel):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     function: OllamaFunction
     id: str | None = None
@@ -131,7 +131,7 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """POST /api/generate. Without a prompt it asks only whether the model is there."""
+    """Body of POST /api/generate. Without a prompt, the request only checks that the model is there."""
 
     prompt: str = ""
     suffix: str = ""
@@ -181,7 +181,7 @@ class OllamaEmbedRequest(StrictModel):
 
 
 class OllamaEmbeddingsRequest(StrictModel):
-    """POST /api/embeddings, the older way: one prompt."""
+    """Body of POST /api/embeddings, the older route, for one prompt."""
 
     model: str
     prompt: str

@@ -40,7 +40,7 @@ Tell = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request in progress: the call that asks the model, and the form of a message on this route."""
+    """A request in progress: the call of the model, and the form of a message on this route."""
 
     body: OllamaRequest
     call: Callable[[], Awaitable[ChatCall]]

@@ -15,7 +15,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """Formats of calls and thoughts in the answer. None: that part cannot be recognized, and remains text."""
+    """The formats of tool calls and thoughts in answers. None: that part is not recognized, and remains text."""
 
     tool_call_parser: str | None = None
     """The name of the format, as `--tool-call-parser` has it."""

@@ -18,7 +18,7 @@ from mysglang.srt.parser.reasoning_parser import Part
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The next characters of what is thought before answering."""
+    """The next characters of a thought."""
 
     text: str
 
@@ -72,7 +72,7 @@ class NoCalls:
 
 
 class AnswerParser:
-    """Feed it one choice's text as it comes."""
+    """Splits one choice's text, as it arrives, into thoughts, tool calls and answer."""
 
     def __init__(
         self, thoughts: ThoughtSplitter, calls: CallFinder, *, stream_thoughts: bool = True, several_calls: bool = True
@@ -142,7 +142,9 @@ class NoCounter:
 
 @dataclass(slots=True)
 class ThoughtCounter:
-    """Counts from `start_id`, or from the beginning if the prompt began the thinking, to `end_id`."""
+    """Counts the tokens of thoughts, from `start_id`, or from the beginning if the prompt began the thought, to
+    `end_id`.
+    """
 
     start_id: int
     end_id: int

@@ -15,19 +15,19 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class CachedTokens(Answer):
-    """Tokens of a prompt that were cached."""
+    """The number of tokens of a prompt that were cached."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(Answer):
-    """Tokens of an answer that were thought."""
+    """The number of tokens of an answer that belong to its thoughts."""
 
     reasoning_tokens: int
 
 
 class Usage(Answer):
-    """Tokens of a request. `prompt_tokens_details` is present if the server was asked to report it."""
+    """The tokens of a request. `prompt_tokens_details` is present if the server was asked to report it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -44,7 +44,7 @@ class AnswerMetadata(Answer):
 
 
 class FunctionText(Answer):
-    """A call; in a stream, a piece of its arguments."""
+    """The function of a tool call; in a stream, a piece of its arguments."""
 
     name: str | None
     arguments: str
@@ -60,7 +60,7 @@ class AnsweredCall(Answer):
 
 
 class AssistantMessage(Answer):
-    """The model's message, in its parts."""
+    """The model's message: text, thoughts and tool calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -138,7 +138,9 @@ class ChatCompletion(Answer):
 
 
 class ChatCompletionChunk(Answer):
-    """A frame of its stream. The last one has usage and no choice, if the client asked for usage."""
+    """A frame of the stream of POST /v1/chat/completions. The last one has usage and no choice, if the client asked for
+    usage.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -183,7 +185,9 @@ class Completion(Answer):
 
 
 class CompletionChunk(Answer):
-    """A frame of its stream. The last one has usage and no choice, if the client asked for usage."""
+    """A frame of the stream of POST /v1/completions. The last one has usage and no choice, if the client asked for
+    usage.
+    """
 
     id: str
     object: Literal["text_completion"]

@@ -36,7 +36,7 @@ _FIELDS = ("custom_id", "method", "url", "body")
 
 
 class InputLine(NamedTuple):
-    """A request in the file."""
+    """A request in the input file of a batch: its place, not its content."""
 
     number: int
     """Line number, from 1."""
@@ -47,7 +47,7 @@ class InputLine(NamedTuple):
 
 
 class InputLines:
-    """All requests of a file, in some 40 bytes each."""
+    """The places of all requests of an input file, in some 40 bytes each."""
 
     def __init__(self) -> None:
         self._places = array("q")
@@ -76,7 +76,7 @@ def name_of(custom_id: str) -> bytes:
 
 
 class InputRefused(Exception):
-    """The file is no input of a batch."""
+    """Raised if a file is no valid input of a batch."""
 
     def __init__(self, faults: list[BatchFault]) -> None:
         super().__init__(f"{len(faults)} faults")

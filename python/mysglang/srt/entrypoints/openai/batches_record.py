@@ -48,7 +48,7 @@ class CreateBatchRequest(StrictModel):
 
 
 class BatchFault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a file is no input of a batch, in OpenAI's shape."""
+    """One reason why a file is no valid input of a batch, in OpenAI's form."""
 
     code: str
     message: str
@@ -58,7 +58,7 @@ class BatchFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """Lines that are done with, and what they used, in tokens."""
+    """Counts of the lines that are done, and the tokens that they used."""
 
     completed: int = 0
     failed: int = 0

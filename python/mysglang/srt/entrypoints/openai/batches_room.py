@@ -13,8 +13,8 @@ LOOK_S = 0.02
 
 
 class Room:
-    """API keys take turns: a free place goes to the key that has the fewest lines inside. Lines of one key come in one
-    after the other, in the order in which they ask, so several batches take turns.
+    """Admits lines of batches. API keys take turns: a free place goes to the key that has the fewest lines inside.
+    Lines of one key come in one after the other, in the order in which they ask, so several batches take turns.
 
     No line is admitted while open lines of all batches fill three quarters of the engine's slots: the rest is for other
     requests. No line is admitted while other requests wait in the engine, for memory or a turn.

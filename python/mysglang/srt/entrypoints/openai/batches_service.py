@@ -44,7 +44,7 @@ class BatchEndpoints:
 
 
 class Batches:
-    """Lives in one event loop, between `start` and `stop`."""
+    """The service of batches. It lives in one event loop, between `start` and `stop`."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a choice ended, in OpenAI's words."""
+    """The reason why a choice ended, as OpenAI spells it."""
 
     reason: str
     """stop, length, tool_calls or abort."""
@@ -103,7 +103,9 @@ class ChatCall:
 
 
 class ChatAnswers:
-    """Needs a tokenizer and a chat template; what is missing is said when a request comes."""
+    """Answers chats for all dialects. It needs a tokenizer and a chat template; if one is missing, each request is
+    refused with that reason.
+    """
 
     def __init__(self, front: Front, formats: AnswerFormats, defaults: SamplingDefaults, fill_in: FillIn) -> None:
         self._front = front

@@ -25,7 +25,7 @@ PER_MESSAGE = 64
 
 @dataclass(frozen=True, slots=True)
 class ThinkingWords:
-    """How a model can be asked to think, for dialects that have words of their own for that."""
+    """How a model's template is asked to think, for dialects that have their own fields for that."""
 
     switches: tuple[str, ...]
     """Variables of the chat template that are true or false."""

@@ -28,7 +28,9 @@ class ToldIds:
 
 
 class LastStates:
-    """Remembers the newest state of each choice. It is called with every chunk; choices that did not ask have none."""
+    """Keeps the newest hidden state of each choice. It is called with every chunk; choices that did not ask have
+    none.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, list[float]] = {}

@@ -21,7 +21,7 @@ TOKENIZE_NAMES = {"text": "prompt", "input_ids": "tokens"}
 
 
 class own_words:  # used like a function
-    """Raise what blames a field again in the words of a route that calls fields by the values of `names`."""
+    """Context that re-raises errors about a field under the name that the route's clients use (`names`)."""
 
     __slots__ = ("_names",)
 

@@ -37,7 +37,7 @@ class DeskOptions:
 
 
 class Desk(Protocol):
-    """Both raise NotFound, with what to do about it, where nothing is kept."""
+    """The service of files and batches. Without one, `files` and `batches` raise NotFound, which says what to do."""
 
     @property
     def files(self) -> FileStore: ...

@@ -35,7 +35,7 @@ _COPY_BYTES = 1 << 20
 
 
 class Arrival:
-    """An upload on its way: what has come of it takes room already."""
+    """An upload in progress. The bytes that have arrived already reserve space."""
 
     def __init__(self, room: SharedRoom, owner: str) -> None:
         self._room = room

@@ -42,14 +42,14 @@ class DeletedFile(Answer):
 
 
 class BatchFaults(Answer):
-    """Why the input is none."""
+    """The reasons why a file is no valid input."""
 
     object: Literal["list"]
     data: list[BatchFault]
 
 
 class BatchCounts(Answer):
-    """Lines."""
+    """Numbers of lines of a batch."""
 
     total: int
     completed: int

@@ -18,7 +18,7 @@ class PromptUsage(Answer):
 
 
 class VectorMeta(Answer):
-    """How a vector came to be."""
+    """Facts about how a vector was computed."""
 
     id: str
     finish_reason: dict[str, Any] | None
@@ -30,7 +30,7 @@ class VectorMeta(Answer):
 
 
 class Vector(Answer):
-    """POST /encode, /classify: a vector, or a classifier's scores."""
+    """Answer to POST /encode and /classify: a vector, or a classifier's scores."""
 
     embedding: list[float]
     meta_info: VectorMeta
@@ -74,7 +74,7 @@ class Labels(Answer):
 
 
 class RankedDocument(Answer):
-    """POST /v1/rerank: a document and how relevant it is."""
+    """Answer to POST /v1/rerank: a document and how relevant it is."""
 
     score: float
     index: int
@@ -105,7 +105,7 @@ class RerankResults(Answer):
 
 
 class Scores(Answer):
-    """POST /v1/score: for each item the scores of the labels."""
+    """Answer to POST /v1/score: for each item, the scores of the labels."""
 
     object: Literal["scoring"]
     scores: list[list[float]]

@@ -13,7 +13,7 @@ from mysglang.srt.errors import InvalidRequest
 
 
 class PoolingRequest(StrictModel):
-    """The common part of these requests."""
+    """The common part of the requests of models that compute vectors or scores."""
 
     model: str | None = None
     rid: str | None = None
@@ -66,7 +66,7 @@ class RerankRequest(StrictModel):
 
 
 class CohereRerankRequest(RerankRequest):
-    """POST /v2/rerank, where the texts come back only if asked for."""
+    """Body of POST /v2/rerank. The texts are returned only if requested."""
 
     return_documents: bool = False
 

@@ -64,7 +64,7 @@ TokenIds = Annotated[IdLists, PlainValidator(_ids_or_lists, json_schema_input_ty
 
 
 class StreamOptions(StrictModel):
-    """Further contents of a stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -229,7 +229,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ReasoningOptions(StrictModel):
-    """Another way to say `reasoning_effort`."""
+    """Another form of `reasoning_effort`."""
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
@@ -365,14 +365,14 @@ Content = Annotated[str | list[dict[str, str]], PlainValidator(_content, json_sc
 
 
 class CalledFunction(StrictModel):
-    """Which function an earlier answer called."""
+    """The function that an earlier answer called."""
 
     name: str
     arguments: str | dict[str, Any] = ""
 
 
 class ToolCall(StrictModel):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -401,7 +401,7 @@ class ChatMessage(StrictModel):
 
 
 class TokenizeRequest(StrictModel):
-    """POST /tokenize: a prompt, several, or a conversation."""
+    """Body of POST /tokenize: a prompt, several prompts, or a conversation."""
 
     model: str | None = None
     prompt: Texts | None = None
@@ -420,7 +420,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """POST /detokenize: the ids of a text, or of several."""
+    """Body of POST /detokenize: the ids of a text, or of several."""
 
     model: str | None = None
     tokens: TokenIds

@@ -67,7 +67,7 @@ _NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
 
 
 class Record(Protocol):
-    """A msgspec struct that has a row."""
+    """A msgspec struct that is stored as a row."""
 
     @property
     def id(self) -> str: ...
@@ -90,7 +90,7 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 class Database:
-    """The connections. Everything blocks; only reading is quick enough for an event loop."""
+    """The connections to the database. Every call blocks; only reading is quick enough for an event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / DATABASE
@@ -144,7 +144,7 @@ class Database:
 
 
 class RecordTable(Generic[Kind]):
-    """One of the two tables. `load` comes first."""
+    """One of the two tables. `load` must be called first."""
 
     def __init__(self, database: Database, name: str, kind: type[Kind]) -> None:
         assert name in _TABLES, "the name becomes part of statements"

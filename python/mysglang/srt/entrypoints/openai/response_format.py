@@ -18,13 +18,13 @@ FIELD = "response_format"
 
 
 class TextFormat(StrictModel):
-    """Any text."""
+    """Response format: any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(StrictModel):
-    """Any JSON object; with llama.cpp's `schema`, one that satisfies it."""
+    """Response format: any JSON object; with llama.cpp's `schema`, one that satisfies it."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -40,14 +40,16 @@ class NamedSchema(StrictModel):
 
 
 class JsonSchemaFormat(StrictModel):
-    """JSON that satisfies a schema."""
+    """Response format: JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
 class StructuralTagFormat(StrictModel):
-    """SGLang's: text with parts that keep to schemas, as `format` or, in the older way, as structures and triggers."""
+    """Response format of SGLang: text with parts that follow schemas, as `format` or, in the older way, as structures
+    and triggers.
+    """
 
     type: Literal["structural_tag"]
     format: dict[str, Any] | None = None
@@ -97,7 +99,7 @@ def schema_text(value: object) -> str:
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's: one of these says what the answer must be."""
+    """vLLM's structured outputs: one of these fields says what the answer must be."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None

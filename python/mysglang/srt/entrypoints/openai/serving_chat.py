@@ -22,7 +22,9 @@ from mysglang.srt.managers.request_state import GenerationChunk
 
 
 class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
-    """Knows the shapes; what a request becomes and how its answer is read is ChatAnswers' business."""
+    """Answers POST /v1/chat/completions. It knows OpenAI's shapes; ChatAnswers makes the request and reads the
+    answer.
+    """
 
     body_model = ChatCompletionRequest
     names = CHAT_NAMES

@@ -31,7 +31,9 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
-    """Serves token ids without a tokenizer too; text and log-probabilities, which contain text, need one."""
+    """Answers POST /v1/completions. It serves token ids without a tokenizer too; text and log-probabilities, which
+    contain text, need one.
+    """
 
     body_model = CompletionRequest
     names = COMPLETION_NAMES
@@ -150,7 +152,7 @@ def _text_choice(
 
 
 class _Teller:
-    """Chunks -> choices, each telling what is new in it: its echoed prompt first, then its text."""
+    """Turns chunks into choices with what is new: the echoed prompt first, then the text."""
 
     def __init__(self, body: CompletionRequest, echoes: list[str], tokenizer: Tokenizer | None) -> None:
         self._body = body

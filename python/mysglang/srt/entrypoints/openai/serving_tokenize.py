@@ -20,8 +20,8 @@ from mysglang.srt.utils.fair_turns import Breather
 
 
 class OpenAIServingTokenize:
-    """Serves both routes. One prompt gives one list of ids, and several give a list of lists; the same holds for ids
-    and texts.
+    """Answers /tokenize and /detokenize. One prompt gives one list of ids, and several give a list of lists; the same
+    holds for ids and texts.
     """
 
     def __init__(self, front: Front, models: OpenAIServingModels) -> None:

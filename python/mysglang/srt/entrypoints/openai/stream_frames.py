@@ -33,7 +33,7 @@ class StreamFrames:
 
 
 class TextFrame:
-    """A frame that differs from the others of its choice by nothing but a text: all around that is rendered once."""
+    """A frame that differs from the others of its choice only by a text. All around the text is rendered once."""
 
     def __init__(self, frame_with: Callable[[str], bytes]) -> None:
         self._before, self._behind = frame_with(_MARK).split(orjson.dumps(_MARK))

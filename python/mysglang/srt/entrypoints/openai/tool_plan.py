@@ -26,7 +26,7 @@ from mysglang.srt.function_call.tool_schema import OfferedTools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """The default is a request without tools."""
+    """How the tools of one request are offered and found. The default is a request without tools."""
 
     offered: Sequence[Mapping[str, Any]] = ()
     """The tools as the chat template receives them."""

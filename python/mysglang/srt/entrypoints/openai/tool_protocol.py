@@ -53,7 +53,7 @@ class Tool(StrictModel):
 
 
 class FunctionName(StrictModel):
-    """Which function."""
+    """The name of a function."""
 
     name: str
 

@@ -16,7 +16,9 @@ class _Counts(NamedTuple):
 
 
 class UsageMeter:
-    """Tokens of one request, over all of its prompts and their `n` choices each (choice = prompt * n + sample)."""
+    """Counts the tokens of one request, over all of its prompts and their `n` choices each (choice = prompt * n +
+    sample).
+    """
 
     def __init__(self, n: int, *, report_cached: bool) -> None:
         self._n = n

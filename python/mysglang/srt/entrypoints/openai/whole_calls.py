@@ -30,7 +30,7 @@ def arguments_object(text: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class WholeCall:
-    """A call of a tool, or what there is of one that was cut off."""
+    """A tool call, or the part of one that was cut off."""
 
     index: int
     name: str

@@ -32,13 +32,13 @@ Tags = Annotated[list[MemoryTag], Field(min_length=1)]
 
 
 class ReleaseMemoryOccupationReqInput(StrictModel):
-    """POST /release_memory_occupation. All of it if no tags are given."""
+    """Body of POST /release_memory_occupation. Without tags, all memory is released."""
 
     tags: Tags = list(MEMORY_TAGS)
 
 
 class ResumeMemoryOccupationReqInput(StrictModel):
-    """POST /resume_memory_occupation. All of it if no tags are given."""
+    """Body of POST /resume_memory_occupation. Without tags, all memory is taken again."""
 
     tags: Tags = list(MEMORY_TAGS)
 

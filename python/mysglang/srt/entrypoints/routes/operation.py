@@ -54,7 +54,7 @@ class ContinueGenerationReqInput(StrictModel):
 
 
 class ConfigureLoggingReq(StrictModel):
-    """POST /configure_logging. What is left out stays as it is."""
+    """Body of POST /configure_logging. Absent fields stay unchanged."""
 
     log_requests: bool | None = None
     dump_requests_folder: str | None = None

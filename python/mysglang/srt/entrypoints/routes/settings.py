@@ -21,7 +21,7 @@ from mysglang.srt.messages.control import SetInternalStateReq
 
 
 class ChangingServerArgs(StrictModel):
-    """Options by the names that they have when the server starts. What is left out stays as it is."""
+    """Options by the names that they have when the server starts. Absent options stay unchanged."""
 
     schedule_conservativeness: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     stream_interval: Annotated[int, Field(ge=1)] | None = None

@@ -300,7 +300,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The plan of these kernels."""
+    """The plan of the kernels that multiply blocks of rows with each expert."""
 
     tile: Tile
     """Tile of gate and up."""

@@ -202,7 +202,9 @@ def _down_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Gemv:
-    """The plan of these kernels. `outputs`: those of gate in one program, and as many of up."""
+    """The plan of the kernels for few rows (matrix-vector products). `outputs`: outputs of gate in one program, and as
+    many of up.
+    """
 
     outputs: int = 2
     inputs: int = 1024

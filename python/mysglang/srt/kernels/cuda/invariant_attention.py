@@ -332,7 +332,7 @@ def agree(
 
 @dataclass(frozen=True, slots=True)
 class ShapeOfTrial:
-    """An AttentionShape of fewer heads."""
+    """An AttentionShape with fewer heads, for measuring."""
 
     num_heads: int
     num_kv_heads: int

@@ -17,7 +17,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the keys of a row are shared: `splits` of `spans` spans each, dealt out to so many programs."""
+    """How the keys of a row are divided: `splits` of `spans` spans each, distributed over `programs` programs."""
 
     splits: int
     spans: int

@@ -27,7 +27,7 @@ class StepsBySpace:
 
 
 class BySpace:
-    """Each layer attends with the backend of its space."""
+    """Attends in each layer with the backend of the layer's page space."""
 
     def __init__(self, pool: KvStore, backends: Mapping[int, AttentionBackend]) -> None:
         """`backends`: one for each space that carries layers, by its number, which reads that store of the pool."""

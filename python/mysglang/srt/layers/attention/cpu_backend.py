@@ -34,7 +34,7 @@ class CpuMetadata:
 
 
 class CpuBackend:
-    """Over the pool and the page table, neither of which it changes. A GraphAttentionBackend."""
+    """Attention on a CPU, over the pool and the page table, which it reads (a GraphAttentionBackend)."""
 
     def __init__(self, pool: KvPool, page_table: Tensor, *, alike: bool = False) -> None:
         """`alike`: a token's result has the same bits whatever else is in the step."""

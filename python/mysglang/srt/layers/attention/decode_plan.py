@@ -84,7 +84,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Everything about a step's lines but slots and lengths. Segments are the groups, then the rows' own keys."""
+    """Everything about a step's lines except slots and lengths. Segments are the groups, then the rows' own keys."""
 
     lines: Lines
     lengths: Longs

@@ -51,7 +51,9 @@ def expansion_of(backend: AttentionBackend, batch: ForwardBatch) -> Expansion | 
 
 
 class ExpandingBackend:
-    """Another backend for all rows that are not expanded. It plans in plain torch and reads lengths on the host."""
+    """Expands some rows to keys and values of heads, in plain torch, and passes all others to another backend. It reads
+    lengths on the host.
+    """
 
     def __init__(self, inner: AttentionBackend, pool: KvPool, page_table: Tensor) -> None:
         self.kv_pool = pool

@@ -40,7 +40,7 @@ REPLAY_PAGES = 1 << 22
 
 
 class FlashInferPrefill:
-    """Plans a step when the first layer of a kind runs; most models have one kind."""
+    """Attention of prefill steps. It plans a step when the first layer of a kind runs; most models have one kind."""
 
     def __init__(self, pool: KvPool, page_table: Tensor, workspace: Tensor) -> None:
         self._pool = pool

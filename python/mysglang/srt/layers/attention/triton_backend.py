@@ -39,7 +39,7 @@ class DecodeMetadata:
 
 
 class TritonBackend:
-    """Split decode, and extend over the cached prefix."""
+    """Paged attention in Triton: decode steps split over the keys, and prompts over the cached prefix."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
         self.kv_pool = pool

@@ -109,7 +109,7 @@ class GatedDeltaNet(StateLayer):
 
 
 class GroupedDeltaNet(GatedDeltaNet):
-    """Two projections, the outputs of both grouped by key head in a checkpoint (Qwen3-Next)."""
+    """A delta net with two projections, whose outputs a checkpoint groups by key head (Qwen3-Next)."""
 
     def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
         keys, values, heads = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim, sizes.value_heads
@@ -132,7 +132,9 @@ class GroupedDeltaNet(GatedDeltaNet):
 
 
 class SplitDeltaNet(GatedDeltaNet):
-    """A projection for what is convolved, one for the gates, and one for strengths and decays (Qwen3.5)."""
+    """A delta net with one projection for what is convolved, one for the gates, and one for strengths and decays
+    (Qwen3.5).
+    """
 
     def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
         keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim

@@ -139,7 +139,7 @@ class Mamba2Mixer(StateLayer):
 
 
 class GateThenNorm(nn.Module):
-    """norm(x * silu(gate)), in parts that are normed each by itself."""
+    """Computes norm(x * silu(gate)), in parts that are normed each by itself."""
 
     def __init__(self, section: Section, groups: int, eps: float, context: LayerContext) -> None:
         """`section`: this rank's numbers of all. `groups`: parts of these."""
@@ -162,7 +162,7 @@ class NormThenGate(GateThenNorm):
 
 
 class SharedParts:
-    """Parts of what all heads give, each of which several ranks hold together."""
+    """Parts of the heads' output, each of which several ranks hold together."""
 
     def __init__(self, section: Section, parts: int, tp: Group) -> None:
         """`section`: this rank's numbers of all, in one of `parts`."""
@@ -181,8 +181,8 @@ class SharedParts:
 
 
 class SharedGateThenNorm(GateThenNorm):
-    """The gate and then the norm, for ranks that share a group. The formulas are those of the ops that the others
-    call.
+    """Computes norm(x * silu(gate)) on ranks that share a group. The formulas are those of the ops that the other
+    classes call.
     """
 
     def __init__(self, section: Section, groups: int, eps: float, context: LayerContext) -> None:
@@ -198,7 +198,7 @@ class SharedGateThenNorm(GateThenNorm):
 
 
 class SharedNormThenGate(SharedGateThenNorm):
-    """norm(x) * silu(gate), for ranks that share a group."""
+    """Computes norm(x) * silu(gate) on ranks that share a group."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         return (self.weight * self._normed(x.float()).to(x.dtype) * F.silu(gate.float())).to(x.dtype)

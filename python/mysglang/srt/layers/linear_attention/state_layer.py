@@ -17,7 +17,9 @@ from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
 class StateLayer(nn.Module, ABC):
-    """Its spec says what it keeps; `step` and `run` say how it goes on from there, and give the same numbers."""
+    """A layer with a state for each request. The spec says what it keeps; `step` and `run` compute one token and
+    several, and give the same numbers.
+    """
 
     spec: StateSpec
 
@@ -52,7 +54,9 @@ class StateLayer(nn.Module, ABC):
 
 
 class ShortConvolution(nn.Module):
-    """Its weight, [channels, 1, kernel], and maybe a bias, [channels]; the ops are in `kernels/linear_attention.py`."""
+    """A causal convolution over a few tokens. Weight [channels, 1, kernel], and maybe a bias, [channels]; the ops are
+    in `kernels/linear_attention.py`.
+    """
 
     def __init__(
         self, sections: tuple[Section, ...], kernel: int, context: LayerContext, *, bias: bool = False

@@ -44,7 +44,7 @@ class StreamRouter(Router):
 
 
 class MlpAndExperts(GatedMLP):
-    """norm(mlp(x)) + norm(experts(norm(stream)))."""
+    """Computes norm(mlp(x)) + norm(experts(norm(stream)))."""
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ class Narrow:
 
 
 class MixtureOfExperts(nn.Module):
-    """The sum over a token's experts of gate * expert(x), and shared(x) where there is such."""
+    """Computes the sum over a token's experts of gate * expert(x), plus shared(x) if there is a shared expert."""
 
     def __init__(
         self,

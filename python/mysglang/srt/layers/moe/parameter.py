@@ -30,8 +30,8 @@ class FusedLayout:
 
 
 class ExpertsParameter(WeightParameter):
-    """[experts, rows, columns], or [experts, rows] of biases. Each expert's is made of the same parts, along its
-    dimension `dim`.
+    """A parameter that holds a tensor of every expert: [experts, rows, columns], or [experts, rows] for biases. Each
+    expert's tensor consists of the same parts, along its dimension `dim`.
     """
 
     parts: tuple[Section, ...]

@@ -31,7 +31,7 @@ LM_HEAD = "lm_head"
 
 
 class Int8LinearMethod:
-    """One weight [output, input] of int8, maybe packed, and `scales` [output] float32."""
+    """A linear layer with one int8 weight [output, input], maybe packed, and `scales` [output] float32."""
 
     def create_weights(
         self, layer: nn.Module, input_section: Section, output_sections: tuple[Section, ...], dtype: torch.dtype
@@ -68,7 +68,7 @@ class Int8LinearMethod:
 
 
 class Int8ExpertsMethod:
-    """Both weights of int8, maybe packed, and their `w13_scales` and `w2_scales` [experts, output] float32."""
+    """Experts with two int8 weights, maybe packed, and their `w13_scales` and `w2_scales` [experts, output] float32."""
 
     def create_weights(self, layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
         create_expert_weights(layer, sizes, dtype)
@@ -107,7 +107,7 @@ class Int8ExpertsMethod:
 
 
 class Int8WeightOnly:
-    """Every linear layer is rounded but the projection to logits and the choice of experts."""
+    """Quantizes every linear layer to int8, except the projection to logits and the router of experts."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return UnquantizedLinearMethod() if prefix == LM_HEAD else Int8LinearMethod()

@@ -6,7 +6,7 @@ from mysglang.srt.platforms.interface import Event
 
 
 class Arrivals:
-    """Events that the next step has yet to wait for, by layer."""
+    """Events that the next step must still wait for, by layer."""
 
     def __init__(self) -> None:
         self._events: dict[int, list[Event]] = {}

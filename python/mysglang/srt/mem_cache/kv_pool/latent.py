@@ -25,7 +25,7 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 @dataclass(frozen=True, slots=True)
 class LatentLayout:
-    """One row for all heads of a layer, which is its key and, in its first part, its value."""
+    """A layout with one row for all heads of a layer: the row is its key and, in its first part, its value."""
 
     dtype: torch.dtype
 
@@ -49,7 +49,7 @@ class LatentLayout:
 
 
 class LatentKvPool(KvPool):
-    """One buffer for each layer: [KV slots, 1, head_dim]. A value is a view of the beginning of its key."""
+    """A pool with one buffer for each layer: [KV slots, 1, head_dim]. A value is a view of the beginning of its key."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 @dataclass(frozen=True, slots=True)
 class MhaLayout:
-    """A key and a value for each head of a layer, all of one dtype."""
+    """A layout with a key and a value for each head of a layer, all of one dtype."""
 
     dtype: torch.dtype
     """Dtype of the stored numbers."""
@@ -50,7 +50,7 @@ class MhaLayout:
 
 
 class MhaKvPool(KvPool):
-    """One buffer for keys and one for values of each layer."""
+    """A pool with one buffer for keys and one for values of each layer."""
 
     def __init__(
         self,

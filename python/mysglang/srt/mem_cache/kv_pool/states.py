@@ -33,7 +33,7 @@ class StateLayout:
 
 
 class StatePool:
-    """For each layer, a buffer for each part of its state."""
+    """The tensors of states: for each layer, a buffer for each part of its state."""
 
     def __init__(self, layout: StateLayout, num_states: int, device: torch.device) -> None:
         """Raises torch.OutOfMemoryError."""

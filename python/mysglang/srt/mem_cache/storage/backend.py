@@ -18,7 +18,9 @@ from mysglang.srt.forward.worker_batch import Ints
 
 
 class StorageBackend(Protocol):
-    """Called on threads that may wait; of each verb one call at a time."""
+    """Stores blocks of pages under keys. Called on threads that may wait; each method is called by one thread at a
+    time.
+    """
 
     def exists(self, keys: Sequence[str]) -> int:
         """Returns how many of the first keys are there, up to the first that is not."""

@@ -24,7 +24,7 @@ class StorageNews(msgspec.Struct, frozen=True, tag=True):
 
 
 class Storage(Protocol):
-    """Implemented by `storage_tier.StorageTier`, which says what the verbs do."""
+    """The storage below the host tier. `storage_tier.StorageTier` implements it, and describes the methods."""
 
     @property
     def stored(self) -> int: ...

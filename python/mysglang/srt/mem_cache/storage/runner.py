@@ -15,7 +15,7 @@ Work = Callable[[], None]
 
 
 class Runner(Protocol):
-    """Runs what it is given, in order, some time."""
+    """Runs work in order, in this thread or another."""
 
     def submit(self, work: Work) -> None: ...
 

@@ -36,7 +36,7 @@ BATCH_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """When to look into storage, and how long to wait for it."""
+    """Limits on fetching from storage: when to look there, and how long to wait."""
 
     block_tokens: int
     """A multiple of the page size."""
@@ -82,7 +82,7 @@ class Fetching:
 
 
 class StorageTier:
-    """Between a tier on the host and a backend."""
+    """Moves prefixes between a host tier and a storage backend."""
 
     def __init__(
         self,

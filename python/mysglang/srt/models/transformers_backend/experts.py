@@ -22,7 +22,7 @@ def are_experts(module: nn.Module) -> bool:
 
 
 class ForeignExperts(Experts):
-    """Stands in the place of transformers' module."""
+    """Our experts in place of transformers' module."""
 
     def forward(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         return super().forward(x, ids.to(torch.int32), gates.float())

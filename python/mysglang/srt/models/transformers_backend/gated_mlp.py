@@ -20,7 +20,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
 class ForeignMLP(GatedMLP):
-    """Takes any dimensions before the last."""
+    """Our gated MLP in place of transformers' module. The input may have any leading dimensions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)

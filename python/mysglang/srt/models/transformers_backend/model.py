@@ -45,7 +45,7 @@ CAUSAL = CausalMask(None)
 
 
 class TransformersCausalLM(TokenModel):
-    """`lm` is transformers' model, its parts replaced."""
+    """A model that runs transformers' code with parts replaced. `lm`: the model."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
@@ -205,7 +205,9 @@ class StepAttention:
 
 
 class Handed(nn.Module):
-    """In the place of a class's body, or of the part of it that the class calls: gives hidden states that it has."""
+    """Replaces a class's body, or the part of it that the class calls: returns hidden states that were computed
+    before.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from mysglang.srt.models.transformers_backend.probe import CausalMask
 
 @dataclass(slots=True)
 class PlainAttention:
-    """Keeps the keys and values of sequences, of which each pass brings some tokens."""
+    """Attends over keys and values of sequences that it keeps, of which each pass brings some tokens."""
 
     specs: Sequence[AttentionSpec]
     """Specs of the calls of one pass, in order."""

@@ -33,8 +33,8 @@ class Refused(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class CausalMask:
-    """Stands for the mask of a layer: all keys before a query, or a window of them. It has no other ability, so a model
-    that changes a mask on its way cannot do so unseen.
+    """Replaces the mask of a layer: all keys before a query, or a window of them. It has no other methods, so a model
+    that changes a mask cannot do so unseen.
     """
 
     window: int | None
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """Answers a pass without numbers. `calls`: each call of the pass, in order."""
+    """Answers the attention calls of a pass without numbers. `calls`: each call of the pass, in order."""
 
     calls: list[Call] = field(default_factory=list)
 

@@ -86,7 +86,7 @@ class SingleNumber(WeightParameter):
 
 
 class NormOfHeads(RMSNorm):
-    """Takes any dimensions before the last."""
+    """An RMSNorm whose input may have any leading dimensions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)

@@ -126,7 +126,7 @@ def read_header(path: Path, room: HeaderRoom | None = None) -> GgufHeader:
 
 
 class _Reader:
-    """Goes through the header once; every read is checked against the end of the file and of the room."""
+    """Reads the header once. Every read is checked against the end of the file and the limit of headers."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path = path

@@ -55,7 +55,7 @@ def listed_files(paths: list[Path]) -> str:
 
 
 class GgufModel:
-    """One model, headers read."""
+    """One model in GGUF files, whose headers are read."""
 
     def __init__(self, path: Path, room: HeaderRoom | None = None) -> None:
         """`path`: the file, or the first of its parts. Raises ConfigError for a file that cannot be served."""

@@ -16,7 +16,7 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputTextPart(Answer, tag_field="type", tag="output_text"):
-    """The text of a message. Nothing here makes annotations; log-probabilities are there if they were asked for."""
+    """The text of a message. There are never annotations; log-probabilities are present if requested."""
 
     text: str
     annotations: list[dict[str, Any]]
@@ -30,7 +30,7 @@ class ReasoningTextPart(Answer, tag_field="type", tag="reasoning_text"):
 
 
 class MessageItem(Answer, tag_field="type", tag="message"):
-    """A message of the model."""
+    """An output item: a message of the model."""
 
     id: str
     role: Literal["assistant"]
@@ -39,7 +39,7 @@ class MessageItem(Answer, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Answer, tag_field="type", tag="reasoning"):
-    """A thought of the model; there is no summary."""
+    """An output item: a thought of the model; there is no summary."""
 
     id: str
     summary: list[dict[str, Any]]
@@ -49,7 +49,7 @@ class ReasoningItem(Answer, tag_field="type", tag="reasoning"):
 
 
 class FunctionCallItem(Answer, tag_field="type", tag="function_call"):
-    """A call that it makes."""
+    """An output item: a tool call."""
 
     id: str
     call_id: str
@@ -76,14 +76,14 @@ class IncompleteDetails(Answer):
 
 
 class ResponseReasoning(Answer):
-    """How it was asked to think."""
+    """The effort that the request asked for."""
 
     effort: str | None
     summary: None
 
 
 class ResponseText(Answer):
-    """The format that its text is held to."""
+    """The format that the text of the answer must have."""
 
     format: dict[str, Any]
 
@@ -103,7 +103,7 @@ class InputTokenCount(Answer):
 
 
 class ResponseUsage(Answer):
-    """Tokens."""
+    """The tokens of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -113,7 +113,7 @@ class ResponseUsage(Answer):
 
 
 class ResponseObject(Answer):
-    """A response as it stands."""
+    """A response in its present state."""
 
     id: str
     object: Literal["response"]
@@ -166,7 +166,7 @@ class ItemPage(Answer):
 
 
 class _Event(Answer, tag_field="type"):
-    """Any event; numbers count up from 0."""
+    """A stream event. Their numbers count up from 0."""
 
     sequence_number: int
 
@@ -177,13 +177,13 @@ class _ItemEvent(_Event):
 
 
 class ResponseCreated(_Event, tag="response.created"):
-    """The first event."""
+    """Stream event: the first one of every response."""
 
     response: ResponseObject
 
 
 class ResponseInProgress(_Event, tag="response.in_progress"):
-    """The second."""
+    """Stream event: the second one of every response."""
 
     response: ResponseObject
 
@@ -203,7 +203,7 @@ class ContentPartAdded(_ItemEvent, tag="response.content_part.added"):
 
 
 class TextDelta(_ItemEvent, tag="response.output_text.delta"):
-    """Further text of a message."""
+    """Stream event: more text of a message."""
 
     content_index: int
     delta: str
@@ -218,13 +218,13 @@ class ReasoningDelta(_ItemEvent, tag="response.reasoning_text.delta"):
 
 
 class ArgumentsDelta(_ItemEvent, tag="response.function_call_arguments.delta"):
-    """Further text of a call's arguments."""
+    """Stream event: more text of a call's arguments."""
 
     delta: str
 
 
 class TextDone(_ItemEvent, tag="response.output_text.done"):
-    """All of a message."""
+    """Stream event: the complete text of a message."""
 
     content_index: int
     text: str
@@ -232,47 +232,47 @@ class TextDone(_ItemEvent, tag="response.output_text.done"):
 
 
 class ReasoningDone(_ItemEvent, tag="response.reasoning_text.done"):
-    """All of a thought."""
+    """Stream event: the complete text of a thought."""
 
     content_index: int
     text: str
 
 
 class ArgumentsDone(_ItemEvent, tag="response.function_call_arguments.done"):
-    """All of a call's arguments."""
+    """Stream event: the complete arguments of a call."""
 
     name: str
     arguments: str
 
 
 class ContentPartDone(_ItemEvent, tag="response.content_part.done"):
-    """An item's content is complete."""
+    """Stream event: the content of an output item is complete."""
 
     content_index: int
     part: Part
 
 
 class OutputItemDone(_Event, tag="response.output_item.done"):
-    """An item is complete."""
+    """Stream event: an output item is complete."""
 
     output_index: int
     item: OutputItem
 
 
 class ResponseCompleted(_Event, tag="response.completed"):
-    """The last event."""
+    """Stream event: the response is complete. It is the last one."""
 
     response: ResponseObject
 
 
 class ResponseIncomplete(_Event, tag="response.incomplete"):
-    """The last event of a response that was cut off."""
+    """Stream event: the response was cut off. It is the last one."""
 
     response: ResponseObject
 
 
 class ResponseFailed(_Event, tag="response.failed"):
-    """The last event of a response that failed."""
+    """Stream event: the response failed. It is the last one."""
 
     response: ResponseObject
 

@@ -61,7 +61,7 @@ class BackgroundJobs:
 
 
 class EventLog:
-    """Frames, numbered from 0 as their events are."""
+    """The frames of one response's events, numbered from 0."""
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []

@@ -26,7 +26,7 @@ TokenEntry: TypeAlias = dict[str, Any]
 
 
 class TokenShares:
-    """Tells which tokens of an answer made which piece of its text, for log-probabilities beside the text.
+    """Finds which tokens of an answer made which piece of its text, for log-probabilities beside the text.
 
     Pieces leave out the answer's markers, and may come a little later than their tokens. Each token goes to the piece
     in which its first shown byte is. Tokens that no piece shows, as markers and the end, go to none.
@@ -77,7 +77,7 @@ _STEMS: dict[Kind, str] = {
 
 
 class OutputEvents:
-    """Parts of an answer -> events, and `items`: what is complete of its output."""
+    """Turns parts of an answer into events. `items`: the complete output items so far."""
 
     def __init__(self, *, encrypt: bool) -> None:
         """`encrypt`: True to send thoughts also in the form in which clients carry them."""
@@ -175,7 +175,7 @@ class OutputEvents:
 
 
 class Numbered:
-    """Events -> frames, numbered from 0."""
+    """Turns events into frames, numbered from 0."""
 
     def __init__(self) -> None:
         self._next = 0

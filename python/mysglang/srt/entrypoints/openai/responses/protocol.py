@@ -62,7 +62,7 @@ class InputMessage(StrictModel):
 
 
 class FunctionCall(StrictModel):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -96,7 +96,7 @@ class ReasoningText(StrictModel):
 
 
 class Reasoning(StrictModel):
-    """A thought of an earlier answer: its text, or what this server called its encrypted content."""
+    """A thought of an earlier answer: its text, or what this server returned as its encrypted content."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -131,7 +131,7 @@ Items = Annotated[list[Item], BeforeValidator(_as_items, json_schema_input_type=
 
 
 class ResponsesTool(StrictModel):
-    """A function that the model may call. Unlike OpenAI's, one that does not say so is not strict."""
+    """A function that the model may call. Unlike in OpenAI's API, it is not strict unless it says so."""
 
     type: Literal["function"]
     name: Name
@@ -163,7 +163,7 @@ class SchemaFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """Which form the answer must have."""
+    """The format that the answer must have."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
@@ -172,7 +172,7 @@ class TextConfig(StrictModel):
 
 
 class ReasoningConfig(StrictModel):
-    """How hard to think."""
+    """How much effort the model spends on thinking."""
 
     effort: ReasoningEffort | None = None
     unsupported = {
@@ -182,7 +182,7 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponsesStreamOptions(StrictModel):
-    """Further contents of a stream."""
+    """Options of a stream."""
 
     unsupported = not_here("include_obfuscation", unless=OFF)
 

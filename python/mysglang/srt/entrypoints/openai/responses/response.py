@@ -24,7 +24,7 @@ def new_response_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request that is being answered."""
+    """A request of the Responses API that is being answered."""
 
     body: ResponsesRequest
     items: tuple[StoredItem, ...]

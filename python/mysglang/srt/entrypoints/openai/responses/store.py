@@ -26,7 +26,7 @@ MAX_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response and what it answers."""
+    """A stored response, and the conversation that it answers."""
 
     response: dict[str, Any]
     """The response as clients receive it."""
