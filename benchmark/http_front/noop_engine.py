@@ -17,7 +17,7 @@ import numpy as np
 
 from mysglang.srt.entrypoints.http_server import launch_server
 from mysglang.srt.entrypoints.launcher import ChildModules
-from mysglang.srt.managers.child import SchedulerLaunch, run_child, scheduler_title, tell_parent
+from mysglang.srt.managers.child import SchedulerLaunch, report_to_parent, run_child, scheduler_title
 from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, pack_ids, scheduler_codec
@@ -127,7 +127,7 @@ def run(link: ParentLink) -> None:
     texts = to_detokenizers(ports.detokenizer_ipc_names)
     replies = to_fronts(ports.tokenizer_ipc_names)
     freeze_heap()
-    tell_parent(link, Ready(msgspec.structs.replace(FACTS, vocab_size=tokenizer.vocab_size)))
+    report_to_parent(link, Ready(msgspec.structs.replace(FACTS, vocab_size=tokenizer.vocab_size)))
     beat_at, due = 0.0, 0.0
     while True:
         if (now := time.monotonic()) >= beat_at:

@@ -67,7 +67,7 @@ class Server:
     async def wait_ready(self, seconds: float) -> None:
         """Waits until the server lists its models. Raises Failed after `seconds`."""
         end = time.monotonic() + seconds
-        told = seconds < WORTH_TELLING_S
+        info = seconds < WORTH_TELLING_S
         while True:
             try:
                 status, body = await self._client.fetch("GET", "/v1/models")
@@ -78,20 +78,20 @@ class Server:
                 return
             if time.monotonic() > end:
                 raise Failed(f"no server is ready after {seconds:g} s: {why}")
-            if not told:
+            if not info:
                 print(f"Waiting up to {seconds:g} s for the server: {why}", file=sys.stderr, flush=True)
-                told = True
+                info = True
             await asyncio.sleep(POLL_S)
 
     async def model(self) -> str:
         """Returns the first model that it lists. Raises Failed if there is none."""
-        found = await self.told("/v1/models")
+        found = await self.get("/v1/models")
         match found:
             case {"data": [{"id": str(name)}, *_]}:
                 return name
         raise Failed("the server lists no model; name one with --model.")
 
-    async def told(self, path: str) -> dict[str, Any] | None:
+    async def get(self, path: str) -> dict[str, Any] | None:
         """Returns the JSON object at `path`, or None if the server has none."""
         status, body = await self._client.fetch("GET", path)
         if status != OK:
@@ -114,7 +114,7 @@ async def run(options: argparse.Namespace) -> Run:
     server = Server(client)
     await server.wait_ready(options.ready_check_timeout_sec)
     native = options.backend.startswith("sglang")
-    info = await server.told("/server_info") if native else None
+    info = await server.get("/server_info") if native else None
     model = options.model or await server.model()
     vocabulary = await _vocabulary(options, server, info, model)
     writer = IdWriter(vocabulary) if options.tokenize_prompt else TextWriter(vocabulary)
@@ -140,7 +140,7 @@ async def run(options: argparse.Namespace) -> Run:
     with tqdm(total=len(prompts), disable=options.disable_tqdm or None) as bar:
         load = await run_load(prompts, asker.ask, arrivals, options.max_concurrency, bar.update)
     metrics = measure(load.records, load.start, load.duration, vocabulary, options.goodput)
-    metrics = replace(metrics, accept_length=accept_length(await server.told("/server_info") if native else None))
+    metrics = replace(metrics, accept_length=accept_length(await server.get("/server_info") if native else None))
     return Run(metrics, load, prompts, info, asker.chunks - chunks_before)
 
 
@@ -171,5 +171,5 @@ async def _vocabulary(
     match info:
         case {"skip_tokenizer_init": True, "scheduler_info": {"vocab_size": int(size)}} if options.tokenize_prompt:
             return Vocabulary.of_size(size)
-    told = await server.told("/model_info") if info is not None else None
-    return Vocabulary.load((told or {}).get("tokenizer_path") or model)
+    info = await server.get("/model_info") if info is not None else None
+    return Vocabulary.load((info or {}).get("tokenizer_path") or model)

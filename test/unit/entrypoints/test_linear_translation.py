@@ -32,7 +32,7 @@ LOOKS = 8
 JOINED = 8
 """Times as many of what is joined to one turn: to copy a list is quick, so it takes a long one to tell."""
 
-WORDS = ThinkingWords((), None, told_apart=False)
+WORDS = ThinkingWords((), None, separates_thoughts=False)
 USER = {"role": "user", "content": "a"}
 Work = Callable[[], object]
 

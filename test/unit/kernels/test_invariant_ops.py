@@ -234,8 +234,8 @@ for some in (bias, None):
     assert torch.allclose(found, torch.nn.functional.linear(x, weight, some), atol=1e-4)
     assert torch.equal(found[64:], invariant_gemm._of_some_rows(x, weight, some, ways)[64:])
 assert asked == [32, 16] * 2
-assert invariant_gemm.tells(found)
-assert not invariant_gemm.tells(found * float("nan")) and not invariant_gemm.tells(torch.zeros(3))
+assert invariant_gemm.order_matters(found)
+assert not invariant_gemm.order_matters(found * float("nan")) and not invariant_gemm.order_matters(torch.zeros(3))
 # Experts: alone, and beside rows that fill other blocks of the same ones.
 routed = torch.randn(70, 9)
 routed[:, 4] += 2

@@ -29,7 +29,7 @@ from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.intake import Message, Told
+from mysglang.srt.scheduling.intake import Message, OutsideNews
 from mysglang.srt.scheduling.step_planner import PlanDigest
 
 SPEC = GrammarSpec("regex", "a+")
@@ -38,10 +38,10 @@ MESSAGES: list[Message] = [
     TokenizedGenerateReqInput(rid="a@1.0", input_ids=pack_ids([1, 2]), sampling_params=SamplingParams(), stream=True),
     AbortReq(rid="a@1.0"),
     FlushCacheReqInput(id=3),
-    Told(1, GrammarNews(SPEC, None, b"compiled")),
-    Told(1, GrammarNews(SPEC, Failure("wrong", lasting=True))),
-    Told(1, NoTurn("b@2.0")),
-    Told(1, GrammarTooSlow(SPEC)),
+    OutsideNews(1, GrammarNews(SPEC, None, b"compiled")),
+    OutsideNews(1, GrammarNews(SPEC, Failure("wrong", lasting=True))),
+    OutsideNews(1, NoTurn("b@2.0")),
+    OutsideNews(1, GrammarTooSlow(SPEC)),
 ]
 
 
@@ -65,7 +65,7 @@ def test_every_rank_has_the_messages_of_the_first() -> None:
         assert first.share(turn) == turn
     for follower in followers:
         # What a rank that follows finds itself does not count.
-        assert [follower.share([Told(1, NoTurn("its own"))]) for _ in turns] == turns
+        assert [follower.share([OutsideNews(1, NoTurn("its own"))]) for _ in turns] == turns
 
 
 def test_work_of_every_rank_is_news_when_the_last_has_reported() -> None:
@@ -76,19 +76,19 @@ def test_work_of_every_rank_is_news_when_the_last_has_reported() -> None:
 
     def turn(own: TierNews, other: TierNews) -> list[Message]:
         """The news of two turns: the first rank hears a report in the turn after it."""
-        found = first.share([Told(0, own)])
-        assert follower.share([Told(0, other)]) == found
+        found = first.share([OutsideNews(0, own)])
+        assert follower.share([OutsideNews(0, other)]) == found
         later = first.share([])
         assert follower.share([]) == later
         return found + later
 
-    assert turn(HostNews(3), HostNews(1)) == [Told(0, HostNews(1))]
-    assert turn(HostNews(4), HostNews(4)) == [Told(0, HostNews(4))]
+    assert turn(HostNews(3), HostNews(1)) == [OutsideNews(0, HostNews(1))]
+    assert turn(HostNews(4), HostNews(4)) == [OutsideNews(0, HostNews(4))]
     # Blocks were found, four of them on every rank; then they are read, fewer of them on the first rank.
-    assert turn(StorageNews(1, 5, True), StorageNews(1, 4, True)) == [Told(0, StorageNews(1, 4, True))]
-    assert turn(StorageNews(1, 2, False), StorageNews(1, 1, False)) == [Told(0, StorageNews(1, 1, False))]
-    assert turn(StorageNews(1, 2, True), StorageNews(1, 3, False)) == [Told(0, StorageNews(1, 2, False))]
-    assert turn(HostNews(4), StorageNews(1, 4, True)) == [Told(0, StorageNews(1, 2, True))]
+    assert turn(StorageNews(1, 5, True), StorageNews(1, 4, True)) == [OutsideNews(0, StorageNews(1, 4, True))]
+    assert turn(StorageNews(1, 2, False), StorageNews(1, 1, False)) == [OutsideNews(0, StorageNews(1, 1, False))]
+    assert turn(StorageNews(1, 2, True), StorageNews(1, 3, False)) == [OutsideNews(0, StorageNews(1, 2, False))]
+    assert turn(HostNews(4), StorageNews(1, 4, True)) == [OutsideNews(0, StorageNews(1, 2, True))]
 
 
 def test_a_rank_that_waits_gives_signs_of_life() -> None:

@@ -159,16 +159,16 @@ class WindowMachine(ManagerMachine):
     @invariant()
     def the_device_knows_where(self) -> None:
         """After a step, at the places that a row sees."""
-        untold = {
+        unsent = {
             pair
-            for writes in self.kv.rows._untold
+            for writes in self.kv.rows._unsent
             for pair in zip(writes.slots.tolist(), writes.columns.tolist(), strict=True)
         }
         for number, window in enumerate(self.windowed.followers):
             for slot in self.rows:
                 held = self.kv.rows.pages(slot)
                 for column in range(int(window.first[slot]), len(held)):
-                    if (slot, column) not in untold:
+                    if (slot, column) not in unsent:
                         assert self.device_window_tables[number][slot, column] == window.page_of[held[column]]
 
     @invariant()

@@ -72,13 +72,13 @@ def test_names_are_told_apart() -> None:
         names = [name for each in FIELDS if (name := each.name_on(dialect)) is not None]
         assert len(names) == len(set(names)), dialect
     openai = {each.name_on("openai") for each in FIELDS}
-    assert not openai & {alias for each in FIELDS for alias in each.told.aliases}
+    assert not openai & {alias for each in FIELDS for alias in each.facts.aliases}
 
 
 def test_every_default_is_within_its_bounds() -> None:
     for each in FIELDS:
-        assert each.default is None or all(bound.holds(each.default) for bound in each.told.bounds), each.name
-        assert each.told.text.endswith("."), each.name
+        assert each.default is None or all(bound.holds(each.default) for bound in each.facts.bounds), each.name
+        assert each.facts.text.endswith("."), each.name
 
 
 def test_a_field_without_a_declaration_is_noticed() -> None:

@@ -29,8 +29,8 @@ class Rows:
         assert set(widths.tolist()) <= {1, WIDTH}
         return bool(widths[slot] > 1)
 
-    def hear(self, slot: int, accepted: int) -> None:
-        self.proposer.hear(SLOTS[slot : slot + 1], np.asarray([accepted], dtype=np.int32))
+    def note_accepted(self, slot: int, accepted: int) -> None:
+        self.proposer.note_accepted(SLOTS[slot : slot + 1], np.asarray([accepted], dtype=np.int32))
 
     def pause(self, slot: int) -> int:
         """Tokens that the row grows by until it tries again."""
@@ -45,7 +45,7 @@ def test_a_pause_after_misses() -> None:
     rows = Rows()
     for _ in range(MISSES):
         assert rows.tries(1)
-        rows.hear(1, 0)
+        rows.note_accepted(1, 0)
     assert not rows.tries(1) and rows.tries(0) and rows.tries(2)
     assert rows.pause(1) == Patient.FIRST
 
@@ -54,28 +54,28 @@ def test_pauses_double_and_an_accepted_draft_shortens_the_next() -> None:
     rows, pauses = Rows(), []
     for _ in range(Patient.MOST + 2):
         for _ in range(MISSES):
-            rows.hear(0, 0)
+            rows.note_accepted(0, 0)
         pauses.append(rows.pause(0))
     assert pauses == [Patient.FIRST << min(level, Patient.MOST) for level in range(Patient.MOST + 2)]
     for _ in range(Patient.MOST):
-        rows.hear(0, 1)
+        rows.note_accepted(0, 1)
     for _ in range(MISSES):
-        rows.hear(0, 0)
+        rows.note_accepted(0, 0)
     assert rows.pause(0) == Patient.FIRST
 
 
 def test_one_accepted_draft_forgives_misses() -> None:
     rows = Rows()
     for _ in range(5):
-        rows.hear(2, 0)
-        rows.hear(2, 2)
+        rows.note_accepted(2, 0)
+        rows.note_accepted(2, 2)
     assert rows.tries(2)
 
 
 def test_the_next_request_of_a_slot_begins_anew() -> None:
     rows = Rows()
     for _ in range(MISSES):
-        rows.hear(0, 0)
+        rows.note_accepted(0, 0)
     assert not rows.tries(0)
     rows.table.life[0] += 1
     assert rows.tries(0)

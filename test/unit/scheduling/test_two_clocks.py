@@ -22,7 +22,7 @@ from fixtures.timed_grammars import timed_grammars
 from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn
 from mysglang.srt.constrained.patience import SLOW_S
 from mysglang.srt.mem_cache.storage.runner import Work
-from mysglang.srt.scheduling.intake import Message, OneRank, RequestTimeouts, Share, Told
+from mysglang.srt.scheduling.intake import Message, OneRank, OutsideNews, RequestTimeouts, Share
 
 SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, conservativeness=0.1)
 BELOW = replace(SETUP, host_tokens=320)
@@ -42,7 +42,7 @@ class Log:
     @property
     def kinds(self) -> set[type]:
         """Types of the news in it."""
-        return {type(message.news) for turn in self.turns for message in turn if isinstance(message, Told)}
+        return {type(message.news) for turn in self.turns for message in turn if isinstance(message, OutsideNews)}
 
 
 class FromLog:

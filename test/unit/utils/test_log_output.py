@@ -80,7 +80,7 @@ def test_a_full_disk() -> None:
     for number in range(5):
         writer.put(line(number))
         writer.flush(30)
-    assert (writer.drops.total, writer.drops.untold) == (5, 5)
+    assert (writer.drops.total, writer.drops.unreported) == (5, 5)
 
 
 @pytest.mark.promise(45)

@@ -16,7 +16,7 @@ choice in turn, probabilities of the experts close to the best (`layers/moe/rout
 
 
 class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """down(activation(gate(x)) * up(x))."""
+    """An MLP that computes down(activation(gate(x)) * up(x))."""
 
     intermediate_size: int
     activation: str
@@ -35,7 +35,7 @@ class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """scale * down(activation(gate_scale * gate(x)) * up(x))."""
+    """An MLP that computes scale * down(activation(gate_scale * gate(x)) * up(x))."""
 
     intermediate_size: int
     activation: str
@@ -56,7 +56,7 @@ class NoMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlainMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """down(activation(up(x)))."""
+    """An MLP that computes down(activation(up(x)))."""
 
     intermediate_size: int
     activation: str
@@ -72,14 +72,14 @@ class PlainMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
     def named(
         module: str, inner: Size, hidden: Size, parts: tuple[str, str] = ("up_proj", "down_proj")
     ) -> Iterator[Matrix]:
-        """Matrices of the module with this name in a checkpoint's layer."""
+        """Yields the matrices of the module with this name in a checkpoint's layer."""
         up, down = parts
         yield Matrix(f"{module}.{up}.weight", inner, hidden)
         yield Matrix(f"{module}.{down}.weight", hidden, inner)
 
 
 class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which experts a token goes to, and with which gates."""
+    """The rule by which a token's experts and their gates are chosen."""
 
     kind: RouterKind
     top_k: int

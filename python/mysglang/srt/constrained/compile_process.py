@@ -105,7 +105,7 @@ class CompileServer:
                 self._clock.tick()
             for key, _ in ready:
                 if key.fd != source:
-                    self._hear(self._children[key.fd])
+                    self._receive(self._children[key.fd])
                     continue
                 data = os.read(source, READ_BYTES)
                 if not data:
@@ -145,7 +145,7 @@ class CompileServer:
         self._children[reading] = Child(job, pid, reading, self._clock.now())
         self._selector.register(reading, selectors.EVENT_READ)
 
-    def _hear(self, child: Child) -> None:
+    def _receive(self, child: Child) -> None:
         data = os.read(child.pipe, 1 << 20)
         if data:
             child.answer += data

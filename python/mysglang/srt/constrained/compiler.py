@@ -204,7 +204,7 @@ class GrammarCompiler:
             return
         self._link = self._start()
         while not self._closing:
-            self._hear_changes()
+            self._apply_changes()
             if self._link is not None:
                 self._turn(self._link, backend)
             elif self._turns:
@@ -242,7 +242,7 @@ class GrammarCompiler:
 
     def _refuse_all(self, failure: Failure) -> None:
         """Reports `failure` for all waiting grammars."""
-        self._hear_changes()
+        self._apply_changes()
         for spec in self._turns.give_up():
             self._done.put((spec, failure))
 
@@ -271,7 +271,7 @@ class GrammarCompiler:
         link.outbox += frame(self._setup)
         return link
 
-    def _hear_changes(self) -> None:
+    def _apply_changes(self) -> None:
         """Apply the scheduler's changes. A compilation that no tenant wants any more is stopped."""
         while self._changes:
             change, spec, tenant = self._changes.popleft()
@@ -302,9 +302,9 @@ class GrammarCompiler:
             except BrokenPipeError:
                 alive = False
         if alive and link.from_child in ready:
-            alive = self._hear(link, backend)
+            alive = self._receive(link, backend)
         if not alive or (link.jobs and AWAKE.now() > link.patient_until):
-            self._bury(link)
+            self._replace_dead(link)
 
     def _send_jobs(self, link: Link) -> None:
         while (wanted := self._turns.start()) is not None:
@@ -315,7 +315,7 @@ class GrammarCompiler:
             link.numbers[wanted.spec] = self._count
             link.outbox += frame(Job(self._count, wanted.spec.kind, wanted.spec.text))
 
-    def _hear(self, link: Link, backend: GrammarBackend) -> bool:
+    def _receive(self, link: Link, backend: GrammarBackend) -> bool:
         """Handles a message of the compiler process. Returns False once the process has ended."""
         data = os.read(link.from_child, READ_BYTES)
         try:
@@ -352,7 +352,7 @@ class GrammarCompiler:
             )
             return Failure("the compiled grammar cannot be loaded", lasting=False, status=500)
 
-    def _bury(self, link: Link) -> None:
+    def _replace_dead(self, link: Link) -> None:
         """Replaces a process that died or hangs. Its jobs are given to a new process, or fail after ATTEMPTS."""
         self._end(link)
         self._link = None

@@ -49,13 +49,13 @@ class Stage(Protocol):
         """
         ...
 
-    def tell(self, tokens: Tensor) -> None:
+    def send_tokens(self, tokens: Tensor) -> None:
         """On the last stage: sends a step's tokens, [S] int64, to all other stages. Returns before they have
         arrived.
         """
         ...
 
-    def hear(self, tokens: Tensor) -> Tensor:
+    def receive_tokens(self, tokens: Tensor) -> Tensor:
         """On every other stage: receives the next tokens of the last stage into `tokens`, which gives their number."""
         ...
 
@@ -79,10 +79,10 @@ class WholeModel:
     def receive(self, stream: Tensor) -> Tensor:
         raise AssertionError("there is no stage before this one")
 
-    def tell(self, tokens: Tensor) -> None:
+    def send_tokens(self, tokens: Tensor) -> None:
         """Does nothing: there is no other stage."""
 
-    def hear(self, tokens: Tensor) -> Tensor:
+    def receive_tokens(self, tokens: Tensor) -> Tensor:
         raise AssertionError("this stage chooses the tokens")
 
     def smallest(self, values: Sequence[int]) -> list[int]:
@@ -143,13 +143,13 @@ class PipelineStage:
     def receive(self, stream: Tensor) -> Tensor:
         return self._forward.receive(stream, self._place.rank - 1)
 
-    def tell(self, tokens: Tensor) -> None:
+    def send_tokens(self, tokens: Tensor) -> None:
         # The caller may change the tokens afterwards.
         tokens = tokens.clone()
         for stage in range(self._place.rank):
             self._keep(self._back.send(tokens, stage))
 
-    def hear(self, tokens: Tensor) -> Tensor:
+    def receive_tokens(self, tokens: Tensor) -> Tensor:
         return self._back.receive(tokens, self._place.size - 1)
 
     def smallest(self, values: Sequence[int]) -> list[int]:

@@ -49,7 +49,7 @@ class EngineWeights:
     def from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
         """Serve the checkpoint of the same model in a directory or repository."""
         try:
-            return _told(self._wait(update_from_disk(self._manager, model_path, WeightUpdate(**update))))
+            return _result(self._wait(update_from_disk(self._manager, model_path, WeightUpdate(**update))))
         except InvalidRequest as error:
             return False, error.message
 
@@ -61,7 +61,7 @@ class EngineWeights:
             # Copies: tensors that share memory cannot be written.
             found = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
             save_file(found, folder / "tensors.safetensors")
-            return _told(self._wait(update_from_folder(self._manager, folder, WeightUpdate(**update))))
+            return _result(self._wait(update_from_folder(self._manager, folder, WeightUpdate(**update))))
 
     def from_distributed(
         self,
@@ -73,7 +73,7 @@ class EngineWeights:
     ) -> tuple[bool, str]:
         """Take the tensors that rank 0 of the group broadcasts in this order."""
         change = WeightUpdate(**update)
-        return _told(
+        return _result(
             self._command(
                 lambda number: UpdateWeightsFromDistributedReq(
                     id=number, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name, update=change
@@ -91,7 +91,7 @@ class EngineWeights:
         backend: Literal["nccl", "gloo"] = "nccl",
     ) -> tuple[bool, str]:
         """Join a trainer's group; returns when all members are there."""
-        return _told(
+        return _result(
             self._command(
                 lambda number: InitWeightsUpdateGroupReq(
                     id=number,
@@ -107,11 +107,11 @@ class EngineWeights:
 
     def destroy_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
         """Leave it, or give it up if it has not come together yet."""
-        return _told(self._command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=group_name)))
+        return _result(self._command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=group_name)))
 
     def rename(self, new_version: str, *, abort_all_requests: bool = False) -> tuple[bool, str]:
         """Give the weights another name."""
-        return _told(
+        return _result(
             self._command(
                 lambda number: UpdateWeightVersionReq(
                     id=number, new_version=new_version, abort_all_requests=abort_all_requests
@@ -121,11 +121,11 @@ class EngineWeights:
 
     def release_memory(self, tags: Sequence[MemoryTag]) -> tuple[bool, str]:
         """Give the memory of these back to the machine; nothing may be asked of the engine until all is resumed."""
-        return _told(self._command(lambda number: ReleaseMemoryOccupationReq(id=number, tags=list(tags))))
+        return _result(self._command(lambda number: ReleaseMemoryOccupationReq(id=number, tags=list(tags))))
 
     def resume_memory(self, tags: Sequence[MemoryTag]) -> tuple[bool, str]:
         """Take it again, with the weights that were there."""
-        return _told(self._command(lambda number: ResumeMemoryOccupationReq(id=number, tags=list(tags))))
+        return _result(self._command(lambda number: ResumeMemoryOccupationReq(id=number, tags=list(tags))))
 
     def by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """Returns the first rows of a tensor, as numbers. Raises InvalidRequest if there is none of that name."""
@@ -143,5 +143,5 @@ class EngineWeights:
         return self._wait(self._manager.command(make, patience_s=PATIENCE_S))
 
 
-def _told(reply: ControlReqOutput) -> tuple[bool, str]:
+def _result(reply: ControlReqOutput) -> tuple[bool, str]:
     return reply.success, reply.message

@@ -154,7 +154,7 @@ class ErrorShape(Protocol):
     """How an API dialect writes an error as JSON."""
 
     @property
-    def told(self) -> type[msgspec.Struct]:
+    def schema(self) -> type[msgspec.Struct]:
         """The struct that describes `body` in the API docs."""
         ...
 
@@ -170,7 +170,7 @@ class ErrorShape(Protocol):
 class OpenAIShape:
     """Writes errors in OpenAI's form, under `error`. Also used for errors that are found before the path is known."""
 
-    told: type[msgspec.Struct] = OpenAIError
+    schema: type[msgspec.Struct] = OpenAIError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         return {"error": facts.fields(request_id)}
@@ -184,7 +184,7 @@ class NativeShape(OpenAIShape):
     OpenAI's.
     """
 
-    told = NativeError
+    schema = NativeError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         fields = facts.fields(request_id)

@@ -83,7 +83,7 @@ class Manager(Protocol):
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
 
-    def tell_fronts(self, order: FrontOrder) -> None:
+    def notify_fronts(self, order: FrontOrder) -> None:
         """Have the other fronts of this server do the same."""
         ...
 

@@ -217,7 +217,7 @@ class OneAtATime(HttpToolsProtocol):
             return
         if self.cycle is None or self._framing.in_head or not self.cycle.response_started:
             self._write_refusal(why)
-        self._hear_of_departure()
+        self._notice_departure()
         self.transport.close()
 
     def _write_refusal(self, why: ErrorFacts) -> None:
@@ -226,7 +226,7 @@ class OneAtATime(HttpToolsProtocol):
         lines = [STATUS_LINE[why.status], *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n", response.body]
         self.transport.write(b"".join(lines))
 
-    def _hear_of_departure(self) -> None:
+    def _notice_departure(self) -> None:
         """Tell the code that works for this connection's request that the client has left."""
         if self._answering:
             self.cycle.disconnected = True
@@ -286,7 +286,7 @@ class OneAtATime(HttpToolsProtocol):
         super().connection_lost(exc)
         # Ends the waiting of a close that lets the client read, which may still go on.
         self.transport.close()
-        self._hear_of_departure()
+        self._notice_departure()
 
     def shutdown(self) -> None:
         """Closes at once the connections that have no answer under way, and those whose client does not read. Called

@@ -40,7 +40,7 @@ class FieldLog:
         """Returns a report for one request. `where`: what the request went to, for the log line."""
         return IgnoredFields(self, where)
 
-    def tell(self, name: str, where: str, *, known: bool) -> None:
+    def note(self, name: str, where: str, *, known: bool) -> None:
         """Write the line for `name`, if it was not written before. `name` is safe to write."""
         hint = "" if known else " (--unknown-fields error refuses such requests)"
         what = "has no effect here" if known else "is not known and is ignored"
@@ -78,7 +78,7 @@ class IgnoredFields:
             self.more += 1
         else:
             self.names.append(shown)
-        self.log.tell(shown, self.where, known=known)
+        self.log.note(shown, self.where, known=known)
 
 
 def safe(name: str) -> str:

@@ -1,7 +1,7 @@
 """/openapi.json and /docs: the bodies and answers of the routes, described for FastAPI.
 
 A route names the body that it takes and the answer that it gives; errors, which every route has in the shape of its
-dialect, and keys are told here once for all of them. What is described is nowhere enforced: tests hold bodies and
+dialect, and keys are described here once for all of them. What is described is nowhere enforced: tests hold bodies and
 answers against it.
 """
 
@@ -132,9 +132,9 @@ def _document(
                 str(status): {"$ref": f"#/components/responses/{_name(shape, status)}"} for status in statuses
             }
             operation["security"] = _security(path, access, has_keys=has_keys)
-    told = {shapes(path).told for path in document["paths"]}
-    _join(parts["schemas"], msgspec.json.schema_components(told, ref_template=NAMED)[1])
-    add_descriptions(parts["schemas"], [*models, *told, *all_subclasses(Answer)])
+    errors = {shapes(path).schema for path in document["paths"]}
+    _join(parts["schemas"], msgspec.json.schema_components(errors, ref_template=NAMED)[1])
+    add_descriptions(parts["schemas"], [*models, *errors, *all_subclasses(Answer)])
     return document
 
 
@@ -164,11 +164,11 @@ def _security(path: str, access: Access, *, has_keys: bool) -> list[dict[str, li
 
 
 def _name(shape: ErrorShape, status: int) -> str:
-    return f"{shape.told.__name__}{status}"
+    return f"{shape.schema.__name__}{status}"
 
 
 def _error(shape: ErrorShape, status: int) -> dict[str, Any]:
-    schema = {"$ref": REF.format(model=shape.told.__name__)}
+    schema = {"$ref": REF.format(model=shape.schema.__name__)}
     description = f"{HTTPStatus(status).phrase if status != 499 else 'Request Ended'}: {STATUSES[status]}"
     return {"description": description, "content": {JSON: {"schema": schema}}}
 

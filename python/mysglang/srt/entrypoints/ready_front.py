@@ -86,7 +86,7 @@ class FrontLinks:
     async def beat(self) -> None:
         """Tell the others for ever that this one is alive."""
         while True:
-            self.fronts.tell(FrontBeat(front=self.fronts.index))
+            self.fronts.notify(FrontBeat(front=self.fronts.index))
             await asyncio.sleep(BEAT_S)
 
     def close(self) -> None:

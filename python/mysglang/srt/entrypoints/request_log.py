@@ -78,8 +78,8 @@ class LoggedManager:
                 logger.info("Fail: rid=%s, %s, %.3f s", _shown(obj), type(error).__name__, time.perf_counter() - begun)
             raise
 
-    def tell_fronts(self, order: FrontOrder) -> None:
-        self._manager.tell_fronts(order)
+    def notify_fronts(self, order: FrontOrder) -> None:
+        self._manager.notify_fronts(order)
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         return self._manager.abort_request(rid, abort_all=abort_all)

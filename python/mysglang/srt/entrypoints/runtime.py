@@ -67,7 +67,7 @@ class Runtime:
         """Tasks without which this process cannot serve."""
         self._watching: asyncio.Task[Death] | None = None
         self._thread_death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._forget_threads = on_thread_death(partial(self._mourn, asyncio.get_running_loop()))
+        self._forget_threads = on_thread_death(partial(self._report_thread_death, asyncio.get_running_loop()))
 
     async def wait_ready(self) -> ReadyFront:
         """Waits until the server can answer requests and has answered one (the warm-up). Raises ConfigError or
@@ -120,11 +120,11 @@ class Runtime:
 
     def drain(self) -> None:
         """Have the other fronts accept no more requests."""
-        self._links.fronts.tell(DrainReq())
+        self._links.fronts.notify(DrainReq())
 
     def cut_off(self, why: str) -> None:
         """Tell every open request that it ends now."""
-        self._links.fronts.tell(EndReq(why=why, kind="shutting_down"))
+        self._links.fronts.notify(EndReq(why=why, kind="shutting_down"))
         if self._manager is not None:
             self._manager.fail_all(ShuttingDown(why))
 
@@ -179,13 +179,13 @@ class Runtime:
         finally:
             died.cancel()
             silent.cancel()
-        self._links.fronts.tell(EndReq(why=str(death.error), kind="died"))
+        self._links.fronts.notify(EndReq(why=str(death.error), kind="died"))
         lines = records.lines(str(death.error))
         manager.fail_all(death.error)
         await records.write(lines)
         return death
 
-    def _mourn(self, loop: asyncio.AbstractEventLoop, cause: str) -> None:
+    def _report_thread_death(self, loop: asyncio.AbstractEventLoop, cause: str) -> None:
         """Reports the death of a service thread of this process. Called in that thread."""
 
         def note() -> None:

@@ -63,7 +63,7 @@ def _form(each: Declared) -> tuple[Any, Any]:
     asked.
     """
     kind = Texts if each.or_one else _as_json(each.type)
-    if each.told.recommended is not None:
+    if each.facts.recommended is not None:
         return kind | None, None
     return kind, empty(type(each.default)) if isinstance(each.default, list | dict) else each.default
 
@@ -114,10 +114,10 @@ BODIES: Mapping[Dialect, type[StrictModel]] = {
     "anthropic": AnthropicSampling,
 }
 
-OPENAI_ALIASES = {alias: each.name_on("openai") or each.name for each in _ALL for alias in each.told.aliases}
+OPENAI_ALIASES = {alias: each.name_on("openai") or each.name for each in _ALL for alias in each.facts.aliases}
 """Name that other servers have for a field -> its name on OpenAI's routes."""
 
-WITHOUT_EFFECT = frozenset(each.name for each in _ALL if not each.told.has_effect)
+WITHOUT_EFFECT = frozenset(each.name for each in _ALL if not each.facts.has_effect)
 """Fields that are taken and change nothing."""
 
 OPENAI_NAMES = {each.name: name for name, each in _on("openai").items() if name != each.name}
@@ -125,7 +125,7 @@ OPENAI_NAMES = {each.name: name for name, each in _on("openai").items() if name 
 
 _SAID: Mapping[Dialect, tuple[_Said, ...]] = {
     dialect: tuple(
-        _Said(name, each.name_on("openai") or each.name, each.told.as_ours) for name, each in _on(dialect).items()
+        _Said(name, each.name_on("openai") or each.name, each.facts.as_ours) for name, each in _on(dialect).items()
     )
     for dialect in BODIES
 }
@@ -155,16 +155,16 @@ def beside_sampling(body: OpenAISampling) -> dict[str, Any]:
 
 def texts() -> dict[str, str]:
     """Name of a field, as any route calls it -> what it means."""
-    found = {each.name: each.told.text for each in _ALL}
-    return found | {name: each.told.text for dialect in BODIES for name, each in _on(dialect).items()}
+    found = {each.name: each.facts.text for each in _ALL}
+    return found | {name: each.facts.text for dialect in BODIES for name, each in _on(dialect).items()}
 
 
 def texts_by_place() -> dict[str, str]:
     """Class and field -> what it means there: on the native route, and where the model may have the default."""
-    found = {f"SamplingParams.{each.name}": each.told.text for each in FIELDS}
+    found = {f"SamplingParams.{each.name}": each.facts.text for each in FIELDS}
     for dialect, model in BODIES.items():
         for name, each in _on(dialect).items():
-            if (usual := each.told.recommended) is not None:
+            if (usual := each.facts.recommended) is not None:
                 words = f"Default: what the model's generation_config.json says, else {usual}."
-                found[f"{model.__name__}.{name}"] = f"{each.told.text} {words}"
+                found[f"{model.__name__}.{name}"] = f"{each.facts.text} {words}"
     return found

@@ -64,8 +64,8 @@ async def _until_end(runtime: Runtime, door: HttpFront, stop: asyncio.Event, lis
             code = await _drain(runtime, door)
             return life.result().exit_code if life.done() else code
         if life.done():
-            return await _bury(life.result(), runtime, door)
-        return await _bury(Death(shut.result(), ExitCode.WORKER_DIED), runtime, door)
+            return await _end_after_death(life.result(), runtime, door)
+        return await _end_after_death(Death(shut.result(), ExitCode.WORKER_DIED), runtime, door)
     finally:
         for task in (life, asked, shut):
             task.cancel()
@@ -112,7 +112,7 @@ async def _add_fronts(runtime: Runtime, door: HttpFront, listener: socket.socket
     await runtime.seal()
 
 
-async def _bury(death: Death, runtime: Runtime, door: HttpFront) -> ExitCode:
+async def _end_after_death(death: Death, runtime: Runtime, door: HttpFront) -> ExitCode:
     """Ends the server after one of its processes died. The runtime has already sent an error to every open request."""
     door.gate.close(death.error)
     await _emptied(runtime, LAST_WORDS_S)

@@ -1,8 +1,8 @@
 """Talk: turns the chunks of one request into frames, for the stream of every route that generates.
 
-There is one way from chunks to frames, a route's `Teller`. Frames go through a generator like those of any stream;
-where the connection has a wire, those between the first and the last go past it, in the turn in which their chunks
-come.
+There is one way from chunks to frames, a route's `FrameRenderer`. Frames go through a generator like those of any
+stream. If the connection has a wire (`wire.py`), all but the first and the last are written directly to it, in the
+turn of the event loop in which their chunks arrive.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
 
 
-class Teller(Protocol):
+class FrameRenderer(Protocol):
     """Turns chunks of an answer into frames, in the format of one route."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
-        """Returns how many log-probabilities and the like `tell` will tell of."""
+        """Returns how many log-probabilities and the like `render` will render."""
         ...
 
-    def tell(self, chunk: GenerationChunk) -> bytes:
+    def render(self, chunk: GenerationChunk) -> bytes:
         """Returns the frames for a chunk; empty if there is nothing to send yet."""
         ...
 
@@ -39,21 +39,21 @@ class Teller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A request that is being answered: the chunks of its answer, and the Teller that turns them into frames."""
+    """A request that is being answered: the chunks of its answer, and the FrameRenderer that turns them into frames."""
 
     chunks: AsyncGenerator[GenerationChunk, None]
-    teller: Teller
+    renderer: FrameRenderer
     names: Mapping[str, str]
     """The front's names of fields -> those that the client sent; see `own_words`."""
     pool: TextPool
     """Pool in which long frames are made."""
 
-    async def tell(self, chunk: GenerationChunk) -> bytes:
+    async def render(self, chunk: GenerationChunk) -> bytes:
         """Returns the frames of `chunk`, without keeping others waiting for them."""
-        teller = self.teller
+        renderer = self.renderer
         if not chunk.with_numbers:
-            return teller.tell(chunk)
-        return await self.pool.run_if_many(teller.numbers(chunk), partial(teller.tell, chunk))
+            return renderer.render(chunk)
+        return await self.pool.run_if_many(renderer.numbers(chunk), partial(renderer.render, chunk))
 
 
 def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
@@ -74,9 +74,9 @@ class _Going:
         with own_words(talk.names):
             async with aclosing(talk.chunks) as chunks:
                 async for chunk in chunks:
-                    if frames := await talk.tell(chunk):
+                    if frames := await talk.render(chunk):
                         yield frames
-        yield talk.teller.end()
+        yield talk.renderer.end()
 
     async def pour(self, wire: Wire) -> None:
         """Writes all remaining chunks directly to the connection. If the chunks come from another generator, `frames`
@@ -94,7 +94,7 @@ class _ToWire:
 
     def __init__(self, talk: Talk, wire: Wire) -> None:
         self._talk = talk
-        self._tell = talk.teller.tell
+        self._render = talk.renderer.render
         self._wire = wire
 
     @property
@@ -102,13 +102,13 @@ class _ToWire:
         return self._wire.has_room
 
     def is_long(self, chunk: GenerationChunk) -> bool:
-        return self._talk.pool.is_many(self._talk.teller.numbers(chunk))
+        return self._talk.pool.is_many(self._talk.renderer.numbers(chunk))
 
     def take(self, chunk: GenerationChunk) -> None:
-        self._wire.write_piece(self._tell(chunk))
+        self._wire.write_piece(self._render(chunk))
 
     async def take_long(self, chunk: GenerationChunk) -> None:
-        self._wire.write_piece(await self._talk.tell(chunk))
+        self._wire.write_piece(await self._talk.render(chunk))
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         self._wire.call_when_room(call)

@@ -20,7 +20,7 @@ from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, make_fro
 from mysglang.srt.entrypoints.relay import Owner
 from mysglang.srt.entrypoints.request_watch import request_metrics
 from mysglang.srt.errors import ServerEnded, ShuttingDown, WorkerDied
-from mysglang.srt.managers.child import run_child, tell_parent
+from mysglang.srt.managers.child import report_to_parent, run_child
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -54,7 +54,7 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     _obey_the_end(manager, gate)
     receiving = asyncio.create_task(manager.handle_loop(), name="receive")
     beating = asyncio.create_task(links.beat(), name="beat")
-    await _all_heard(manager, links)
+    await _wait_for_links(manager, links)
     observability = args.observability
     listener = socket.socket(fileno=launch.listener)
     door = HttpFront(listener, args.serving, observability.log_level_http, links.fronts.board, gate)
@@ -62,7 +62,7 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     await door.open(front, args, model, owner)
     freeze_heap()
     collect_rarely()
-    tell_parent(link, Ready())
+    report_to_parent(link, Ready())
     ended = asyncio.create_task(door.ended())
     done, _ = await asyncio.wait({receiving, beating, ended}, return_when=asyncio.FIRST_COMPLETED)
     if ended in done:
@@ -70,7 +70,7 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     raise WorkerDied("the front can no longer receive") from next(iter(done)).exception()
 
 
-async def _all_heard(manager: TokenizerManager, links: FrontLinks) -> None:
+async def _wait_for_links(manager: TokenizerManager, links: FrontLinks) -> None:
     """Waits until every other process has sent a message and the scheduler has answered, so that all links work."""
     await manager.get_internal_state()
     others = links.fronts.count - 1

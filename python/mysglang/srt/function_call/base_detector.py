@@ -63,14 +63,14 @@ class FunctionCallDetector(ABC):
     def feed(self, text: str) -> list[ToolEvent]:
         """Takes the next text, and returns the events that it adds."""
         self._reading.feed(text)
-        return self._told()
+        return self._take_events()
 
     def finish(self) -> list[ToolEvent]:
         """Returns the events of the text that was held back, because the text has ended."""
         self._reading.finish()
         if self._spaces and not self.has_calls:
             self._events.append(NormalText("".join(self._spaces)))
-        return self._told()
+        return self._take_events()
 
     def detect_and_parse(self, text: str) -> tuple[str, list[ToolCallItem]]:
         """Returns the plain text and the calls of a whole text."""
@@ -124,7 +124,7 @@ class FunctionCallDetector(ABC):
             self._arguments("{}")
         self._calls_ended += 1
 
-    def _told(self) -> list[ToolEvent]:
+    def _take_events(self) -> list[ToolEvent]:
         events, self._events = merged(self._events), []
         return events
 

@@ -55,7 +55,7 @@ class JsonObjectDetector(FunctionCallDetector):
                 begun = name is not None and self._begin(name)
                 if not begun:
                     return Outcome.NO_CALL
-                early.tell(self._arguments)
+                early.pass_on(self._arguments)
                 complete = early.complete
             elif key in _ARGUMENTS and not (complete or early.complete):
                 if not (yield from self._json_arguments(self._arguments if begun else early.parts.append)):
@@ -149,7 +149,7 @@ class _Early:
         self.parts: list[str] = []
         self.complete = False
 
-    def tell(self, into: Into) -> None:
+    def pass_on(self, into: Into) -> None:
         if self.parts:
             into("".join(self.parts))
 

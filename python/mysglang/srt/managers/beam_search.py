@@ -27,7 +27,7 @@ from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 
 Generate = Callable[[GenerateReqInput], AsyncGenerator[GenerationChunk, None]]
 
-_IMPOSSIBLE = tuple(each.name for each in FIELDS if not each.told.with_beams)
+_IMPOSSIBLE = tuple(each.name for each in FIELDS if not each.facts.with_beams)
 """Parameters that need an answer of one request."""
 
 _NOT_BESIDE = (
@@ -144,7 +144,7 @@ async def beam_search(
     for i, task in enumerate(tasks):
         for rank, beam in enumerate(task.search.best(count, aborted)):
             rid = unfolded.rids[i] if count == 1 else f"{unfolded.rids[i]}_{rank}"
-            yield await task.told(beam, i * count + rank, rid, coder)
+            yield await task.chunk(beam, i * count + rank, rid, coder)
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class _Task:
     cached_tokens: int | None = None
     """Cached tokens of the prompt, in the first round."""
 
-    async def told(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
+    async def chunk(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
         """Returns a beam as the answer that the client gets."""
         prompt, params = unpack_ids(self.request.input_ids), self.request.sampling_params
         return GenerationChunk(

@@ -71,8 +71,8 @@ def detokenizer_title(index: int) -> str:
 logger = logging.getLogger(__name__)
 
 
-def tell_parent(link: ParentLink, message: FromChild) -> None:
-    link.tell(msgspec.json.encode(message))
+def report_to_parent(link: ParentLink, message: FromChild) -> None:
+    link.report(msgspec.json.encode(message))
 
 
 def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
@@ -83,19 +83,19 @@ def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
         body(link)
     except ConfigError as error:
         # The user's business: said in the user's words, without a traceback.
-        tell_parent(link, Failed(list(error.problems)))
+        report_to_parent(link, Failed(list(error.problems)))
     except PeerLost as error:
         # Not logged, because the last line of the log is reserved for the cause.
-        tell_parent(link, Failed([summary(error)], follows=True))
+        report_to_parent(link, Failed([summary(error)], follows=True))
     except Exception as error:
         logger.exception("This process failed and ends.")
-        tell_parent(link, Failed([summary(error)]))
+        report_to_parent(link, Failed([summary(error)]))
     sys.exit(1)
 
 
 def _end_by(link: ParentLink, cause: str) -> None:
     """End this process at once, of a thread that it cannot serve without."""
-    tell_parent(link, Failed([cause]))
+    report_to_parent(link, Failed([cause]))
     os._exit(1)
 
 

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
-from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, run_child, tell_parent
+from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, report_to_parent, run_child
 from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull, Receiver, Sender
 from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, unpack_ids
@@ -194,7 +194,7 @@ def run_detokenizer_process(link: ParentLink) -> None:
     to_tokenizer = to_fronts(ports.tokenizer_ipc_names)
     manager = DetokenizerManager(from_scheduler, to_tokenizer, load_tokenizer(args.model), index=launch.index)
     freeze_heap()
-    tell_parent(link, Ready())
+    report_to_parent(link, Ready())
     manager.event_loop()
 
 

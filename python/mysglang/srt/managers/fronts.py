@@ -197,7 +197,7 @@ class Fronts:
     metrics: RequestMetrics = field(default_factory=NoMetrics)
     """Receives the events of this front's requests, and reports the totals of all fronts."""
 
-    def tell(self, message: ToTokenizer) -> None:
+    def notify(self, message: ToTokenizer) -> None:
         """Sends the message to all other fronts."""
         for other in self.others:
             other.send(message)

@@ -25,7 +25,7 @@ import msgspec
 from mysglang.srt.messages.channels import Receiver, Sender
 from mysglang.srt.messages.codec import Codec, ToDetokenizer, ToScheduler, ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
-from mysglang.srt.scheduling.intake import Message, Told
+from mysglang.srt.scheduling.intake import Message, OutsideNews
 from mysglang.srt.scheduling.step_planner import PlanDigest
 from mysglang.srt.utils.outside import Reports
 
@@ -115,17 +115,19 @@ class LeadShare:
         have done.
         """
         for message in messages:
-            if isinstance(message, Told):
+            if isinstance(message, OutsideNews):
                 yield from self._joined(0, message)
             else:
                 yield message
         for report in self._reports.drain():
-            yield from self._joined(report.rank, Told(report.part, self._parts[report.part].decoded(report.news)))
+            yield from self._joined(
+                report.rank, OutsideNews(report.part, self._parts[report.part].decoded(report.news))
+            )
 
-    def _joined(self, rank: int, told: Told) -> Iterator[Told]:
-        reports = self._parts[told.part].reports
-        found = (told.news,) if reports is None else reports.add(rank, told.news)
-        return (Told(told.part, news) for news in found)
+    def _joined(self, rank: int, outside: OutsideNews) -> Iterator[OutsideNews]:
+        reports = self._parts[outside.part].reports
+        found = (outside.news,) if reports is None else reports.add(rank, outside.news)
+        return (OutsideNews(outside.part, news) for news in found)
 
 
 class FollowShare:
@@ -155,7 +157,7 @@ class FollowShare:
 
     def share(self, messages: list[Message]) -> list[Message]:
         for message in messages:
-            if isinstance(message, Told) and self._parts[message.part].reports is not None:
+            if isinstance(message, OutsideNews) and self._parts[message.part].reports is not None:
                 self._reports.send(Report(self._rank, message.part, _raw(message.news)))
         while not self._arrived:
             if self._turns.poll(WAIT_MS):
@@ -173,7 +175,7 @@ class FollowShare:
     def _unpacked(self, message: TurnMessage) -> Message:
         if not isinstance(message, TurnNews):
             return message
-        return Told(message.part, self._parts[message.part].decoded(message.news))
+        return OutsideNews(message.part, self._parts[message.part].decoded(message.news))
 
 
 class RankReplies:
@@ -190,7 +192,7 @@ class RankReplies:
 
 
 def _packed(message: Message) -> TurnMessage:
-    if not isinstance(message, Told):
+    if not isinstance(message, OutsideNews):
         return message
     return TurnNews(message.part, _raw(message.news))
 

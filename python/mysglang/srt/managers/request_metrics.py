@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mysglang.srt.messages.outputs import Abort, FinishReason, RequestTimes
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
-from mysglang.srt.observability import instruments as told
+from mysglang.srt.observability import instruments
 from mysglang.srt.observability.sheet import Sheet
 
 
@@ -81,7 +81,7 @@ class NoMetrics:
         pass
 
     def total_row(self) -> Sequence[float]:
-        return [0.0] * told.FRONT.width
+        return [0.0] * instruments.FRONT.width
 
     def close(self) -> None:
         pass
@@ -120,23 +120,23 @@ class SheetMetrics:
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         self._watched[rid].sent = True
         if request.sampling_params.grammar is not None:
-            self._sheet.add(told.NUM_SO_REQUESTS)
+            self._sheet.add(instruments.NUM_SO_REQUESTS)
 
     def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
         answer, sheet = self._watched[rid], self._sheet
         if not answer.prompt_tokens:
             answer.prompt_tokens, answer.cached_tokens = prompt_tokens, cached_tokens
-            sheet.add(told.PROMPT_TOKENS, prompt_tokens)
-            sheet.add(told.CACHED_TOKENS, cached_tokens)
+            sheet.add(instruments.PROMPT_TOKENS, prompt_tokens)
+            sheet.add(instruments.CACHED_TOKENS, cached_tokens)
         new = completion_tokens - answer.completion_tokens
         if new <= 0:
             return
         now = self._clock()
-        sheet.add(told.GENERATION_TOKENS, new)
+        sheet.add(instruments.GENERATION_TOKENS, new)
         if answer.completion_tokens:
-            sheet.observe(told.INTER_TOKEN_LATENCY, (now - answer.grew_at) / new, new)
+            sheet.observe(instruments.INTER_TOKEN_LATENCY, (now - answer.grew_at) / new, new)
         else:
-            sheet.observe(told.TIME_TO_FIRST_TOKEN, now - answer.opened_at)
+            sheet.observe(instruments.TIME_TO_FIRST_TOKEN, now - answer.opened_at)
             answer.began_at, answer.tokens_at_once = now, new
         answer.grew_at, answer.completion_tokens = now, completion_tokens
 
@@ -145,35 +145,35 @@ class SheetMetrics:
         if answer is None or not answer.sent:
             return
         if reason is None or isinstance(reason, Abort):
-            sheet.add(told.NUM_ABORTED_REQUESTS)
+            sheet.add(instruments.NUM_ABORTED_REQUESTS)
             return
-        sheet.add(told.NUM_REQUESTS)
-        sheet.observe(told.E2E_REQUEST_LATENCY, self._clock() - answer.opened_at)
-        sheet.observe(told.PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens)
-        sheet.observe(told.UNCACHED_PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens - answer.cached_tokens)
-        sheet.observe(told.GENERATION_TOKENS_HISTOGRAM, answer.completion_tokens)
+        sheet.add(instruments.NUM_REQUESTS)
+        sheet.observe(instruments.E2E_REQUEST_LATENCY, self._clock() - answer.opened_at)
+        sheet.observe(instruments.PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens)
+        sheet.observe(instruments.UNCACHED_PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens - answer.cached_tokens)
+        sheet.observe(instruments.GENERATION_TOKENS_HISTOGRAM, answer.completion_tokens)
         later = answer.completion_tokens - answer.tokens_at_once
         if later > 0:
-            sheet.observe(told.TIME_PER_OUTPUT_TOKEN, (answer.grew_at - answer.began_at) / later)
+            sheet.observe(instruments.TIME_PER_OUTPUT_TOKEN, (answer.grew_at - answer.began_at) / later)
 
     def asked(self, path: str, routing_key: str) -> None:
-        self._sheet.add(told.HTTP_REQUESTS[path])
-        self._sheet.add(told.HTTP_REQUESTS_ACTIVE[path])
+        self._sheet.add(instruments.HTTP_REQUESTS[path])
+        self._sheet.add(instruments.HTTP_REQUESTS_ACTIVE[path])
         if routing_key:
             self._routing_keys[routing_key] += 1
             if self._routing_keys[routing_key] == 1:
-                self._sheet.add(told.ROUTING_KEYS_ACTIVE)
+                self._sheet.add(instruments.ROUTING_KEYS_ACTIVE)
 
     def answered(self, path: str, routing_key: str, status: int | None) -> None:
-        self._sheet.add(told.HTTP_REQUESTS_ACTIVE[path], -1)
+        self._sheet.add(instruments.HTTP_REQUESTS_ACTIVE[path], -1)
         if status is not None:
-            label = str(status) if str(status) in told.STATUSES else "other"
-            self._sheet.add(told.HTTP_RESPONSES[path, label])
+            label = str(status) if str(status) in instruments.STATUSES else "other"
+            self._sheet.add(instruments.HTTP_RESPONSES[path, label])
         if routing_key:
             self._routing_keys[routing_key] -= 1
             if not self._routing_keys[routing_key]:
                 del self._routing_keys[routing_key]
-                self._sheet.add(told.ROUTING_KEYS_ACTIVE, -1)
+                self._sheet.add(instruments.ROUTING_KEYS_ACTIVE, -1)
 
     def watch(self) -> None:
         """Does nothing, because counting never stops."""
@@ -203,12 +203,12 @@ class WatchedMetrics(SheetMetrics):
         """When counting ends, by the clock."""
 
     def watch(self) -> None:
-        self._sheet.add(told.LOOKS)
+        self._sheet.add(instruments.LOOKS)
 
     def opened(self, rid: str) -> None:
         now = self._clock()
         # The other fronts write their looks to rows of the same sheet. Clocks need not agree between processes.
-        if (looks := self._sheet.total(told.LOOKS)) != self._looks_seen:
+        if (looks := self._sheet.total(instruments.LOOKS)) != self._looks_seen:
             self._looks_seen, self._until = looks, now + WATCHED_S
         if now < self._until:
             super().opened(rid)
@@ -222,4 +222,4 @@ class WatchedMetrics(SheetMetrics):
             super().grew(rid, prompt_tokens, completion_tokens, cached_tokens)
 
     def total_row(self) -> Sequence[float]:
-        return self._sheet.total_row()[: told.FRONT.width]
+        return self._sheet.total_row()[: instruments.FRONT.width]

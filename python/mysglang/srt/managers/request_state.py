@@ -139,13 +139,13 @@ class Post:
     def __init__(self) -> None:
         self._readers: list[Callable[[], None]] = []
 
-    def tell_soon(self, reader: Callable[[], None]) -> None:
+    def notify_soon(self, reader: Callable[[], None]) -> None:
         """Call `reader` after the callbacks of this turn. It must not raise."""
         if not self._readers:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._notify)
         self._readers.append(reader)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         readers, self._readers = self._readers, []
         for reader in readers:
             reader()
@@ -191,7 +191,7 @@ class Inbox:
 
     def _ring(self) -> None:
         if self._reader is not None:
-            self._post.tell_soon(self._reader)
+            self._post.notify_soon(self._reader)
         elif self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -268,7 +268,7 @@ class ReqState:
         self._ids.append(ids)
         self._counters = counters
         self.finish_reason = finish_reason
-        self._tell()
+        self._notify()
 
     def add_numbers(self, logprobs: RowLogprobs | None, vector: bytes | None = None, hidden: bytes = b"") -> None:
         """Take what few requests ask for, before `add` takes the rest of the same message."""
@@ -294,7 +294,7 @@ class ReqState:
     def finish(self, reason: FinishReason) -> None:
         """End it from this side."""
         self.finish_reason = reason
-        self._tell()
+        self._notify()
 
     def cut_off(self, why: Abort) -> None:
         """Fail the request, and drop the part that its reader has not taken."""
@@ -344,7 +344,7 @@ class ReqState:
             self._logprobs.clear()
             self._hidden.clear()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if not self._in_inbox and (self._stream or self.finish_reason is not None):
             self._in_inbox = True
             self._inbox.put(self)

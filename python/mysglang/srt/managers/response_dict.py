@@ -153,7 +153,7 @@ class _AnswerSoFar:
         asked = self._columns.setdefault(f"{side}_token_ids_logprobs", []) if len(chunk.token_ids) else []
         if found is None:
             return
-        vals = [told(value) for value in found.vals.tolist()]
+        vals = [as_json(value) for value in found.vals.tolist()]
         chosen += [(value, token, self._text_of(token)) for value, token in zip(vals, found.ids.tolist(), strict=True)]
         if wants_top:
             top += self._rows(vals, found.top_vals.tolist(), found.top_ids)
@@ -166,7 +166,7 @@ class _AnswerSoFar:
     def _rows(self, vals: list[float | None], rows: list[list[float]], ids: Ints) -> Iterator[list[TokenTuple] | None]:
         """Yields a list of tuples for each position; None if it has no log-probability."""
         for value, row, row_ids in zip(vals, rows, ids.tolist(), strict=True):
-            tuples = [(told(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
+            tuples = [(as_json(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
             yield None if value is None else tuples
 
 
@@ -251,8 +251,8 @@ def _no_text(_token: int) -> None:
     return None
 
 
-def told(logprob: float) -> float | None:
-    """Returns a log-probability as JSON can say it; None for NaN, which stands for what there is not."""
+def as_json(logprob: float) -> float | None:
+    """Returns a log-probability as JSON can express it; None for NaN, which stands for an absent one."""
     return None if isnan(logprob) else max(logprob, LOWEST)
 
 
@@ -285,11 +285,11 @@ class FlatTops:
         vals = np.maximum(np.concatenate(self._vals), lowest).astype("<f4")
         ids = np.concatenate(self._ids).astype("<i4")
         name = f"{self._side}_top_logprobs"
-        told: dict[str, Any] = {f"{name}_shape": list(vals.shape), f"{name}_null_prefix": self._nulls}
+        fields: dict[str, Any] = {f"{name}_shape": list(vals.shape), f"{name}_null_prefix": self._nulls}
         for part, array, dtype in (("val_flat", vals, "float32"), ("idx_flat", ids, "int32")):
             if self._in_base64:
-                told[f"{name}_{part}_b64"] = base64.b64encode(array.tobytes()).decode()
-                told[f"{name}_{part}_b64_dtype"] = dtype
+                fields[f"{name}_{part}_b64"] = base64.b64encode(array.tobytes()).decode()
+                fields[f"{name}_{part}_b64_dtype"] = dtype
             else:
-                told[f"{name}_{part}"] = array.ravel().tolist()
-        return told
+                fields[f"{name}_{part}"] = array.ravel().tolist()
+        return fields

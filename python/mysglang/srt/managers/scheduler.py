@@ -27,7 +27,7 @@ from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.scheduling.batch import Asked, Launched, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
-from mysglang.srt.scheduling.intake import Gathering, Intake, Message, Pace, Timeouts, Told
+from mysglang.srt.scheduling.intake import Gathering, Intake, Message, OutsideNews, Pace, Timeouts
 from mysglang.srt.scheduling.jump_forward import Jumps
 from mysglang.srt.scheduling.lane import Lane, Lanes, settle_first
 from mysglang.srt.scheduling.output_streamer import Streamer, Timeline, WeightVersion
@@ -187,7 +187,7 @@ class Scheduler:
         self._handlers: Handlers = {
             TokenizedGenerateReqInput: self.handle_generate_request,
             AbortReq: self.abort_request,
-            Told: self.learn,
+            OutsideNews: self.learn,
         }
         self._outside: tuple[Outside, ...] = (parts.lower, parts.role)
         self.paused = False
@@ -229,7 +229,7 @@ class Scheduler:
         own: list[Message] = [*self._parts.timeouts.expired(self.reqs)]
         for number, part in enumerate(self._outside):
             if news := part.look():
-                own += [Told(number, each) for each in news]
+                own += [OutsideNews(number, each) for each in news]
         self.process_input_requests(self._parts.intake.drain(own))
         if self._parts.gathering.coming and not self.lanes.decode:
             self._gather()
@@ -258,7 +258,7 @@ class Scheduler:
         for message in messages:
             self._handlers[type(message)](message)
 
-    def learn(self, message: Told) -> None:
+    def learn(self, message: OutsideNews) -> None:
         """Pass news from outside on to the part that they are for."""
         self._outside[message.part].learn(message.news)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.managers.child import SchedulerLaunch, run_child, scheduler_title, tell_parent
+from mysglang.srt.managers.child import SchedulerLaunch, report_to_parent, run_child, scheduler_title
 from mysglang.srt.managers.scheduler import Loop
 from mysglang.srt.messages.launch import Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -68,7 +68,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     if facts.max_total_num_tokens_swa:
         logger.info("KV cache of layers with a sliding window: %d tokens.", facts.max_total_num_tokens_swa)
     freeze_heap()
-    tell_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
+    report_to_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
     while True:
         loop.step()
 

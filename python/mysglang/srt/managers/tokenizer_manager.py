@@ -104,18 +104,18 @@ class EngineSigns:
 
     def quietest(self) -> tuple[str, float]:
         """Returns which process was not heard of for longest, and when it last was."""
-        return min(self._heard().items(), key=itemgetter(1))
+        return min(self._last_signs().items(), key=itemgetter(1))
 
     def silenced_together(self) -> list[str]:
         """Returns the processes that were last heard of when the quietest one was, within TOGETHER_S.
 
         A rank that hangs silences the ranks that wait for it, so which of them is the quietest is an accident.
         """
-        heard = self._heard()
-        first = min(heard.values())
-        return [who for who, at in heard.items() if at <= first + TOGETHER_S]
+        signs = self._last_signs()
+        first = min(signs.values())
+        return [who for who, at in signs.items() if at <= first + TOGETHER_S]
 
-    def _heard(self) -> dict[str, float]:
+    def _last_signs(self) -> dict[str, float]:
         """Returns when each process was last heard from, by its name."""
         return {
             "scheduler": self.last_heartbeat,
@@ -202,7 +202,7 @@ class TokenizerManager:
         fronts look for it too.
         """
         scope = CALLER.get().scope
-        self._fronts.tell(PeerAbortReq(rid=rid, abort_all=abort_all, scope=scope))
+        self._fronts.notify(PeerAbortReq(rid=rid, abort_all=abort_all, scope=scope))
         return self._abort_here(rid, abort_all=abort_all, scope=scope)
 
     def _abort_here(self, rid: str, *, abort_all: bool, scope: str | None) -> int:
@@ -230,9 +230,9 @@ class TokenizerManager:
         ]
         return {state.wire_rid: state for states in found for state in states}.values()
 
-    def tell_fronts(self, order: FrontOrder) -> None:
+    def notify_fronts(self, order: FrontOrder) -> None:
         """Have the other fronts of this server do what `order` says."""
-        self._fronts.tell(order)
+        self._fronts.notify(order)
 
     def held(self) -> FrontHeld:
         """Returns the counts of objects that are held for requests now, by all fronts (except questions) and in the

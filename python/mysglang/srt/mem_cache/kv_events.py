@@ -111,7 +111,7 @@ class KvEventLog:
         self._medium = medium
         self._hashes: Longs = np.zeros(num_pages + 1, dtype=np.int64)
         """Page -> hash; valid while the page is reported as stored."""
-        self._told: Bools = np.zeros(num_pages + 1, dtype=np.bool_)
+        self._reported: Bools = np.zeros(num_pages + 1, dtype=np.bool_)
         self._events: list[KvEvent] = [] if events is None else events
 
     def of_host(self, num_pages: int) -> KvEventLog:
@@ -132,7 +132,7 @@ class KvEventLog:
         above = hashes[known - 1] if known else parent
         is_first = node.parent is None and not known
         self._hashes[pages[known:]] = hashes[known:]
-        self._told[pages[known:]] = True
+        self._reported[pages[known:]] = True
         self._events.append(
             BlockStored(
                 hashes[known:],
@@ -145,13 +145,13 @@ class KvEventLog:
         )
 
     def removed(self, pages: Ints) -> None:
-        gone = pages[self._told[pages]]
+        gone = pages[self._reported[pages]]
         if len(gone):
-            self._told[gone] = False
+            self._reported[gone] = False
             self._events.append(BlockRemoved(self._hashes[gone].tolist(), medium=self._medium))
 
     def cleared(self) -> None:
-        self._told[:] = False
+        self._reported[:] = False
         self._events.append(AllBlocksCleared())
 
 
@@ -159,7 +159,7 @@ class HostEventLog(KvEventLog):
     """Event log of a tier below another cache. It is cleared together with that cache, which reports the clearing."""
 
     def cleared(self) -> None:
-        self._told[:] = False
+        self._reported[:] = False
 
 
 def first_hash(namespace: str) -> int:

@@ -3,9 +3,9 @@
     table[slot] = [ page of positions 0 … p-1 | page of p … 2p-1 | … | last page held | 0 0 0 … ]
                     <------------------------ held[slot] ------------------------->
 
-No entry of a held page is ever replaced. So what the device must be told are the entries that were appended since it
-was told last, but for those that were taken back. An entry that is taken back stands in the device's table until
-another is appended there, and until then no step reads or writes that far.
+No entry of a held page is ever replaced. So the device must get the entries that were appended since the last time,
+except those that were taken back. An entry that is taken back stays in the device's table until another one is
+appended there, and until then no step reads or writes that far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReqToTokenPool:
         self.table: Ints = np.zeros((num_slots + 1, self.width), np.int32)
         self.held: Ints = np.zeros(num_slots, np.int32)
         """[num_slots] pages in each row; 0 for free slots."""
-        self._untold: list[TableWrites] = []
+        self._unsent: list[TableWrites] = []
         self._flat: Ints = self.table.reshape(-1)
         self._free: list[int] = list(range(num_slots - 1, -1, -1))
         self._columns: Longs = np.arange(self.width)
@@ -46,7 +46,7 @@ class ReqToTokenPool:
 
     def free(self, slot: int) -> None:
         """Forget the row; its pages are the caller's business."""
-        self._untold = [writes.only(writes.slots != slot) for writes in self._untold]
+        self._unsent = [writes.only(writes.slots != slot) for writes in self._unsent]
         self.pages(slot)[:] = 0  # A mistaken read of its locations yields the padding page.
         self.held[slot] = 0
         self._free.append(slot)
@@ -58,7 +58,7 @@ class ReqToTokenPool:
     def truncate(self, slot: int, count: int) -> Ints:
         """Take back the pages beyond the row's first `count`, which no step may use any more, and return them."""
         freed = self.table[slot, count : self.held[slot]].copy()
-        self._untold = [writes.only((writes.slots != slot) | (writes.columns < count)) for writes in self._untold]
+        self._unsent = [writes.only((writes.slots != slot) | (writes.columns < count)) for writes in self._unsent]
         self.table[slot, count : self.held[slot]] = 0
         self.held[slot] = count
         return freed
@@ -72,7 +72,7 @@ class ReqToTokenPool:
         self.held[slot] = end
         # Views: the same slot as often as needed, and columns that stand in a row. A prompt has thousands of both.
         slots: Slots = np.ndarray(len(pages), self._slots.dtype, self._slots, slot * self._slots.itemsize, (0,))
-        self._untold.append(TableWrites(slots, self._columns[start:end], (pages,)))
+        self._unsent.append(TableWrites(slots, self._columns[start:end], (pages,)))
 
     def append_one(self, slots: Slots, held: Ints, after: Ints, pages: Ints) -> None:
         """Does what `append_rows` does, for one page for each row. held, after: [R] pages of the rows before and
@@ -82,7 +82,7 @@ class ReqToTokenPool:
         columns = held.astype(np.int64)
         self._flat[slots * self.width + columns] = pages
         self.held[slots] = after
-        self._untold.append(TableWrites(slots, columns, (pages,)))
+        self._unsent.append(TableWrites(slots, columns, (pages,)))
 
     def append_rows(self, slots: Slots, counts: Ints, pages: Ints) -> None:
         """Put the next `counts[i]` of `pages` behind those that row `slots[i]` holds. The slots are distinct.
@@ -100,7 +100,7 @@ class ReqToTokenPool:
         slots_of_pages, columns = np.repeat(slots, counts), concatenated_ranges(held, counts)
         self._flat[slots_of_pages * self.width + columns] = pages
         self.held[slots] = after
-        self._untold.append(TableWrites(slots_of_pages, columns, (pages,)))
+        self._unsent.append(TableWrites(slots_of_pages, columns, (pages,)))
 
     def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
         """Returns the KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after
@@ -129,8 +129,8 @@ class ReqToTokenPool:
         """Returns the entries that the device does not have yet, in the numbers of the rows' own space; None if there
         are none. They count as sent from now on.
         """
-        untold, self._untold = self._untold, []
-        return joined([writes for writes in untold if len(writes.slots)])
+        unsent, self._unsent = self._unsent, []
+        return joined([writes for writes in unsent if len(writes.slots)])
 
     def check(self) -> None:
         """Assert that rows end where they should. For tests and debugging: visits the whole table."""

@@ -25,7 +25,7 @@ class _Work:
 
     reports: dict[int, StorageNews] = field(default_factory=dict)
     """Rank -> its newest report."""
-    told: int = 0
+    reported: int = 0
     """The amount that all ranks know of."""
 
 
@@ -36,7 +36,7 @@ class TierReports:
         self._ranks = ranks
         self._copied = [0] * ranks
         """Calls of `HostPages.copy` that each rank has reported as done."""
-        self._told = 0
+        self._reported = 0
         self._works: dict[int, _Work] = {}
 
     def add(self, rank: int, news: TierNews) -> Sequence[TierNews]:
@@ -45,9 +45,9 @@ class TierReports:
     def _host(self, rank: int, news: HostNews) -> Sequence[HostNews]:
         self._copied[rank] = news.done
         least = min(self._copied)
-        if least <= self._told:
+        if least <= self._reported:
             return ()
-        self._told = least
+        self._reported = least
         return (HostNews(least),)
 
     def _storage(self, rank: int, news: StorageNews) -> Sequence[StorageNews]:
@@ -61,7 +61,7 @@ class TierReports:
         if over:
             # The number comes again if the work goes on: first blocks are sought, then they are read.
             del self._works[news.work]
-        elif least <= work.told:
+        elif least <= work.reported:
             return ()
-        work.told = least
+        work.reported = least
         return (StorageNews(news.work, least, over=over),)

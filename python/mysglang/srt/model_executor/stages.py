@@ -40,7 +40,7 @@ class NoLogits:
         raise AssertionError("log-probabilities are made on the last stage")
 
 
-class HeardTokens:
+class ReceivedTokens:
     """Implements `ChoosesTokens` on a stage that is not the last, by receiving the tokens that the last one has
     chosen.
     """
@@ -49,10 +49,10 @@ class HeardTokens:
         self._stage = stage
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
-        return Sampled(self._stage.hear(torch.empty(len(logits), dtype=torch.int64, device=logits.device)))
+        return Sampled(self._stage.receive_tokens(torch.empty(len(logits), dtype=torch.int64, device=logits.device)))
 
 
-class ToldTokens:
+class SentTokens:
     """Implements `ChoosesTokens` on the last stage: sends the tokens that `inner` has chosen to all other stages."""
 
     def __init__(self, inner: ChoosesTokens, stage: Stage) -> None:
@@ -61,7 +61,7 @@ class ToldTokens:
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         sampled = self._inner.sample(logits, step)
-        self._stage.tell(sampled.tokens)
+        self._stage.send_tokens(sampled.tokens)
         return sampled
 
 
@@ -76,7 +76,7 @@ class LateTokens:
         self._open.append(step)
 
         def finish() -> StepOutput:
-            self._hear(step)
+            self._receive(step)
             assert step.result is not None, "it was heard"
             return step.result.complete()
 
@@ -91,10 +91,10 @@ class LateTokens:
         reopened = set(slots.tolist())
         for step in reversed(self._open):
             if not reopened.isdisjoint(step.slots.tolist()):
-                self._hear(step)
+                self._receive(step)
                 return
 
-    def _hear(self, last: _LateStep) -> None:
+    def _receive(self, last: _LateStep) -> None:
         """Hear all up to this one, which may have been heard before."""
         while last.result is None:
             step = self._open.popleft()
@@ -181,7 +181,7 @@ class LastStage(OneStage):
         self._stage = stage
 
     def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
-        return ToldTokens(inner, self._stage)
+        return SentTokens(inner, self._stage)
 
 
 class EarlierStage:
@@ -196,7 +196,7 @@ class EarlierStage:
         self.choosing: Choosing = self._late
 
     def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
-        return HeardTokens(self._stage)
+        return ReceivedTokens(self._stage)
 
     def logits(self, inner: MakesLogits) -> MakesLogits:
         return NoLogits()

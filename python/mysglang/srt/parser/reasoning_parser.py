@@ -50,12 +50,12 @@ class ReasoningParser(ABC):
     def feed(self, text: str) -> list[Part]:
         """Takes the next text, and returns the parts that it adds."""
         self._reading.feed(text)
-        return self._told()
+        return self._take_parts()
 
     def finish(self) -> list[Part]:
         """Returns the parts of the text that was held back, because the text has ended."""
         self._reading.finish()
-        return self._told()
+        return self._take_parts()
 
     def detect_and_parse(self, text: str) -> tuple[str, str]:
         """Returns the thoughts and the answer of a whole text."""
@@ -83,7 +83,7 @@ class ReasoningParser(ABC):
         """Makes another thought, if one follows, begin on a line of its own."""
         self._spaces[:] = ["\n"]
 
-    def _told(self) -> list[Part]:
+    def _take_parts(self) -> list[Part]:
         if len(self._parts) <= 1:
             told, self._parts = self._parts, []
             return told

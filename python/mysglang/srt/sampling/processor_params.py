@@ -82,17 +82,17 @@ def _size(params: Params) -> int:
 def _complete(budget: ThinkingBudget, vocab_size: int, token_id: TokenId) -> Params:
     if budget.thinking_budget < 0:
         raise _wrong("thinking_budget must be at least 0.")
-    told = {name: value for name, value in msgspec.structs.asdict(budget).items() if value is not None}
+    params = {name: value for name, value in msgspec.structs.asdict(budget).items() if value is not None}
     for field, text in (("think_start_id", "<think>"), ("think_end_id", "</think>")):
-        if field not in told:
+        if field not in params:
             found = token_id(text)
             if found is None:
                 raise _wrong(f"{field} must be given, since the model has no token {text}.")
-            told[field] = found
-    if "new_line_id" not in told and (line := token_id("\n")) is not None:
-        told["new_line_id"] = line
-    _check_ids([value for field, value in told.items() if field.endswith("_id")], vocab_size)
-    return told
+            params[field] = found
+    if "new_line_id" not in params and (line := token_id("\n")) is not None:
+        params["new_line_id"] = line
+    _check_ids([value for field, value in params.items() if field.endswith("_id")], vocab_size)
+    return params
 
 
 def _convert(params: Params, kind: type[Known]) -> Known:

@@ -98,12 +98,12 @@ class Declared(NamedTuple):
     """The annotated type."""
     default: Any
     """The default. A new object at each access if it is a list or a map."""
-    told: RequestField
+    facts: RequestField
     or_one: bool
 
     def name_on(self, dialect: Dialect) -> str | None:
         """Returns the field's name on this dialect's routes; None if they do not have it."""
-        name = self.told.routes.get(dialect)
+        name = self.facts.routes.get(dialect)
         return None if name is None else name or self.name
 
 
@@ -114,21 +114,23 @@ def declared(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
 
 def declared_among(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
     """Returns the fields of `struct` that have a RequestField."""
-    return tuple(_declared(found) for found in msgspec.structs.fields(struct) if _told(_marks(found)) is not None)
+    return tuple(
+        _declared(found) for found in msgspec.structs.fields(struct) if _declared_facts(_marks(found)) is not None
+    )
 
 
 def _declared(found: msgspec.structs.FieldInfo) -> Declared:
-    told = _told(marks := _marks(found))
-    assert told is not None, f"nothing is declared of {found.name}"
+    facts = _declared_facts(marks := _marks(found))
+    assert facts is not None, f"nothing is declared of {found.name}"
     default = found.default if found.default_factory is msgspec.NODEFAULT else found.default_factory()
-    return Declared(found.name, found.type, default, told, any(mark is OR_ONE for mark in marks))
+    return Declared(found.name, found.type, default, facts, any(mark is OR_ONE for mark in marks))
 
 
 def _marks(found: msgspec.structs.FieldInfo) -> tuple[object, ...]:
     return get_args(found.type)[1:] if get_origin(found.type) is Annotated else ()
 
 
-def _told(marks: tuple[object, ...]) -> RequestField | None:
+def _declared_facts(marks: tuple[object, ...]) -> RequestField | None:
     return next((mark for mark in marks if isinstance(mark, RequestField)), None)
 
 

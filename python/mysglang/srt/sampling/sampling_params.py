@@ -55,7 +55,7 @@ _BYTES_BY_ID = 40
 """Bytes of a list's entry in Python."""
 
 
-def _told_bytes(custom_params: dict[str, Any]) -> int:
+def _object_bytes(custom_params: dict[str, Any]) -> int:
     """Estimates the memory of the objects, which is several times the size of their encoding."""
     return 8 * len(msgspec.msgpack.encode(custom_params))
 
@@ -217,7 +217,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
     ] = None
     custom_params: Annotated[
         Annotated[dict[str, Any], msgspec.Meta(max_length=MAX_CUSTOM_PARAMS)] | None,
-        RequestField("Parameters of the logit processor.", held_bytes=_told_bytes),
+        RequestField("Parameters of the logit processor.", held_bytes=_object_bytes),
     ] = None
     json_schema: Annotated[str | None, _grammar(_SCHEMA)] = None
     regex: Annotated[str | None, _grammar("Regular expression that the whole answer matches.")] = None
@@ -286,10 +286,10 @@ class _Held(NamedTuple):
 
 _Measure = tuple[tuple[str, Callable[[Any], int]], ...]
 
-_BOUNDS = tuple(_Held(each.name, *bound) for each in FIELDS for bound in each.told.bounds)
-_TOKEN_IDS = tuple(each.name for each in FIELDS if each.told.are_token_ids)
-_WORK: _Measure = tuple((each.name, measure) for each in FIELDS if (measure := each.told.work) is not None)
-_HELD: _Measure = tuple((each.name, measure) for each in FIELDS if (measure := each.told.held_bytes) is not None)
+_BOUNDS = tuple(_Held(each.name, *bound) for each in FIELDS for bound in each.facts.bounds)
+_TOKEN_IDS = tuple(each.name for each in FIELDS if each.facts.are_token_ids)
+_WORK: _Measure = tuple((each.name, measure) for each in FIELDS if (measure := each.facts.work) is not None)
+_HELD: _Measure = tuple((each.name, measure) for each in FIELDS if (measure := each.facts.held_bytes) is not None)
 
 
 def _sum(params: SamplingParams, measures: _Measure) -> int:

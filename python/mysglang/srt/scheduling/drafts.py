@@ -82,7 +82,7 @@ class Drafts:
         drafted[slots, 0] += batch.lens[rows] - 1
         drafted[slots, got] += 1
         tried = batch.lens[rows] > 1
-        self._proposer.hear(slots[tried], got[tried] - 1)
+        self._proposer.note_accepted(slots[tried], got[tried] - 1)
         self._table.low[slots] += got - 1
         self._table.high[slots] -= batch.lens[rows] - got
 
@@ -115,7 +115,7 @@ class Proposer(Protocol):
         """Returns the host's drafts for these rows [D] of a step, which try drafts as `widths` said just before."""
         ...
 
-    def hear(self, slots: Slots, accepted: Ints) -> None:
+    def note_accepted(self, slots: Slots, accepted: Ints) -> None:
         """Takes the result of rows that tried drafts: how many drafts of each row were accepted. Both [R]."""
         ...
 
@@ -135,7 +135,7 @@ class DeviceProposer:
     def columns(self, batch: ScheduleBatch, rows: Slots) -> DraftColumns | None:
         return None
 
-    def hear(self, slots: Slots, accepted: Ints) -> None:
+    def note_accepted(self, slots: Slots, accepted: Ints) -> None:
         """Does nothing: the drafts do not depend on earlier results."""
 
 
@@ -179,7 +179,7 @@ class Patient:
     def columns(self, batch: ScheduleBatch, rows: Slots) -> DraftColumns | None:
         return self._inner.columns(batch, rows)
 
-    def hear(self, slots: Slots, accepted: Ints) -> None:
+    def note_accepted(self, slots: Slots, accepted: Ints) -> None:
         self._renew(slots)
         right, wrong = slots[accepted > 0], slots[accepted == 0]
         self._misses[right] = 0
@@ -189,7 +189,7 @@ class Patient:
         self._until[tired] = self._table.known[tired] + (self.FIRST << self._level[tired])
         self._misses[tired] = 0
         self._level[tired] = np.minimum(self._level[tired] + 1, self.MOST)
-        self._inner.hear(slots, accepted)
+        self._inner.note_accepted(slots, accepted)
 
     def _renew(self, slots: Slots) -> None:
         """Reset the columns of slots that have begun another life."""
@@ -241,7 +241,7 @@ class NgramProposer:
             known=np.asarray([text.known for text in texts], dtype=np.int32),
         )
 
-    def hear(self, slots: Slots, accepted: Ints) -> None:
+    def note_accepted(self, slots: Slots, accepted: Ints) -> None:
         """Does nothing: the drafts do not depend on earlier results."""
 
     def _propose(self, slot: int) -> bool:
@@ -363,9 +363,9 @@ class ForcedDrafts:
         own = DraftColumns(mine, np.stack([self._runs[slot] for slot in slots.tolist()]), table.known[slots])
         return own if others is None else both(own, others)
 
-    def hear(self, slots: Slots, accepted: Ints) -> None:
+    def note_accepted(self, slots: Slots, accepted: Ints) -> None:
         free = ~self._table.constrained.of(slots)
-        self._inner.hear(slots[free], accepted[free])
+        self._inner.note_accepted(slots[free], accepted[free])
 
     def _width(self, slot: int) -> int:
         """Returns how many tokens the row's next step computes."""

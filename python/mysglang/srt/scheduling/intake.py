@@ -38,7 +38,7 @@ much late, and the running step.
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OutsideNews:
     """News for a part of the scheduler that watches something outside of it (`utils/outside.py`)."""
 
     part: int
@@ -46,7 +46,7 @@ class Told:
     news: Any
 
 
-Message: TypeAlias = ToScheduler | Told
+Message: TypeAlias = ToScheduler | OutsideNews
 
 
 class Intake:

@@ -150,10 +150,10 @@ class OutputStreamer:
 
     def _new(self, due: Slots, ended: Sequence[Req]) -> dict[int, SamplingParams]:
         """Returns the parameters of the requests that are sent for the first time."""
-        rows = self._table.unheard.rows(due).tolist()
+        rows = self._table.unreported.rows(due).tolist()
         new = {row: self._table.req(int(due[row])) for row in rows}
-        new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.heard_of)
-        self._table.unheard.clear(due)
+        new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.reported)
+        self._table.unreported.clear(due)
         return {row: req.sampling for row, req in new.items()}
 
 

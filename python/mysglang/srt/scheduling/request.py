@@ -101,7 +101,7 @@ class Req:
     """True if it was computed again because its cached prefix may have been wrong."""
     started: bool = False
     """True if it has run at least once."""
-    heard_of: bool = False
+    reported: bool = False
     """True if the detokenizer knows it; kept while the request has no slot."""
     finish: FinishReason | None = None
     decode_flags: int = field(init=False)

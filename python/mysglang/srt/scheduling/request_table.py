@@ -74,7 +74,7 @@ class RequestTable:
         """True if the row has a prompt of vectors."""
         self.constrained = Trait(num_slots)
         """True if the row has a grammar, rules or a logit processor, so that its tokens are chosen last."""
-        self.unheard = Trait(num_slots)
+        self.unreported = Trait(num_slots)
         """The detokenizer has heard nothing of it yet."""
         self.streamed = Trait(num_slots)
         """True if the client reads the answer while it grows."""
@@ -84,7 +84,7 @@ class RequestTable:
             self.wants_hidden,
             self.embedded,
             self.constrained,
-            self.unheard,
+            self.unreported,
             self.streamed,
         )
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
@@ -121,7 +121,7 @@ class RequestTable:
         self.embedded[slot] = req.embeds is not None
         chosen_last = (req.grammar, req.rules, req.logit_processor)
         self.constrained[slot] = any(part is not None for part in chosen_last)
-        self.unheard[slot] = not req.heard_of
+        self.unreported[slot] = not req.reported
         self.streamed[slot] = req.stream
         self.decode_flags[slot] = req.decode_flags
         self.second_text[slot] = req.prompt_len if req.second_text is None else req.second_text
@@ -149,7 +149,7 @@ class RequestTable:
         req.sent = int(self.sent[slot])
         if self.tokens_per_step > 1:
             req.drafted = self.drafted[slot].copy()
-        req.heard_of = not self.unheard[slot]
+        req.reported = not self.unreported[slot]
         req.slot = NO_SLOT
         self.reqs[slot] = None
         for trait in self._traits:

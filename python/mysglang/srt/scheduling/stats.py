@@ -13,7 +13,7 @@ import numpy as np
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.control import Census, SchedulerFigures
-from mysglang.srt.observability import instruments as told
+from mysglang.srt.observability import instruments
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import Launched, ScheduleBatch
 from mysglang.srt.scheduling.lane import Lanes, SettleReason
@@ -140,7 +140,7 @@ class SchedulerStats:
         self.decode_log_interval = decode_log_interval
         self.forward_steps = 0
         self.last_gen_throughput = 0.0
-        self._sheet = Sheet.alone(told.SCHEDULER)
+        self._sheet = Sheet.alone(instruments.SCHEDULER)
         self._cache_hit_rate = 0.0
         self._copies = kv.cache.lower.counts
         self._evicted = kv.evicted_tokens
@@ -153,7 +153,7 @@ class SchedulerStats:
         self._cpu_seconds = 0.0
         self._occupancy = Occupancy(decode_log_interval)
         self._tries_drafts = table.tokens_per_step > 1
-        self._accepted, self._lately, self._last_told = Acceptance(), Acceptance(), Acceptance()
+        self._accepted, self._lately, self._last_logged = Acceptance(), Acceptance(), Acceptance()
         """Counts since the start; since the last log line; and up to that line, from the one before."""
 
     def record(self, launched: Launched, waiting: WaitingQueue) -> None:
@@ -172,8 +172,8 @@ class SchedulerStats:
         self._accepted.add(decoding, generated, tried)
         self._lately.add(decoding, generated, tried)
         if tried:
-            self._sheet.add(told.DRAFTS_TRIED, tried)
-            self._sheet.add(told.DRAFTS_ACCEPTED, generated - decoding)
+            self._sheet.add(instruments.DRAFTS_TRIED, tried)
+            self._sheet.add(instruments.DRAFTS_ACCEPTED, generated - decoding)
         if prompts and logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, waiting, step_time)
         # Rows may decode beside the prompts of a step.
@@ -186,17 +186,17 @@ class SchedulerStats:
     def started(self, req: Req) -> None:
         """Records that a request got its first slot."""
         req.started_at = time.perf_counter()
-        self._sheet.observe(told.QUEUE_TIME, req.started_at - req.arrived_at)
+        self._sheet.observe(instruments.QUEUE_TIME, req.started_at - req.arrived_at)
 
     def settled_first(self, reason: SettleReason) -> None:
         """Counts that the step in flight had to be applied before the next one was launched."""
-        self._sheet.add(told.SETTLED_FIRST[reason])
+        self._sheet.add(instruments.SETTLED_FIRST[reason])
 
     def retracted(self, req: Req) -> None:
         """Records that a request lost its slot."""
-        self._sheet.add(told.NUM_RETRACTED)
-        self._sheet.add(told.RETRACTED_INPUT, req.prompt_len)
-        self._sheet.add(told.RETRACTED_OUTPUT, len(req.output_ids))
+        self._sheet.add(instruments.NUM_RETRACTED)
+        self._sheet.add(instruments.RETRACTED_INPUT, req.prompt_len)
+        self._sheet.add(instruments.RETRACTED_OUTPUT, len(req.output_ids))
 
     @property
     def avg_accept_length(self) -> float | None:
@@ -207,7 +207,7 @@ class SchedulerStats:
         """Returns the present figures. `compiling`: how many requests wait for their grammar."""
         running = self._lanes.size
         spent = time.process_time()
-        self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
+        self._sheet.add(instruments.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
         size, windows, states = self._kv.cache.size(), self._kv.space_states()[1:], self._kv.states.counts()
         self._count_memory()
@@ -226,8 +226,8 @@ class SchedulerStats:
             swa_evictable_tokens=sum(window.evictable for window in windows),
             mamba_usage=states.held / max(states.total, 1),
             fwd_occupancy=self._occupancy.percent if running else 0.0,
-            spec_accept_length=self._last_told.length if self._tries_drafts else 0.0,
-            spec_accept_rate=self._last_told.rate,
+            spec_accept_length=self._last_logged.length if self._tries_drafts else 0.0,
+            spec_accept_rate=self._last_logged.rate,
             census=take_census(self._running(), waiting, self._urgent_sign),
             counted=self._sheet.total_row(),
         )
@@ -236,15 +236,15 @@ class SchedulerStats:
         return [*map(self._table.req, self._lanes.slots.tolist()), *self._lanes.chunked]
 
     def _count_memory(self) -> None:
-        self._sheet.add(told.EVICTED, self._kv.evicted_tokens - self._evicted)
+        self._sheet.add(instruments.EVICTED, self._kv.evicted_tokens - self._evicted)
         self._evicted = self._kv.evicted_tokens
         before, after = self._copies, self._kv.cache.lower.counts
         self._copies = after
-        self._sheet.add(told.BACKUP, after.written - before.written)
-        self._sheet.add(told.LOAD_BACK, after.loaded - before.loaded)
-        self._sheet.add(told.BACKUP_DROPPED, after.dropped - before.dropped)
-        self._sheet.add(told.STORED, after.stored - before.stored)
-        self._sheet.add(told.PREFETCHED, after.fetched - before.fetched)
+        self._sheet.add(instruments.BACKUP, after.written - before.written)
+        self._sheet.add(instruments.LOAD_BACK, after.loaded - before.loaded)
+        self._sheet.add(instruments.BACKUP_DROPPED, after.dropped - before.dropped)
+        self._sheet.add(instruments.STORED, after.stored - before.stored)
+        self._sheet.add(instruments.PREFETCHED, after.fetched - before.fetched)
 
     def fall_idle(self) -> None:
         """Restarts the clocks of throughput, so that time without work does not count as slow work."""
@@ -257,7 +257,7 @@ class SchedulerStats:
         """Counts the seconds of the block, a wait without work, as idle time."""
         began = time.perf_counter()
         yield
-        self._sheet.add(told.IDLE_SECONDS, time.perf_counter() - began)
+        self._sheet.add(instruments.IDLE_SECONDS, time.perf_counter() - began)
 
     def _time(self, launched: Launched) -> float:
         """Returns seconds from the step's launch to its result, without those in which the step before it was not
@@ -269,17 +269,17 @@ class SchedulerStats:
 
     def _count(self, batch: ScheduleBatch, prompts: int, generated: int, step_time: float) -> None:
         sheet = self._sheet
-        sheet.add(told.DECODE, generated)
+        sheet.add(instruments.DECODE, generated)
         self._costs.count(batch, sheet)
-        sheet.observe(told.PREFILL_STEP if prompts else told.DECODE_STEP, step_time)
-        sheet.add(told.EXTEND_SECONDS if prompts else told.DECODE_SECONDS, step_time)
+        sheet.observe(instruments.PREFILL_STEP if prompts else instruments.DECODE_STEP, step_time)
+        sheet.add(instruments.EXTEND_SECONDS if prompts else instruments.DECODE_SECONDS, step_time)
         if self._on_graph:
-            sheet.add(told.PREFILL_GRAPHS if prompts else told.DECODE_GRAPHS)
+            sheet.add(instruments.PREFILL_GRAPHS if prompts else instruments.DECODE_GRAPHS)
         if not prompts:
             return
         computed = batch.prompt_tokens
-        sheet.add(told.PREFILL_COMPUTE, computed)
-        sheet.add(told.PREFILL_CACHE, batch.cached_tokens)
+        sheet.add(instruments.PREFILL_COMPUTE, computed)
+        sheet.add(instruments.PREFILL_CACHE, batch.cached_tokens)
         if batch.new_seqs:
             self._cache_hit_rate = batch.cached_tokens / (batch.cached_tokens + computed)
 
@@ -301,10 +301,10 @@ class SchedulerStats:
         now = time.perf_counter()
         self.last_gen_throughput = self._generated / max(now - self._since, 1e-9)
         self._restart(now)
-        self._last_told, self._lately = self._lately, Acceptance()
+        self._last_logged, self._lately = self._lately, Acceptance()
         drafts = ""
         if self._tries_drafts:
-            drafts = f"accept len: {self._last_told.length:.2f}, accept rate: {self._last_told.rate:.2f}, "
+            drafts = f"accept len: {self._last_logged.length:.2f}, accept rate: {self._last_logged.rate:.2f}, "
         logger.info(
             "Decode batch, #running-req: %d, %s, %scuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d, step time (ms): %.2f",

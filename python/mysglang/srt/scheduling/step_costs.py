@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.observability import instruments as told
+from mysglang.srt.observability import instruments
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch
 
@@ -105,9 +105,9 @@ class DecoderCosts:
             flops += number * 2.0 * layer.score_size * keys_seen(starts, batch.lens, layer.window)
             read_bytes += kv_bytes * keys_read(starts, batch.lens, layer.window)
             write_bytes += kv_bytes * batch.new_tokens
-        sheet.add(told.ESTIMATED_FLOPS, flops)
-        sheet.add(told.ESTIMATED_READ_BYTES, read_bytes)
-        sheet.add(told.ESTIMATED_WRITE_BYTES, write_bytes)
+        sheet.add(instruments.ESTIMATED_FLOPS, flops)
+        sheet.add(instruments.ESTIMATED_READ_BYTES, read_bytes)
+        sheet.add(instruments.ESTIMATED_WRITE_BYTES, write_bytes)
 
 
 def keys_seen(starts: Ints, lens: Ints, window: int | None) -> float:

@@ -52,18 +52,18 @@ class Drops:
 
     def __init__(self) -> None:
         self.total = 0
-        self.untold = 0
+        self.unreported = 0
 
     def add(self, data: bytes) -> None:
         """Count these lines as dropped."""
         lines = data.count(b"\n") or 1
         self.total += lines
-        self.untold += lines
+        self.unreported += lines
 
     def take(self) -> int:
         """Returns the number of dropped lines since the last call, which the caller must report."""
-        untold, self.untold = self.untold, 0
-        return untold
+        unreported, self.unreported = self.unreported, 0
+        return unreported
 
 
 def _notice(lines: int) -> bytes:
@@ -85,7 +85,7 @@ class PipeLog:
 
     def put(self, data: bytes) -> None:
         with self._lock:
-            whole = self._rest + _notice(self.drops.untold) + data
+            whole = self._rest + _notice(self.drops.unreported) + data
             try:
                 written = os.write(self._descriptor, whole)
             except OSError:  # full, or the parent is gone
@@ -142,7 +142,7 @@ class LogWriter:
             with self._lock:
                 if not written:
                     self.drops.add(data)
-                    self.drops.untold += dropped
+                    self.drops.unreported += dropped
                 self._waiting -= len(data)
                 if not self._waiting:
                     self._written.set()

@@ -3,7 +3,7 @@ again by its children, as multiprocessing's spawn would.
 
     parent                                        child
     Child(module, title, spec) ── stdin: spec ──▶ ParentLink.attach().spec
-    first_message, last_message ◀── pipe: lines ── ParentLink.tell
+    first_message, last_message ◀── pipe: lines ── ParentLink.report
     stderr ◀── pipe, see log_output.py ─────────── stdout, stderr
     exited ◀────────────── waitpid
 
@@ -126,21 +126,21 @@ class Child:
     def _read(self, reading: int) -> None:
         with open(reading, "rb") as lines:
             for line in lines:
-                self._tell_loop(self._on_message, line)
+                self._call_in_loop(self._on_message, line)
 
     def _wait(self, readers: Sequence[threading.Thread]) -> None:
         code = self._process.wait()
         # The child's last words may still be in the pipes; a grandchild may hold the other ends open for ever.
         for reader in readers:
             reader.join(timeout=0.5)
-        self._tell_loop(self._on_exit, code)
+        self._call_in_loop(self._on_exit, code)
 
     def _lose(self, cause: str) -> None:
         """Kills the child, because a thread that watched it is gone. A child that cannot be watched counts as dead."""
         self.send_signal(signal.SIGKILL)
-        self._tell_loop(self._on_exit, -signal.SIGKILL)
+        self._call_in_loop(self._on_exit, -signal.SIGKILL)
 
-    def _tell_loop(self, callback: Callable[[T], None], value: T) -> None:
+    def _call_in_loop(self, callback: Callable[[T], None], value: T) -> None:
         # A closed loop is no longer interested.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, value)
@@ -202,7 +202,7 @@ class ParentLink:
         ServiceThread("parent watch", link._end_with_parent)
         return link
 
-    def tell(self, message: bytes) -> None:
+    def report(self, message: bytes) -> None:
         """Sends one line to the parent process; `line` has no newline. Does nothing if the parent has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._status, message + b"\n")

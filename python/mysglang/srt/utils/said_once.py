@@ -15,14 +15,14 @@ class SaidOnce:
         """`what`: what the things are, in the plural, for the last line."""
         self._logger = logger
         self._what = what
-        self._told: set[str] = set()
+        self._seen: set[str] = set()
 
     def warn(self, thing: str, words: str) -> None:
         """Write `words`, which must be safe to log, unless a line was written for `thing` before."""
-        if thing in self._told or len(self._told) > MAX_REMEMBERED:
+        if thing in self._seen or len(self._seen) > MAX_REMEMBERED:
             return
-        self._told.add(thing)
-        if len(self._told) > MAX_REMEMBERED:
+        self._seen.add(thing)
+        if len(self._seen) > MAX_REMEMBERED:
             self._logger.warning(
                 "More than %d %s were reported; further ones are not logged.", MAX_REMEMBERED, self._what
             )

@@ -164,7 +164,7 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         )
 
     def slides(self, index: int) -> bool:
-        """True if this layer has the window."""
+        """Returns True if this layer has the window."""
         types = self.layer_types
         return (index + 1) % self.sliding_window_pattern != 0 if types is None else types[index] == SLIDING
 

@@ -36,7 +36,7 @@ class AnthropicError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, t
 class AnthropicShape:
     """Writes errors in Anthropic's form (an `error_responses.ErrorShape`)."""
 
-    told = AnthropicError
+    schema = AnthropicError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         kind = _TYPES.get(facts.status, "invalid_request_error" if facts.status < 500 else "api_error")

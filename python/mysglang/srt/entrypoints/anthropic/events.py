@@ -43,39 +43,39 @@ class BlockEvents:
 
     def say(self, parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
         """Returns the events for these parts of an answer."""
-        told: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for part in parts:
             match part:
                 case Thought(text) if text:
-                    told += self._begin({"type": "thinking", "thinking": "", "signature": ""})
-                    told.append(self._delta({"type": "thinking_delta", "thinking": text}))
+                    events += self._begin({"type": "thinking", "thinking": "", "signature": ""})
+                    events.append(self._delta({"type": "thinking_delta", "thinking": text}))
                 case NormalText(text) if text:
-                    told += self._begin({"type": "text", "text": ""})
-                    told.append(self._delta({"type": "text_delta", "text": text}))
+                    events += self._begin({"type": "text", "text": ""})
+                    events.append(self._delta({"type": "text_delta", "text": text}))
                 case CallStart(_, name, call_id):
-                    told += self.finish()
-                    told += self._begin({"type": "tool_use", "id": call_id or new_id(), "name": name, "input": {}})
+                    events += self.finish()
+                    events += self._begin({"type": "tool_use", "id": call_id or new_id(), "name": name, "input": {}})
                 case CallArguments(_, text):
-                    told.append(self._delta({"type": "input_json_delta", "partial_json": text}))
-        return told
+                    events.append(self._delta({"type": "input_json_delta", "partial_json": text}))
+        return events
 
     def finish(self) -> list[dict[str, Any]]:
         """Returns the end of the open block, if one is."""
         if self._open is None:
             return []
-        told = [self._delta({"type": "signature_delta", "signature": SIGNATURE})] if self._open == "thinking" else []
-        told.append({"type": "content_block_stop", "index": self._count - 1})
+        events = [self._delta({"type": "signature_delta", "signature": SIGNATURE})] if self._open == "thinking" else []
+        events.append({"type": "content_block_stop", "index": self._count - 1})
         self._open = None
-        return told
+        return events
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns a block of that kind, unless one is open: two calls are two blocks, two pieces of text are one."""
         if self._open == block["type"]:
             return []
-        told = self.finish()
+        events = self.finish()
         self._open = block["type"]
         self._count += 1
-        return [*told, {"type": "content_block_start", "index": self._count - 1, "content_block": block}]
+        return [*events, {"type": "content_block_start", "index": self._count - 1, "content_block": block}]
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._count - 1, "delta": delta}

@@ -60,7 +60,7 @@ class AnthropicServing:
         async with aclosing(self._answers.read(call)) as found:
             async for news in found:
                 usage = self._usage(news)
-                told = b"" if begun else self._start(rid, usage)
+                start = b"" if begun else self._start(rid, usage)
                 begun = True
                 data = blocks.say(news.parts)
                 if news.ending is not None:
@@ -68,8 +68,8 @@ class AnthropicServing:
                     data.append({"type": "message_delta", "delta": _stop(news.ending), "usage": usage})
                     data.append({"type": "message_stop"})
                 # A chunk yields no event while its content is incomplete.
-                if told or data:
-                    yield told + b"".join(event(one["type"], one) for one in data)
+                if start or data:
+                    yield start + b"".join(event(one["type"], one) for one in data)
 
     async def _count(self, body: CountTokensRequest) -> int:
         translate = partial(counted_request, body)

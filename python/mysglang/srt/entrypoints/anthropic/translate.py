@@ -73,7 +73,7 @@ def _request(body: CountTokensRequest, words: ThinkingWords, **more: object) -> 
 
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     """Translates the messages. Consecutive messages of one role become one."""
-    told = [{"role": "system", "content": _content(body.system)}] if body.system else []
+    system = [{"role": "system", "content": _content(body.system)}] if body.system else []
     turns: list[_Turn] = []
     for message in body.messages:
         checkpoint()
@@ -84,7 +84,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
                 turns.append(turn)
     if turns[-1].calls:
         raise InvalidRequest("messages: the last one uses tools, so that their results must follow.", param="messages")
-    return told + [turn.message() for turn in turns]
+    return system + [turn.message() for turn in turns]
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ class OllamaAnswerMessage(Answer):
     tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-class _Told(Answer):
+class _OllamaAnswer(Answer):
     """An answer, or a line of its stream. Counts and durations are in the last line."""
 
     model: str
@@ -52,13 +52,13 @@ class _Told(Answer):
     logprobs: list[ChatToken] | UnsetType = UNSET
 
 
-class OllamaChat(_Told, kw_only=True):
+class OllamaChat(_OllamaAnswer, kw_only=True):
     """Answer to POST /api/chat."""
 
     message: OllamaAnswerMessage
 
 
-class OllamaGenerated(_Told, kw_only=True):
+class OllamaGenerated(_OllamaAnswer, kw_only=True):
     """Answer to POST /api/generate, or a line of its stream."""
 
     response: str

@@ -20,7 +20,7 @@ class OllamaError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class OllamaShape:
     """Writes errors in Ollama's form (an `error_responses.ErrorShape`)."""
 
-    told = OllamaError
+    schema = OllamaError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         return {"error": facts.message, "request_id": request_id}

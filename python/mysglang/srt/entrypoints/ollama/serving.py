@@ -35,7 +35,7 @@ from mysglang.srt.entrypoints.streaming import EventStream
 
 NDJSON = "application/x-ndjson"
 
-Tell = Callable[[dict[str, Any]], dict[str, Any]]
+MakeMessage = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Job:
 
     body: OllamaRequest
     call: Callable[[], Awaitable[ChatCall]]
-    tell: Tell
+    message: MakeMessage
 
 
 class OllamaServing:
@@ -83,7 +83,7 @@ class OllamaServing:
         self._card.check(job.body.model)
         check_context(job.body, self._card.context_len)
         if loads:
-            nothing = job.tell({"role": "assistant", "content": ""})
+            nothing = job.message({"role": "assistant", "content": ""})
             return json_response({**self._head(job), **nothing, "done_reason": "load", "done": True})
         if job.body.stream:
             return EventStream(self._lines(job), NDJSON)
@@ -97,15 +97,15 @@ class OllamaServing:
     async def _complete(self, job: _Job) -> dict[str, Any]:
         """Joins the chunks of an answer into one body."""
         async with aclosing(self._messages(job)) as found:
-            told = [news async for news in found]
-        logprobs = [token for _, fields in told for token in fields.pop("logprobs", [])]
-        message = job.tell(joined([message for message, _ in told]))
-        return {**self._head(job), **message, **told[-1][1], **({"logprobs": logprobs} if logprobs else {})}
+            pairs = [news async for news in found]
+        logprobs = [token for _, fields in pairs for token in fields.pop("logprobs", [])]
+        message = job.message(joined([message for message, _ in pairs]))
+        return {**self._head(job), **message, **pairs[-1][1], **({"logprobs": logprobs} if logprobs else {})}
 
     async def _answer(self, job: _Job) -> AsyncGenerator[dict[str, Any], None]:
         async with aclosing(self._messages(job)) as found:
             async for message, fields in found:
-                yield {**self._head(job), **job.tell(message), **fields}
+                yield {**self._head(job), **job.message(message), **fields}
 
     async def _messages(self, job: _Job) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
         """Yields each message, and the fields beside it. The last message is empty and has the statistics."""
@@ -114,11 +114,11 @@ class OllamaServing:
         async with aclosing(self._answers.read(call)) as found:
             async for news in found:
                 times.note()
-                told = messages.say(news.parts, last=news.ending is not None)
+                found_messages = messages.say(news.parts, last=news.ending is not None)
                 logprobs = self._answers.logprobs(news.chunk)
-                if logprobs and not told:
-                    told = [{"role": "assistant", "content": ""}]
-                for message in told:
+                if logprobs and not found_messages:
+                    found_messages = [{"role": "assistant", "content": ""}]
+                for message in found_messages:
                     yield message, {"done": False, **({"logprobs": logprobs} if logprobs else {})}
                     logprobs = []
                 if news.ending is not None:

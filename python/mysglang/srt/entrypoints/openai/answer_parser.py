@@ -101,10 +101,10 @@ class AnswerParser:
             if part.kind == "thought":
                 self._think(part.text, found)
             else:
-                found += self._told_thought()
+                found += self._take_thought()
                 found += self._answered(self._calls.feed(part.text))
         if last:
-            found += self._told_thought()
+            found += self._take_thought()
             found += self._answered(self._calls.finish())
         return found
 
@@ -114,7 +114,7 @@ class AnswerParser:
         else:
             self._kept.append(text)
 
-    def _told_thought(self) -> list[AnswerPart]:
+    def _take_thought(self) -> list[AnswerPart]:
         kept = "".join(self._kept)
         self._kept.clear()
         return [Thought(kept)] if kept else []

@@ -234,7 +234,9 @@ class ChatAnswers:
 
     def thinking_words(self, *, with_tools: bool) -> ThinkingWords:
         """Returns how the model can be asked to think. Raises InvalidRequest."""
-        return thinking_words(self._front, with_tools=with_tools, told_apart=self._formats.reasoning is not None)
+        return thinking_words(
+            self._front, with_tools=with_tools, separates_thoughts=self._formats.reasoning is not None
+        )
 
     async def count_tokens(self, call: ChatCall) -> int:
         """Returns how many tokens the prompt has. Raises InvalidRequest in the dialect's words."""

@@ -31,7 +31,7 @@ class ThinkingWords:
     """Variables of the chat template that are true or false."""
     effort: str | None
     """The variable that says how hard."""
-    told_apart: bool
+    separates_thoughts: bool
     """True if the server knows how the model writes thoughts."""
 
     def switched(self, on: bool) -> dict[str, object]:
@@ -42,7 +42,7 @@ class ThinkingWords:
 
     def require(self, field: str) -> None:
         """Raises InvalidRequest, for a client that wants to see thoughts, where they cannot be shown as such."""
-        if not self.told_apart:
+        if not self.separates_thoughts:
             message = f"{field}: this server does not tell thoughts apart; it must be started with --reasoning-parser."
             raise InvalidRequest(message, param=field)
 
@@ -104,11 +104,11 @@ def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[M
     return {**kwargs, **switched}
 
 
-def thinking_words(front: Front, *, with_tools: bool, told_apart: bool) -> ThinkingWords:
+def thinking_words(front: Front, *, with_tools: bool, separates_thoughts: bool) -> ThinkingWords:
     """Raises InvalidRequest for a model or a server that cannot chat."""
     known = _templates(front).variables(with_tools=with_tools)
     effort = "reasoning_effort" if "reasoning_effort" in known else None
-    return ThinkingWords(tuple(name for name in THINKING_SWITCHES if name in known), effort, told_apart)
+    return ThinkingWords(tuple(name for name in THINKING_SWITCHES if name in known), effort, separates_thoughts)
 
 
 def _templates(front: Front) -> TemplateManager:

@@ -8,7 +8,7 @@ from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 
 
-class ToldIds:
+class ReturnedIds:
     """Adds token ids to the choices of a request, if the client wants them. It must get every chunk."""
 
     def __init__(self, body: ChatCompletionRequest) -> None:

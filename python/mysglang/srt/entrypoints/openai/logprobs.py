@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mysglang.srt.managers.request_state import TokenLogprobs
-from mysglang.srt.managers.response_dict import told
+from mysglang.srt.managers.response_dict import as_json
 from mysglang.srt.utils.text import IncrementalDecoder
 from mysglang.srt.utils.tokenizer import Tokenizer
 
@@ -26,14 +26,14 @@ def positions(found: TokenLogprobs) -> list[TokenLogprob]:
     """Returns the columns of a chunk, position by position."""
     columns = (found.ids.tolist(), found.vals.tolist(), found.top_ids.tolist(), found.top_vals.tolist())
     return [
-        TokenLogprob(token_id, told(logprob), _there(top_ids, top_vals))
+        TokenLogprob(token_id, as_json(logprob), _there(top_ids, top_vals))
         for token_id, logprob, top_ids, top_vals in zip(*columns, strict=True)
     ]
 
 
 def _there(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
     """Returns the pairs that have a log-probability."""
-    pairs = ((token_id, told(logprob)) for token_id, logprob in zip(ids, logprobs, strict=True))
+    pairs = ((token_id, as_json(logprob)) for token_id, logprob in zip(ids, logprobs, strict=True))
     return [(token_id, logprob) for token_id, logprob in pairs if logprob is not None]
 
 

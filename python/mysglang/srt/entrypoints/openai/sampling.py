@@ -13,7 +13,7 @@ from mysglang.srt.entrypoints.openai.response_format import grammar_params
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 
-_RECOMMENDED = tuple(each for each in FIELDS if each.told.recommended is not None)
+_RECOMMENDED = tuple(each for each in FIELDS if each.facts.recommended is not None)
 
 USUAL: Mapping[str, Any] = {each.name: each.default for each in _RECOMMENDED}
 """Values if neither the request nor the model sets them. The constants are OpenAI's."""
@@ -36,7 +36,7 @@ class SamplingDefaults:
         chosen = dict(USUAL)
         for each in _RECOMMENDED:
             if (value := generation_config.get(each.name)) is not None:
-                chosen[each.name] = value if each.told.as_ours is None else each.told.as_ours(value)
+                chosen[each.name] = value if each.facts.as_ours is None else each.facts.as_ours(value)
         if generation_config.get("do_sample") is False:
             chosen["temperature"] = 0.0
         return cls(chosen)
@@ -45,7 +45,7 @@ class SamplingDefaults:
 _NAMES = {each.name: name for each in FIELDS if (name := each.name_on("openai")) is not None}
 _SAID = attrgetter(*_NAMES.values())
 _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
-_BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.told.are_token_ids and isinstance(each.default, dict))
+_BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.facts.are_token_ids and isinstance(each.default, dict))
 
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:

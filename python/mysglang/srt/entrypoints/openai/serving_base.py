@@ -108,7 +108,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
             "metadata": {"weight_version": meter.weight_version},
         }
 
-    async def _told(self, chunk: GenerationChunk, make: Callable[[], dict[str, object]]) -> object:
+    async def _in_thread_if_long(self, chunk: GenerationChunk, make: Callable[[], dict[str, object]]) -> object:
         """Returns the choice that `make` makes of a chunk; one with numbers is written already, without keeping others
         waiting for it.
         """

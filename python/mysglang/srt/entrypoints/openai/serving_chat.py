@@ -9,7 +9,7 @@ from functools import partial
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatCall, ChatNews
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream, chat_message
-from mysglang.srt.entrypoints.openai.choice_extras import LastStates, ToldIds
+from mysglang.srt.entrypoints.openai.choice_extras import LastStates, ReturnedIds
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
@@ -38,14 +38,14 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     async def _complete(self, body: ChatCompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter = self._meter(body)
         choices: dict[int, object] = {}
-        states, ids = LastStates(), ToldIds(body)
+        states, ids = LastStates(), ReturnedIds(body)
         call = await self._answers.ask(body, envelope.rid)
         async with aclosing(self._answers.read(call)) as found:
             async for news in found:
                 note_usage(meter, news.chunk, news.reasoning_tokens)
                 states.note(news.chunk)
                 said = {**states.of(news.chunk.index), **ids.of(news.chunk)}
-                choices[news.chunk.index] = await self._told(news.chunk, partial(self._choice, news, said))
+                choices[news.chunk.index] = await self._in_thread_if_long(news.chunk, partial(self._choice, news, said))
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
     async def _talk(self, body: ChatCompletionRequest, envelope: Envelope) -> Talk:
@@ -90,12 +90,12 @@ class _Frames:
         self._frames = StreamFrames(head, usage_key=self._total or self._usage_so_far)
         self._stream = ChatStream(self._frames)
         self._states = LastStates()
-        self._ids = ToldIds(body)
+        self._ids = ReturnedIds(body)
 
     def numbers(self, chunk: GenerationChunk) -> int:
         return chunk.numbers
 
-    def tell(self, chunk: GenerationChunk) -> bytes:
+    def render(self, chunk: GenerationChunk) -> bytes:
         index, stream = chunk.index, self._stream
         news = self._call.news(chunk)
         self._states.note(chunk)

@@ -44,7 +44,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         self._fill_in = FillIn.choose(options.completion_template, front.tokenizer)
 
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
-        meter, teller = self._meter(body), await self._teller(body)
+        meter, builder = self._meter(body), await self._choice_builder(body)
         found: dict[int, GenerationChunk] = {}
         names = {**names_of(body.response_format), **({} if body.best_of is None else {"n": "best_of"})}
         async with self._chunks(await self._converted(body, envelope), names) as chunks:
@@ -56,14 +56,14 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         breather = Breather()
         for index, chunk in best.items():
             await breather.rest()
-            choices[index] = await self._told(chunk, partial(teller.whole, index, chunk))
+            choices[index] = await self._in_thread_if_long(chunk, partial(builder.whole, index, chunk))
         return self._answer(envelope.head("text_completion"), choices, meter)
 
     async def _talk(self, body: CompletionRequest, envelope: Envelope) -> Talk:
-        told = _Frames(body, envelope, self._meter(body), await self._teller(body))
+        frames = _Frames(body, envelope, self._meter(body), await self._choice_builder(body))
         chunks = self._front.tokenizer_manager.generate_request(await self._converted(body, envelope))
         names = {**self.names, **names_of(body.response_format)}
-        return Talk(chunks, told, names, self._front.text_pool)
+        return Talk(chunks, frames, names, self._front.text_pool)
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
         return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
@@ -94,12 +94,12 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             **beside_sampling(body),
         )
 
-    async def _teller(self, body: CompletionRequest) -> _Teller:
+    async def _choice_builder(self, body: CompletionRequest) -> _ChoiceBuilder:
         if body.logprobs is not None and self._front.tokenizer is None:
             message = "logprobs contain text, and this server runs without a tokenizer."
             raise InvalidRequest(message, param="logprobs")
         echoes = [await self._text_of(prompt, body) for prompt in body.prompt] if body.echo else []
-        return _Teller(body, echoes, self._front.tokenizer)
+        return _ChoiceBuilder(body, echoes, self._front.tokenizer)
 
     async def _text_of(self, prompt: str | list[int], body: CompletionRequest) -> str:
         if isinstance(prompt, str):
@@ -112,10 +112,10 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
 class _Frames:
     """Turns the chunks of an answer into stream frames."""
 
-    def __init__(self, body: CompletionRequest, envelope: Envelope, meter: UsageMeter, teller: _Teller) -> None:
+    def __init__(self, body: CompletionRequest, envelope: Envelope, meter: UsageMeter, builder: _ChoiceBuilder) -> None:
         options = body.stream_options
         self._meter = meter
-        self._teller = teller
+        self._choice_builder = builder
         self._total = options.include_usage
         self._usage_so_far = options.continuous_usage_stats
         self._frames = StreamFrames(envelope.head("text_completion"), usage_key=self._total or self._usage_so_far)
@@ -125,13 +125,13 @@ class _Frames:
     def numbers(self, chunk: GenerationChunk) -> int:
         return chunk.numbers
 
-    def tell(self, chunk: GenerationChunk) -> bytes:
+    def render(self, chunk: GenerationChunk) -> bytes:
         plain = self._texts.get(chunk.index)
         if plain is not None and chunk.finish_reason is None:
             return plain.with_text(chunk.text) if chunk.text else b""
         note_usage(self._meter, chunk)
-        choice = self._teller.choice(chunk)
-        if self._teller.tells_only_text and not self._usage_so_far:
+        choice = self._choice_builder.choice(chunk)
+        if self._choice_builder.has_only_text and not self._usage_so_far:
             self._texts[chunk.index] = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
         # There may be nothing to send, while a character or a stop string is incomplete.
         if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
@@ -140,7 +140,7 @@ class _Frames:
 
     def end(self) -> bytes:
         last = b""
-        for index, said in self._teller.states.all():
+        for index, said in self._choice_builder.states.all():
             last += self._frames.choice(_text_choice(index, "") | said)
         return last + (self._frames.usage(self._meter.total()) if self._total else b"") + DONE
 
@@ -151,7 +151,7 @@ def _text_choice(
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched}
 
 
-class _Teller:
+class _ChoiceBuilder:
     """Turns chunks into choices with what is new: the echoed prompt first, then the text."""
 
     def __init__(self, body: CompletionRequest, echoes: list[str], tokenizer: Tokenizer | None) -> None:
@@ -163,7 +163,7 @@ class _Teller:
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     @property
-    def tells_only_text(self) -> bool:
+    def has_only_text(self) -> bool:
         """True if later chunks differ only in their text, except the last."""
         body = self._body
         return body.logprobs is None and not body.return_token_ids and not body.return_hidden_states
@@ -198,8 +198,8 @@ class _Teller:
         output = positions(chunk.logprobs.output)
         if not prompt and not output:
             return None
-        told = columns.prompt_columns(prompt) if prompt else {}
-        return {name: told.get(name, []) + column for name, column in columns.columns(output).items()}
+        found = columns.prompt_columns(prompt) if prompt else {}
+        return {name: found.get(name, []) + column for name, column in columns.columns(output).items()}
 
     def _columns_of(self, index: int) -> CompletionLogprobs:
         if index not in self._logprobs:

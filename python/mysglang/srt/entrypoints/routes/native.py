@@ -123,7 +123,7 @@ class _Frames:
     def numbers(self, chunk: GenerationChunk) -> int:
         return chunk.numbers + (0 if self._dicts.incremental else self._told[chunk.index])
 
-    def tell(self, chunk: GenerationChunk) -> bytes:
+    def render(self, chunk: GenerationChunk) -> bytes:
         response = self._dicts.add(chunk)
         if not chunk.with_numbers:
             return b"data: " + orjson.dumps(response) + b"\n\n"

@@ -108,7 +108,7 @@ def operation_router(front: Front) -> APIRouter:
     async def freeze_gc(request: Request) -> Response:
         """Exclude all current objects from garbage collection, in this process and in the scheduler."""
         freeze_heap()
-        front.tokenizer_manager.tell_fronts(FreezeFrontGcReq())
+        front.tokenizer_manager.notify_fronts(FreezeFrontGcReq())
         return await carry_out(request, lambda number: FreezeGcReq(id=number))
 
     @router.post("/start_profile", openapi_extra=takes(ProfileReqInput) | gives(Done))
@@ -138,7 +138,7 @@ def operation_router(front: Front) -> APIRouter:
             # An answer that says that it is over finds the files complete, unless the disk is in trouble.
             await asyncio.to_thread(written)
         log = front.request_log
-        front.tokenizer_manager.tell_fronts(RequestLogReq(log_requests=log.log_requests, dump_folder=log.dump_folder))
+        front.tokenizer_manager.notify_fronts(RequestLogReq(log_requests=log.log_requests, dump_folder=log.dump_folder))
         settings = {"log_requests": front.request_log.log_requests}
         return json_response({**settings, "dump_requests_folder": front.request_log.dump_folder})
 

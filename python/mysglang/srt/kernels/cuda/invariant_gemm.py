@@ -187,7 +187,7 @@ def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
             return False
         drawn = torch.randn(rows, x.shape[1], device=x.device).to(x.dtype)
         found = _by_library(drawn, weight, bias, drawn.new_empty(rows, len(weight)))
-        if not tells(found):
+        if not order_matters(found):
             return False  # and ask again when there are other weights
         expected = _with_tile(fixed_tile(len(weight)))
         _agreed[key] = all(
@@ -198,7 +198,7 @@ def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
     return _agreed[key]
 
 
-def tells(found: Tensor) -> bool:
+def order_matters(found: Tensor) -> bool:
     """True if another order of the sums would change this product; zeros and values that are not finite hide it."""
     return bool(found.isfinite().all()) and int(found.count_nonzero()) > found.numel() // 2
 

@@ -96,7 +96,7 @@ class OwnKeys:
         starts = pinned(starts_of(metadata.extend_lens[rows]))
         # The copy of the plan before must have left the wrapper's pinned buffer.
         self._copied.synchronize()
-        with told_how_to_build(self._wrapper):
+        with explained_build_failure(self._wrapper):
             self._wrapper.plan(starts, starts, *self._heads, **self._options)
         self._copied.record()
 
@@ -122,7 +122,7 @@ class PagedKeys:
         indices = metadata.lists.indices[first : first + int(starts[-1])]
         extends = metadata.extend_lens[rows]
         self._copied.synchronize()
-        with told_how_to_build(self._wrapper):
+        with explained_build_failure(self._wrapper):
             self._wrapper.plan(
                 pinned(starts_of(extends)),
                 pinned(starts),
@@ -240,7 +240,7 @@ def window_left(spec: AttentionSpec) -> int:
 
 
 @contextmanager
-def told_how_to_build(wrapper: Any) -> Iterator[None]:
+def explained_build_failure(wrapper: Any) -> Iterator[None]:
     """Explains what to do if FlashInfer fails to compile a kernel, which happens when a wrapper is first planned."""
     built = getattr(wrapper, "_cached_module", None) is not None
     try:

@@ -25,8 +25,8 @@ from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.flashinfer_attend import (
     PageLists,
     PrefillMetadata,
+    explained_build_failure,
     host_lists,
-    told_how_to_build,
     window_left,
 )
 from mysglang.srt.layers.attention.flashinfer_prefill import FlashInferPrefill, kind_of
@@ -203,7 +203,7 @@ class Kind:
         }
         self._copied.synchronize()
         if not hasattr(wrapper, "_cached_module"):
-            with told_how_to_build(wrapper):
+            with explained_build_failure(wrapper):
                 wrapper.plan(indptr, lists.indices[: int(indptr[-1])], last_page_lens, *heads, **options)
         fast_decode_plan(
             wrapper, indptr, lists.indices, last_page_lens, *heads, global_override_indptr_cpu=indptr, **options

@@ -73,12 +73,12 @@ class EventLog:
         for frame in frames:
             self._frames.append(frame)
             self.nbytes += len(frame)
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """Ends the log. Called when no further frames will come."""
         self._over = True
-        self._tell()
+        self._notify()
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
         """Yields the frames after the one numbered `after`, joined where several are ready, until the log ends."""
@@ -96,7 +96,7 @@ class EventLog:
             else:
                 await news.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         # Each reader holds the event that it waits for, so that none misses what comes while it wakes.
         self._news.set()
         self._news = asyncio.Event()

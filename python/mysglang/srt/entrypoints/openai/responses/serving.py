@@ -147,7 +147,7 @@ class OpenAIServingResponses:
 
     async def _stream(self, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         job = await self._job(body)
-        async with aclosing(self._told(job)) as told:
+        async with aclosing(self._frames(job)) as told:
             async for frames in told:
                 yield b"".join(frames)
 
@@ -161,7 +161,7 @@ class OpenAIServingResponses:
         async def work() -> None:
             counted = 0
             try:
-                async with aclosing(self._told(job)) as told:
+                async with aclosing(self._frames(job)) as told:
                     async for frames in told:
                         log.add(frames)
                         if log.nbytes - counted < COUNTED_BYTES:
@@ -181,7 +181,7 @@ class OpenAIServingResponses:
         self._keep(job, job.response("in_progress", []))
         return log.read()
 
-    async def _told(self, job: Job) -> AsyncGenerator[list[bytes], None]:
+    async def _frames(self, job: Job) -> AsyncGenerator[list[bytes], None]:
         """Yields the frames of the events, some at a time. Raises the errors of the request, if a client waits and no
         event was sent.
         """
