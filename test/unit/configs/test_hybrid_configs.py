@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mysglang.srt.configs.checkpoint_sizes import num_parameters
-from mysglang.srt.configs.layer_plan import AttentionPlan, NoMlpPlan
+from mysglang.srt.configs.layer_plan import AttentionPlan, NoMlpPlan, NormedStreamPlan
 from mysglang.srt.configs.mixer_plan import ConvolutionPlan, Mamba2Plan, NoMixerPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
@@ -99,6 +99,28 @@ KIMI: dict[str, Any] = {
     "routed_scaling_factor": 2.446,
     "first_k_dense_replace": 1,
 }
+MINIMAX: dict[str, Any] = {
+    "architectures": ["MiniMaxText01ForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_minimax_text_01.MiniMaxText01Config"},
+    "vocab_size": 200064,
+    "hidden_size": 6144,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rotary_dim": 64,
+    "attn_type_list": [int(layer % 8 == 7) for layer in range(80)],
+    "num_local_experts": 32,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 10240000,
+    "rope_theta": 10000000,
+    "layernorm_full_attention_alpha": 3.5,
+    "layernorm_linear_attention_alpha": 3.5,
+    "layernorm_mlp_alpha": 3.5,
+    "postnorm": True,
+    "shared_intermediate_size": 0,
+}
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
     "vocab_size": 65536,
@@ -121,7 +143,15 @@ def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
 
 @pytest.mark.parametrize(
     ("keys", "billions"),
-    [(NEMOTRON_H, 8.10), (NEMOTRON_3, 31.58), (BAMBA, 9.78), (KIMI, 49.12), (GRANITE, 6.94), (LFM2, 1.17)],
+    [
+        (NEMOTRON_H, 8.10),
+        (NEMOTRON_3, 31.58),
+        (BAMBA, 9.78),
+        (KIMI, 49.12),
+        (MINIMAX, 456.1),
+        (GRANITE, 6.94),
+        (LFM2, 1.17),
+    ],
     ids=lambda each: str(each)[:30],
 )
 def test_sizes_are_those_of_the_published_models(keys: dict[str, Any], billions: float, tmp_path: Path) -> None:
@@ -150,6 +180,10 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
     config = read(tmp_path, KIMI)
     attends = [index for index, layer in enumerate(config.plan.layers) if isinstance(layer.attention, AttentionPlan)]
     assert attends == [3, 7, 11, 15, 19, 23, 26] and config.context_len == 1048576
+    plan = read(tmp_path, MINIMAX).plan
+    attends = [index for index, layer in enumerate(plan.layers) if isinstance(layer.attention, AttentionPlan)]
+    assert attends == list(range(7, 80, 8)) and {attention.rope.part for attention in plan.attentions} == {0.5}
+    assert {layer.normed_stream for layer in plan.layers} == {NormedStreamPlan(attention=(3.5, 1.0), mlp=(3.5, 1.0))}
     plan = read(tmp_path, LFM2).plan
     assert [index for index, layer in enumerate(plan.layers) if isinstance(layer.attention, ConvolutionPlan)] == [
         0, 1, 3, 4, 6, 7, 9, 11, 13, 15,
@@ -178,6 +212,10 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         (KIMI, {"moe_router_activation_func": "softmax"}, "moe_router_activation_func 'softmax' is not supported"),
         (KIMI, {"layer_types": ["linear_attention"] * 27}, "no layer attends over keys"),
         (KIMI, {"linear_attn_config": [4]}, "linear_attn_config must be an object"),
+        (MINIMAX, {"postnorm": False}, "postnorm False is not supported"),
+        (MINIMAX, {"rotary_dim": 256}, "rotary_dim 256 is more than the 128 numbers of a head"),
+        (MINIMAX, {"attn_type_list": [0] * 80}, "no layer attends over keys"),
+        (MINIMAX, {"layer_types": ["conv"] * 80}, "layer type 'conv' is not supported"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
         (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
     ],

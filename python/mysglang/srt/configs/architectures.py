@@ -29,6 +29,7 @@ from mysglang.srt.configs.families.internlm import InternLM2Config, InternLM3Con
 from mysglang.srt.configs.families.kimi_linear import KimiLinearConfig
 from mysglang.srt.configs.families.lfm2 import Lfm2Config, Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import Llama4Config, LlamaConfig
+from mysglang.srt.configs.families.minimax import MiniMaxConfig
 from mysglang.srt.configs.families.minimax_m2 import MiniMaxM2Config
 from mysglang.srt.configs.families.mistral import Ministral3Config, MistralConfig, MixtralConfig
 from mysglang.srt.configs.families.nemotron import NemotronConfig, NemotronHConfig
@@ -135,6 +136,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "FalconH1": FalconH1Config,
     "NemotronH": NemotronHConfig,
     "KimiLinear": KimiLinearConfig,
+    "MiniMax": MiniMaxConfig,
     "Lfm2": Lfm2Config,
     "Lfm2Moe": Lfm2MoeConfig,
 }
@@ -177,6 +179,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Mistral3ForConditionalGeneration": replace(
         decoder("Ministral3", Ministral3Config)["Ministral3ForCausalLM"], inside="language_model"
     ),
+    **{
+        f"MiniMax{each}ForCausalLM": decoder("MiniMax", MiniMaxConfig)["MiniMaxForCausalLM"]
+        for each in ("Text01", "M1")
+    },
     "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
     "Qwen2ForRewardModel": _reward(Qwen2Config),
     "Qwen3ForRewardModel": _reward(Qwen3Config),

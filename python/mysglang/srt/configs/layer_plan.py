@@ -68,6 +68,11 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (self,)
 
     @property
+    def computed(self) -> tuple[str, ...]:
+        """Endings of tensors that a checkpoint may have and that are computed here. They are not read."""
+        return ()
+
+    @property
     def stacked(self) -> Mapping[str, tuple[str, ...]]:
         """Projections that are one here -> those that they are in a checkpoint, in order."""
         return {}
@@ -254,6 +259,16 @@ class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
     after_mlp: str | None = None
 
 
+class NormedStreamPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The residual stream is normed before attention and before the MLP, and goes on normed. Source: MiniMax-01.
+
+    Each pair is a factor of the normed stream, and one of what attention or the MLP gives.
+    """
+
+    attention: tuple[float, float]
+    mlp: tuple[float, float]
+
+
 class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A mixer, then an MLP, or one of the two; what each gives is added to the residual stream."""
 
@@ -266,6 +281,8 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Factor of what attention and MLP give, before it is added to the residual stream."""
     scaled_stream: bool = False
     """True if the residual stream is multiplied by a number of the checkpoint after the layer."""
+    normed_stream: NormedStreamPlan | None = None
+    """None: norms do not change the residual stream."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Yields all matrices that a checkpoint has for this layer."""

@@ -110,6 +110,36 @@ class KimiDeltaPlan(MixerPlan, frozen=True, kw_only=True):
         yield Matrix("self_attn.o_proj.weight", hidden, width)
 
 
+class LightningPlan(MixerPlan, frozen=True, kw_only=True):
+    """Linear attention whose heads forget at fixed rates. MiniMax, "MiniMax-01" (arXiv 2501.08313), section 2.2."""
+
+    name: ClassVar[str] = "self_attn"
+    keeps_state: ClassVar[bool] = True
+    inputs: ClassVar[str] = "in_proj"
+    """Name of the projection to queries, keys and values here. In a checkpoint it is `qkv_proj`."""
+
+    heads: int
+    head_dim: int
+    slope: float
+    """Factor of the logarithms of the rates, which differ by head."""
+    norm: NormPlan
+    """Norm over all heads together."""
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        return tuple(f"self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """Returns a matrix of float32 for each head."""
+        return self.heads * self.head_dim**2 * 4
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        width = Size("num_attention_heads * head_dim", self.heads * self.head_dim)
+        yield Matrix("self_attn.qkv_proj.weight", Size(f"3 * {width.field}", 3 * width.value), hidden)
+        yield Matrix("self_attn.output_gate.weight", width, hidden)
+        yield Matrix("self_attn.out_proj.weight", hidden, width)
+
+
 class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
     """A state space layer. Dao and Gu, "Transformers are SSMs" (arXiv 2405.21060)."""
 

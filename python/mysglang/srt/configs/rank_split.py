@@ -17,7 +17,13 @@ from mysglang.srt.configs.layer_plan import (
     PlainMlpPlan,
     ScaledMlpPlan,
 )
-from mysglang.srt.configs.mixer_plan import ConvolutionPlan, KimiDeltaPlan, LinearAttentionPlan, Mamba2Plan
+from mysglang.srt.configs.mixer_plan import (
+    ConvolutionPlan,
+    KimiDeltaPlan,
+    LightningPlan,
+    LinearAttentionPlan,
+    Mamba2Plan,
+)
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.even_split import even_run
@@ -76,6 +82,11 @@ def _kimi_delta(plan: KimiDeltaPlan, size: int) -> Iterator[str]:
         yield f"{plan.heads} heads of linear attention (linear_num_heads) cannot be divided among {size} ranks."
 
 
+def _lightning(plan: LightningPlan, size: int) -> Iterator[str]:
+    if plan.heads % size:
+        yield f"{plan.heads} heads of lightning attention cannot be divided among {size} ranks."
+
+
 def _mamba(plan: Mamba2Plan, size: int) -> Iterator[str]:
     if plan.heads % size or (plan.groups % size and size % plan.groups):
         yield f"{plan.heads} heads of mamba in {plan.groups} groups cannot be divided among {size} ranks."
@@ -108,6 +119,7 @@ SPLIT: dict[type, Problems] = {
     AttentionPlan: _attention,
     LinearAttentionPlan: _linear_attention,
     KimiDeltaPlan: _kimi_delta,
+    LightningPlan: _lightning,
     Mamba2Plan: _mamba,
     ConvolutionPlan: _convolution,
     GatedMlpPlan: _mlp,

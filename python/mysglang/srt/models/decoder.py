@@ -23,6 +23,7 @@ from mysglang.srt.configs.layer_plan import (
 from mysglang.srt.configs.mixer_plan import (
     ConvolutionPlan,
     KimiDeltaPlan,
+    LightningPlan,
     LinearAttentionPlan,
     Mamba2Plan,
     NoMixerPlan,
@@ -43,6 +44,7 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
     SplitDeltaNet,
 )
 from mysglang.srt.layers.linear_attention.kimi_delta_attention import KimiDeltaAttention, KimiDeltaSizes
+from mysglang.srt.layers.linear_attention.lightning_attention import LightningAttention
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.linear_attention.state_layer import state_specs
 from mysglang.srt.layers.parameter import Section
@@ -182,7 +184,8 @@ class Decoder(CheckpointModel):
         behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
         other = not self.config.reads(name)
         unused = name.removeprefix("model.").startswith(tuple(f"layers.{i}." for i in behind))
-        return other or unused or self._of_other_stage(name) or super().ignores(name)
+        computed = tuple({ending for mixer in self.plan.mixers for ending in mixer.computed})
+        return other or unused or name.endswith(computed) or self._of_other_stage(name) or super().ignores(name)
 
     def _of_other_stage(self, name: str) -> bool:
         """True if another pipeline stage has this checkpoint tensor, because it has the tensor's layer, the embedding,
@@ -298,6 +301,14 @@ def kimi_delta_of(
     return KimiDeltaAttention(index, hidden_size, sizes, plan.norm.eps, context)
 
 
+def lightning_of(
+    plan: LightningPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+) -> LightningAttention:
+    """Returns the lightning attention of the layer with this number."""
+    sizes = plan.heads, plan.head_dim, plan.slope, plan.norm.eps
+    return LightningAttention(index, hidden_size, *sizes, plan.inputs, context)
+
+
 def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
     """Returns the state space layer with this number. Positions are in its state, so nothing is turned."""
     sizes = MambaSizes(
@@ -343,6 +354,7 @@ MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext
     AttentionPlan: attention_of,
     LinearAttentionPlan: linear_attention_of,
     KimiDeltaPlan: kimi_delta_of,
+    LightningPlan: lightning_of,
     Mamba2Plan: mamba_of,
     ConvolutionPlan: convolution_of,
     SumPlan: sum_of,

@@ -97,6 +97,25 @@ class ExpertsBesideLayer(ScaledDecoderLayer):
         return self.mlp.beside(x, residual)
 
 
+class NormedStreamLayer(DecoderLayer):
+    """A layer whose norms change the residual stream itself, which then goes on times a factor."""
+
+    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
+        super().__init__(plan, mixer, hidden_size, context)
+        assert plan.normed_stream is not None
+        self._of_attention, self._of_mlp = plan.normed_stream.attention, plan.normed_stream.mlp
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (before_attention, before_mlp), (mixer,) = self.norms_before, self.mixers
+        (kept, added), (kept_last, added_last) = self._of_attention, self._of_mlp
+        x, _ = before_attention.add(x, residual)
+        attended: Tensor = mixer(x, batch)
+        x, _ = before_mlp.add(attended * added, batch.wanted(x) * kept)
+        # First: the MLP may use up its input.
+        stream = x * kept_last
+        return self._fed(x, x) * added_last, stream
+
+
 class ParallelDecoderLayer(DecoderLayer):
     """A decoder layer with attention and MLP in parallel, on the same norm of the residual stream."""
 
@@ -143,6 +162,8 @@ def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
     """Returns how the parts of a layer follow one another."""
     if plan.parallel:
         return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
+    if plan.normed_stream is not None:
+        return NormedStreamLayer
     if plan.scaled_stream:
         return ExpertsBesideLayer if isinstance(plan.mlp, MlpAndExpertsPlan) else ScaledDecoderLayer
     if isinstance(plan.mlp, NoMlpPlan):
