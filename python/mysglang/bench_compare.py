@@ -83,11 +83,15 @@ def make_parser(prog: str = PROG) -> ToolParser:
             "--dataset-name random-ids": "Two servers under 200 random prompts each round.",
         },
     )
-    parser.add_argument("--base-urls", nargs="+", required=True, metavar="URL", help="The servers, two or more.")
-    parser.add_argument("--names", nargs="+", default=[], metavar="NAME", help="What the table calls them.")
+    parser.add_argument(
+        "--base-urls", nargs="+", required=True, metavar="URL", help="URLs of the servers, two or more."
+    )
+    parser.add_argument("--names", nargs="+", default=[], metavar="NAME", help="Names of the servers in the table.")
     parser.add_argument("--backends", nargs="+", default=[], metavar="BACKEND", help="One --backend for each server.")
-    parser.add_argument("--rounds", type=positive, default=3, help="How often each server gets the load.")
-    parser.add_argument("--output-file", default="", metavar="FILE", help="Append the figures as a line of JSON.")
+    parser.add_argument("--rounds", type=positive, default=3, help="Number of runs on each server.")
+    parser.add_argument(
+        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+    )
     return parser
 
 

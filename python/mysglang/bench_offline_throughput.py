@@ -105,12 +105,26 @@ def _generate(engine: Engine, prompts: Sequence[Prompt], options: argparse.Names
 def make_parser(prog: str = PROG) -> ToolParser:
     """Returns the options of this tool."""
     parser = ToolParser(prog, "All prompts at once through an Engine. Other options are its own.")
-    parser.add_argument("--backend", choices=["engine"], default="engine", help="The Engine, in process.")
+    parser.add_argument(
+        "--backend", choices=["engine"], default="engine", help="What is measured: the Engine in this process."
+    )
     add_dataset_flags(parser, seed=1)
-    parser.add_argument("--disable-ignore-eos", action="store_true", help="Let the model end its answers.")
-    parser.add_argument("--extra-request-body", type=json_object, default={}, metavar="JSON", help="More fields.")
-    parser.add_argument("--skip-warmup", action="store_true", help="Measure at once.")
-    parser.add_argument("--result-filename", default="", metavar="FILE", help="Append the figures as a line of JSON.")
+    parser.add_argument(
+        "--disable-ignore-eos",
+        action="store_true",
+        help="Let the model end its answers, instead of generating the full length.",
+    )
+    parser.add_argument(
+        "--extra-request-body",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="JSON object with more fields for each request.",
+    )
+    parser.add_argument("--skip-warmup", action="store_true", help="Measure without warm-up requests.")
+    parser.add_argument(
+        "--result-filename", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+    )
     return parser
 
 

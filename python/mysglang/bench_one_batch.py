@@ -98,14 +98,22 @@ def _table(result: OneBatchResult, every: int) -> str:
 def make_parser(prog: str = PROG) -> ToolParser:
     """Returns the options of this tool."""
     parser = ToolParser(prog, "Time one batch without a server. Other options are the server's.")
-    parser.add_argument("--batch-size", type=positive, nargs="+", default=[1], help="Requests of a batch.")
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        nargs="+",
+        default=[1],
+        help="Number of requests in a batch; several values measure several batches.",
+    )
     parser.add_argument("--input-len", type=positive, nargs="+", default=[1024], help="Tokens of each prompt.")
     parser.add_argument("--output-len", type=positive, nargs="+", default=[16], help="Tokens of each answer.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the prompts.")
-    parser.add_argument("--run-name", default="default", help="A word of yours for the JSON.")
-    parser.add_argument("--result-filename", default="", metavar="FILE", help="Append a line of JSON for each shape.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the random prompts.")
+    parser.add_argument("--run-name", default="default", help="Name of the run in the JSON.")
+    parser.add_argument(
+        "--result-filename", default="", metavar="FILE", help="Append a line of JSON for each shape to this file."
+    )
     parser.add_argument("--overlap", action="store_true", help="Launch a decode step while the one before runs.")
-    parser.add_argument("--log-decode-step", type=natural, default=0, help="Show every so many decode steps.")
+    parser.add_argument("--log-decode-step", type=natural, default=0, help="Print one in so many decode steps.")
     return parser
 
 

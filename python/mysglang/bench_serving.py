@@ -131,40 +131,82 @@ def make_parser(prog: str = PROG) -> ToolParser:
     """Returns the options of this tool."""
     parser = ToolParser(prog, "Load a running server and measure it. Options bear SGLang's names.")
     part = parser.add_argument_group("server")
-    part.add_argument("--backend", choices=list(BACKENDS), default="sglang", help="Which API is asked.")
+    part.add_argument("--backend", choices=list(BACKENDS), default="sglang", help="API of the server.")
     part.add_argument(
         "--base-url",
         default="",
         metavar="URL",
-        help=f"Instead of host and port. Default: ${BASE_URL.name}, if it is set.",
+        help=f"URL of the server, instead of host and port. Default: ${BASE_URL.name}, if it is set.",
     )
-    part.add_argument("--host", default=LOCAL, help="Where the server is.")
-    part.add_argument("--port", type=positive, help="Default: 30000, or 8000 for vLLM.")
-    part.add_argument("--model", default="", help="Default: the first that the server lists.")
-    part.add_argument("--tokenizer", default="", metavar="PATH", help="Default: the server's, or that of the model.")
-    part.add_argument("--header", nargs="+", default=[], type=_header, metavar="NAME=VALUE", help="HTTP headers.")
-    part.add_argument("--ready-check-timeout-sec", type=float, default=60.0, help="Wait so long for the server.")
+    part.add_argument("--host", default=LOCAL, help="Host of the server.")
+    part.add_argument("--port", type=positive, help="Port of the server. Default: 30000, or 8000 for vLLM.")
+    part.add_argument(
+        "--model", default="", help="Name of the model in requests. Default: the first that the server lists."
+    )
+    part.add_argument(
+        "--tokenizer",
+        default="",
+        metavar="PATH",
+        help="Tokenizer that counts tokens. Default: the server's, or that of the model.",
+    )
+    part.add_argument(
+        "--header", nargs="+", default=[], type=_header, metavar="NAME=VALUE", help="Additional HTTP headers."
+    )
+    part.add_argument(
+        "--ready-check-timeout-sec", type=float, default=60.0, help="Seconds to wait until the server is ready."
+    )
     add_dataset_flags(parser, seed=42)
     part = parser.add_argument_group("requests")
     part.add_argument("--tokenize-prompt", action="store_true", help="Send token ids instead of texts.")
-    part.add_argument("--disable-ignore-eos", action="store_true", help="Let the model end its answers.")
-    part.add_argument("--disable-stream", action="store_true", help="Ask for whole answers.")
+    part.add_argument(
+        "--disable-ignore-eos",
+        action="store_true",
+        help="Let the model end its answers, instead of generating the full length.",
+    )
+    part.add_argument("--disable-stream", action="store_true", help="Request whole answers instead of streams.")
     part.add_argument("--temperature", type=float, default=0.0, help="Of sampling.")
     part.add_argument("--top-p", type=float, default=1.0, help="Of sampling.")
-    part.add_argument("--extra-request-body", type=json_object, default={}, metavar="JSON", help="More fields.")
+    part.add_argument(
+        "--extra-request-body",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="JSON object with more fields for each request.",
+    )
     part = parser.add_argument_group("load")
-    part.add_argument("--request-rate", type=float, default=math.inf, help="Requests a second, as a Poisson process.")
-    part.add_argument("--max-concurrency", type=positive, help="Most requests that are open at once.")
-    part.add_argument("--warmup-requests", type=natural, default=1, help="Sent before, and not counted.")
+    part.add_argument(
+        "--request-rate",
+        type=float,
+        default=math.inf,
+        help="Requests per second, as a Poisson process; inf sends all at once.",
+    )
+    part.add_argument("--max-concurrency", type=positive, help="Largest number of requests that are open at once.")
+    part.add_argument(
+        "--warmup-requests",
+        type=natural,
+        default=1,
+        help="Number of requests that are sent before the run and not counted.",
+    )
     part.add_argument("--flush-cache", action="store_true", help="Empty the server's prefix cache after warm-up.")
     part = parser.add_argument_group("results")
-    part.add_argument("--goodput", nargs="+", default=[], type=_objective, metavar="NAME:MS", help="ttft, tpot, e2el.")
-    part.add_argument("--cache-report", action="store_true", help="Also print what the prefix cache gave.")
-    part.add_argument("--output-file", default="", metavar="FILE", help="Append the figures as a line of JSON.")
-    part.add_argument("--output-details", action="store_true", help="With those of every request.")
-    part.add_argument("--tag", default=None, help="A word of yours for the JSON.")
-    part.add_argument("--plot", default="", metavar="FILE.png", help="Draw the run (needs matplotlib).")
-    part.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
+    part.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        type=_objective,
+        metavar="NAME:MS",
+        help="Limits in milliseconds for ttft, tpot or e2el, by which goodput counts.",
+    )
+    part.add_argument("--cache-report", action="store_true", help="Also print how many prompt tokens were cached.")
+    part.add_argument(
+        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+    )
+    part.add_argument(
+        "--output-details", action="store_true", help="With --output-file: also write the figures of every request."
+    )
+    part.add_argument("--tag", default=None, help="Name of the run in the JSON.")
+    part.add_argument("--plot", default="", metavar="FILE.png", help="Draw the run as a PNG file (needs matplotlib).")
+    part.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar.")
     return parser
 
 

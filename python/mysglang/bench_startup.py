@@ -81,10 +81,14 @@ def make_parser(prog: str = PROG) -> ToolParser:
             "{prog} --rounds 3 -- mysglang serve Qwen/Qwen3-8B --port {port}": "A model of yours.",
         },
     )
-    parser.add_argument("--rounds", type=positive, default=5, help="How often the server is started.")
-    parser.add_argument("--base-url", metavar="URL", help="Where the server answers, if its port is fixed.")
-    parser.add_argument("--timeout-sec", type=positive, default=1800, help="Longest wait for a server to be ready.")
-    parser.add_argument("--output-file", default="", metavar="FILE", help="Append the figures as a line of JSON.")
+    parser.add_argument("--rounds", type=positive, default=5, help="Number of starts.")
+    parser.add_argument("--base-url", metavar="URL", help="URL of the server, if its port is fixed.")
+    parser.add_argument(
+        "--timeout-sec", type=positive, default=1800, help="Seconds to wait at most until a server is ready."
+    )
+    parser.add_argument(
+        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+    )
     return parser
 
 

@@ -56,23 +56,45 @@ class DatasetOptions:
 def add_dataset_flags(parser: argparse.ArgumentParser, *, seed: int) -> None:
     """Adds the flags that DatasetOptions reads. `seed` is the tool's default seed."""
     part = parser.add_argument_group("dataset")
-    part.add_argument("--dataset-name", choices=list(_DATASETS), default="sharegpt", help="Where prompts come from.")
-    part.add_argument("--dataset-path", default="", metavar="FILE", help="For sharegpt, custom and random.")
-    part.add_argument("--num-prompts", type=positive, default=1000, help="Requests (but for generated-shared-prefix).")
-    part.add_argument("--seed", type=int, default=seed, help="Seed of everything that is drawn.")
-    part.add_argument("--random-input-len", type=positive, default=1024, help="Longest prompt.")
-    part.add_argument("--random-output-len", type=positive, default=1024, help="Longest answer.")
+    part.add_argument("--dataset-name", choices=list(_DATASETS), default="sharegpt", help="Source of the prompts.")
+    part.add_argument(
+        "--dataset-path", default="", metavar="FILE", help="File with the data, for sharegpt, custom and random."
+    )
+    part.add_argument(
+        "--num-prompts", type=positive, default=1000, help="Number of requests (not for generated-shared-prefix)."
+    )
+    part.add_argument("--seed", type=int, default=seed, help="Seed of all random choices.")
+    part.add_argument(
+        "--random-input-len", type=positive, default=1024, help="Length of the longest prompt, in tokens."
+    )
+    part.add_argument(
+        "--random-output-len", type=positive, default=1024, help="Length of the longest answer, in tokens."
+    )
     part.add_argument(
         "--random-range-ratio", type=share, default=0.0, help="Shortest length as a share of the longest."
     )
-    part.add_argument("--sharegpt-output-len", type=positive, help="Answer length, instead of that in the file.")
-    part.add_argument("--sharegpt-context-len", type=positive, help="Leave out what is longer than this altogether.")
-    part.add_argument("--gsp-num-groups", type=positive, default=64, help="Different system prompts.")
-    part.add_argument("--gsp-prompts-per-group", type=positive, default=16, help="Requests with each of them.")
-    part.add_argument("--gsp-system-prompt-len", type=natural, default=2048, help="Tokens that a group shares.")
-    part.add_argument("--gsp-question-len", type=natural, default=128, help="Tokens of each request's own.")
-    part.add_argument("--gsp-output-len", type=positive, default=256, help="Answer length.")
-    part.add_argument("--gsp-ordered", action="store_true", help="Group after group, not shuffled.")
+    part.add_argument(
+        "--sharegpt-output-len", type=positive, help="Answer length in tokens, instead of the length in the file."
+    )
+    part.add_argument(
+        "--sharegpt-context-len",
+        type=positive,
+        help="Leave out requests whose prompt and answer together exceed so many tokens.",
+    )
+    part.add_argument("--gsp-num-groups", type=positive, default=64, help="Number of different system prompts.")
+    part.add_argument(
+        "--gsp-prompts-per-group", type=positive, default=16, help="Number of requests with each system prompt."
+    )
+    part.add_argument("--gsp-system-prompt-len", type=natural, default=2048, help="Tokens of each system prompt.")
+    part.add_argument(
+        "--gsp-question-len", type=natural, default=128, help="Tokens of each request after the system prompt."
+    )
+    part.add_argument("--gsp-output-len", type=positive, default=256, help="Answer length in tokens.")
+    part.add_argument(
+        "--gsp-ordered",
+        action="store_true",
+        help="Send the requests of one group after those of another, not shuffled.",
+    )
 
 
 def make_dataset(options: DatasetOptions, vocabulary: Vocabulary, writer: Writer) -> list[Prompt]:

@@ -15,9 +15,11 @@ def add_server_flags(parser: argparse.ArgumentParser, *, own: bool = False) -> N
         "--base-url",
         "--url",
         metavar="URL",
-        help=f"A running server. Default: ${BASE_URL.name}, else {BASE_URL.default}.",
+        help=f"URL of a running server. Default: ${BASE_URL.name}, else {BASE_URL.default}.",
     )
-    part.add_argument("--api-key", metavar="KEY", help=f"The server's key. Default: ${API_KEY.name}, if it is set.")
+    part.add_argument(
+        "--api-key", metavar="KEY", help=f"API key of the server. Default: ${API_KEY.name}, if it is set."
+    )
     if own:
         part.add_argument(
             "--model-path",

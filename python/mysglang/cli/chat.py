@@ -42,7 +42,7 @@ def make_parser(prog: str) -> ToolParser:
             "{prog} --model-path Qwen/Qwen3-0.6B": "Start a server for this talk, and end it afterwards.",
         },
     )
-    parser.add_argument("--system", metavar="TEXT", help="The system message.")
+    parser.add_argument("--system", metavar="TEXT", help="System message at the beginning of the conversation.")
     parser.add_argument(
         "--tools", metavar="FILE", help="JSON list of tools, as in OpenAI's API. You type what a called tool returns."
     )

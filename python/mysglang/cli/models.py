@@ -53,18 +53,20 @@ def make_parser(prog: str) -> ToolParser:
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
     part = parser.add_argument_group("device")
-    part.add_argument("--memory", type=_positive_number, metavar="GIB", help="Memory of the device.")
+    part.add_argument("--memory", type=_positive_number, metavar="GIB", help="Memory of the device in GiB.")
     part.add_argument(
         "--bandwidth",
         type=_positive_number,
         metavar="TB_S",
-        help=f"How fast it reads, in 10^12 bytes a second. Default: {H200.read / TERA:g}, measured on an H200.",
+        help="Memory bandwidth of the device, in 10^12 bytes a second. "
+        f"Default: {H200.read / TERA:g}, measured on an H200.",
     )
     part.add_argument(
         "--tflops",
         type=_positive_number,
         metavar="TFLOP_S",
-        help="How fast it multiplies bf16 matrices. Default: that of the H200, or with --bandwidth no limit.",
+        help="Speed of bf16 matrix products on the device, in 10^12 operations a second. "
+        "Default: that of the H200, or with --bandwidth no limit.",
     )
     part.add_argument(
         "--mem-fraction-static",
@@ -74,18 +76,22 @@ def make_parser(prog: str) -> ToolParser:
         help="Share of the memory for weights and KV cache.",
     )
     part = parser.add_argument_group("load")
-    part.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="As of `serve`.")
+    part.add_argument(
+        "--dtype", choices=["auto", *DTYPES], default="auto", help="Data type of weights and activations."
+    )
     part.add_argument(
         "--kv-cache-dtype", choices=get_args(KvCacheDtype), default="auto", help="Data type of the KV cache."
     )
-    part.add_argument("--batch-size", type=positive, nargs="+", default=[1, 8, 64, 256], help="Requests in a step.")
+    part.add_argument(
+        "--batch-size", type=positive, nargs="+", default=[1, 8, 64, 256], help="Number of requests in a step."
+    )
     part.add_argument("--input-len", type=positive, default=1024, metavar="TOKENS", help="Tokens of each request.")
     part.add_argument(
         "--swa-full-tokens-ratio",
         type=_fraction,
         default=0.8,
         metavar="RATIO",
-        help="Share of the tokens that layers with a sliding window keep, as of `serve`.",
+        help="Share of the tokens that layers with a sliding window keep, as for `serve`.",
     )
     part.add_argument(
         "--mamba-full-memory-ratio",

@@ -37,27 +37,43 @@ def make_parser(prog: str) -> ToolParser:
         },
     )
     part = parser.add_argument_group("recording")
-    part.add_argument("--num-steps", type=positive, default=5, help="Steps to record.")
-    part.add_argument("--start-step", type=natural, default=0, help="Begin when the server has done so many steps.")
-    part.add_argument("--output-dir", default="/tmp/mysglang-profile", metavar="DIR", help="On the server's machine.")
-    part.add_argument("--profile-prefix", metavar="NAME", help="What the names of the files begin with.")
-    part.add_argument("--profile-by-stage", action="store_true", help="One recording for prefill, one for decode.")
+    part.add_argument("--num-steps", type=positive, default=5, help="Number of steps to record.")
+    part.add_argument(
+        "--start-step",
+        type=natural,
+        default=0,
+        help="Begin to record when the server has run so many steps since its start.",
+    )
+    part.add_argument(
+        "--output-dir",
+        default="/tmp/mysglang-profile",
+        metavar="DIR",
+        help="Directory for the traces, on the server's machine.",
+    )
+    part.add_argument("--profile-prefix", metavar="NAME", help="Beginning of the names of the files.")
+    part.add_argument(
+        "--profile-by-stage", action="store_true", help="Make one recording of prefill steps, and one of decode steps."
+    )
     on_off = argparse.BooleanOptionalAction
-    part.add_argument("--steps", action=on_off, default=True, help="The phases of each step on the host.")
-    part.add_argument("--cpu", action=on_off, default=True, help="Functions on the host, with torch's profiler.")
-    part.add_argument("--gpu", action=on_off, help="Kernels, with torch's profiler. Default: if the server has a GPU.")
+    part.add_argument("--steps", action=on_off, default=True, help="Record the phases of each step on the host.")
+    part.add_argument("--cpu", action=on_off, default=True, help="Record functions on the host, with torch's profiler.")
+    part.add_argument(
+        "--gpu", action=on_off, help="Record kernels, with torch's profiler. Default: on if the server has a GPU."
+    )
     part.add_argument("--with-stack", action="store_true", help="Also record Python's stacks, which costs time.")
     part.add_argument("--record-shapes", action="store_true", help="Also record the shapes of tensors.")
     part = parser.add_argument_group("load")
     part.add_argument(
         "--prompt", metavar="TEXT", help="Prompt to send while recording, so that there are steps to record."
     )
-    part.add_argument("--timeout", type=positive, default=60, metavar="SECONDS", help="Longest wait for the steps.")
+    part.add_argument(
+        "--timeout", type=positive, default=60, metavar="SECONDS", help="Seconds to wait at most for the steps."
+    )
     add_server_flags(parser)
     parser.add_argument(
         "--admin-api-key",
         metavar="KEY",
-        help=f"The key of the server's owner. Default: ${ADMIN_API_KEY.name}, if it is set.",
+        help=f"Admin key of the server. Default: ${ADMIN_API_KEY.name}, if it is set.",
     )
     return parser
 

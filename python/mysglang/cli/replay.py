@@ -65,9 +65,14 @@ def make_parser(prog: str) -> ToolParser:
             "{prog} crash_dump.jsonl --only-open": "Only those that were open when the server died.",
         },
     )
-    parser.add_argument("file", metavar="FILE", help="The file, one JSON object in each line.")
-    parser.add_argument("--speed", type=_speed, default=1.0, help="2 sends twice as fast; 0 sends all at once.")
-    parser.add_argument("--only-open", action="store_true", help="Leave out requests that were finished.")
+    parser.add_argument("file", metavar="FILE", help="File with the recorded requests, one JSON object in each line.")
+    parser.add_argument(
+        "--speed",
+        type=_speed,
+        default=1.0,
+        help="Speed of sending: 2 is twice as fast as recorded; 0 sends all at once.",
+    )
+    parser.add_argument("--only-open", action="store_true", help="Send only requests that were not finished.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the random prompts.")
     add_server_flags(parser)
     return parser

@@ -95,12 +95,19 @@ def make_parser(prog: str = PROG) -> ToolParser:
     )
     part = parser.add_argument_group("questions")
     part.add_argument("--eval-name", choices=list(TASKS), required=True, help="The evaluation.")
-    part.add_argument("--data-path", type=Path, required=True, metavar="FILE", help="Its questions.")
     part.add_argument(
-        "--num-examples", "--num-questions", type=positive, help="Questions that are drawn by --seed. Default: all."
+        "--data-path", type=Path, required=True, metavar="FILE", help="File or folder with the questions."
     )
-    part.add_argument("--num-shots", type=natural, help="Solved questions before each one (gsm8k). Default: 5.")
-    part.add_argument("--seed", type=int, default=0, help="Which questions are drawn.")
+    part.add_argument(
+        "--num-examples",
+        "--num-questions",
+        type=positive,
+        help="Number of questions, which are drawn by --seed. Default: all.",
+    )
+    part.add_argument(
+        "--num-shots", type=natural, help="Number of solved questions before each one (gsm8k). Default: 5."
+    )
+    part.add_argument("--seed", type=int, default=0, help="Seed that decides which questions are drawn.")
     part = parser.add_argument_group("answers")
     part.add_argument(
         "--api",
@@ -108,20 +115,37 @@ def make_parser(prog: str = PROG) -> ToolParser:
         help="How questions are asked: by one of OpenAI's two APIs, or by a program in the frontend language, which "
         "caches the solved questions first. Default: completion for gsm8k, else chat.",
     )
-    part.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token.")
-    part.add_argument("--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this probability.")
-    part.add_argument("--max-tokens", "--max-new-tokens", type=positive, help="Longest answer. Default: by task.")
-    part.add_argument("--allow-code-execution", action="store_true", help="Run what the model writes (humaneval).")
+    part.add_argument(
+        "--temperature", type=float, default=0.0, help="Sampling temperature; 0 takes the likeliest token."
+    )
+    part.add_argument(
+        "--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this total probability."
+    )
+    part.add_argument(
+        "--max-tokens",
+        "--max-new-tokens",
+        type=positive,
+        help="Length of the longest answer, in tokens. Default: by task.",
+    )
+    part.add_argument(
+        "--allow-code-execution", action="store_true", help="Allow running the code that the model writes (humaneval)."
+    )
     part = parser.add_argument_group("server")
     part.add_argument("--base-url", "--url", metavar="URL", help=f"Default: ${BASE_URL.name}, else {BASE_URL.default}.")
-    part.add_argument("--host", help="Instead of --base-url, with --port.")
-    part.add_argument("--port", type=positive, help="Default: 30000.")
+    part.add_argument("--host", help="Host of the server, instead of --base-url; with --port.")
+    part.add_argument("--port", type=positive, help="Port of the server. Default: 30000.")
     part.add_argument("--api-key", metavar="KEY", help=f"Default: ${API_KEY.name}, if it is set.")
-    part.add_argument("--model", default="default", help="The model's name in requests.")
-    part.add_argument("--num-threads", "--parallel", type=positive, default=64, help="Questions asked at once.")
+    part.add_argument("--model", default="default", help="Name of the model in requests.")
+    part.add_argument(
+        "--num-threads", "--parallel", type=positive, default=64, help="Number of questions that are sent at once."
+    )
     part = parser.add_argument_group("results")
-    part.add_argument("--output-file", default="", metavar="FILE", help="Append the figures as a line of JSON.")
-    part.add_argument("--save-answers", type=Path, metavar="FILE", help="Write questions and answers as JSON lines.")
+    part.add_argument(
+        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+    )
+    part.add_argument(
+        "--save-answers", type=Path, metavar="FILE", help="Write questions and answers to this file, as JSON lines."
+    )
     return parser
 
 

@@ -83,16 +83,22 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--url", "--base-url", help="Ask a running server, such as http://127.0.0.1:30000.")
-    source.add_argument("--transformers", action="store_true", help="Use transformers, the reference.")
+    source.add_argument("--transformers", action="store_true", help="Let transformers, the reference, answer.")
     source.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="Compare two files of answers.")
     parser.add_argument(
-        "--at-least", type=float, default=0.0, help="With --compare: the agreement that is enough, 0 to 1."
+        "--at-least", type=float, default=0.0, help="With --compare: the share of equal answers that is enough, 0 to 1."
     )
-    parser.add_argument("--per-task", type=int, default=40, help="Questions of each task.")
+    parser.add_argument("--per-task", type=int, default=40, help="Number of questions of each task.")
     parser.add_argument(
-        "--exam", type=Path, default=EXAM_FILE, metavar="FILE", help="Other questions, written by scripts/tiny_world."
+        "--exam",
+        type=Path,
+        default=EXAM_FILE,
+        metavar="FILE",
+        help="File with other questions, written by scripts/tiny_world.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="Which questions; 0 takes the first ones.")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="Seed that decides which questions are drawn; 0 takes the first ones."
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"Only these: {', '.join(TASKS)}.")
     parser.add_argument(
         "--long-system",
@@ -101,7 +107,9 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
         metavar="CHARACTERS",
         help="Put so many characters of foreign text into each system prompt; about three make a token.",
     )
-    parser.add_argument("--save-answers", type=Path, metavar="FILE", help="Write the answers as JSON lines.")
+    parser.add_argument(
+        "--save-answers", type=Path, metavar="FILE", help="Write the answers to this file, as JSON lines."
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="With --transformers.")
     parser.add_argument("--batch-size", type=int, default=16, help="With --transformers.")
     return parser

@@ -61,8 +61,8 @@ class MemoryArgs:
     max_mamba_cache_size: int | None = arg(
         None,
         at_least=1,
-        help="States of layers that keep one for each request: those of running requests and the checkpoints of the "
-        "prefix cache. If unset, by --mamba-full-memory-ratio.",
+        help="Number of states, in a model whose layers keep a state for each request: those of "
+        "running requests and the checkpoints of the prefix cache. If unset, by --mamba-full-memory-ratio.",
     )
     mamba_full_memory_ratio: float | None = arg(
         None,

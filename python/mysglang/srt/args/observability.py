@@ -36,7 +36,9 @@ class ObservabilityArgs:
     otlp_service_name: str | None = arg(
         None, help="Name of this server in traces. If unset, OTEL_SERVICE_NAME, or mysglang."
     )
-    decode_log_interval: int = arg(40, at_least=1, help="Decode steps between two lines of the log about throughput.")
+    decode_log_interval: int = arg(
+        40, at_least=1, help="Number of decode steps between two log lines about throughput."
+    )
     kv_events_config: str | None = arg(
         None,
         help="JSON object that says where to publish which prefixes are cached, for routers; see docs/kv_events.md.",

@@ -24,15 +24,15 @@ class ParallelArgs:
         1,
         at_least=0,
         help=(
-            "From one rank's GPU to the next one's. 0: all ranks share the GPU --base-gpu-id, which is for tests, "
-            "not for speed."
+            "Step from the GPU number of one rank to that of the next. 0: all ranks share the GPU --base-gpu-id, which "
+            "is for tests, not for speed."
         ),
     )
     tp_size: int = arg(
         1,
         at_least=1,
         aliases=("tp", "tensor_parallel_size"),
-        help="Processes (ranks) that share every layer, each on a GPU of its own or on its part of the CPU.",
+        help="Number of processes (ranks) that share every layer, each on a GPU of its own or on its part of the CPU.",
     )
     pp_size: int = arg(
         1,

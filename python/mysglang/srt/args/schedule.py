@@ -24,8 +24,8 @@ class ScheduleArgs:
     max_running_requests: int | None = arg(
         None,
         at_least=1,
-        help="Requests that run at once. Lower it to bound the time between tokens. If unset, as many as memory "
-        "allows.",
+        help="Largest number of requests that run at once. Lower it to bound the time between tokens. If unset, as "
+        "many as memory allows.",
     )
     max_queued_requests: int = arg(
         4096,
@@ -91,8 +91,8 @@ class ScheduleArgs:
     )
     fair_share_by: FairShareBy | None = arg(
         None,
-        help="Divide the server among clients by the tokens that they have used; the value says what tells clients"
-        " apart. If unset, api_key where there are several API keys, else none.",
+        help="Divide the server fairly among clients, by the tokens that they have used. The value says what"
+        " identifies a client. If unset, api_key if there are several API keys, else none.",
     )
     schedule_conservativeness: float = arg(
         1.0,

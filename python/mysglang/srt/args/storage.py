@@ -19,5 +19,7 @@ class StorageArgs:
         10.0, at_least=0, help="Size of all files together in GB. Uploads beyond it are refused."
     )
     max_batch_lines: int = arg(
-        64, at_least=1, help="Lines of batches that run at once, as far as other requests leave room."
+        64,
+        at_least=1,
+        help="Largest number of batch lines that run at once. Fewer run while other requests need the capacity.",
     )

@@ -42,8 +42,8 @@ class Tag:
 
 
 def with_format(text: str) -> dict[str, Any]:
-    """Returns the tag as `{"type": "structural_tag", "format": …}`. Raises GrammarError if it has not the form of
-    either.
+    """Returns the tag as `{"type": "structural_tag", "format": …}`. Raises GrammarError if the text has neither
+    form.
     """
     value = msgspec.json.decode(text)
     if "format" in value:

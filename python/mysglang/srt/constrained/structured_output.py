@@ -72,7 +72,7 @@ class StructuredOutput:
 
 
 def _backend_maker(setup: CompilerSetup, tokenizer: Tokenizer) -> Callable[[], GrammarBackend]:
-    """Makes the backend when it is first called, and gives the same one from then on."""
+    """Returns a function that makes the backend when it is first called, and returns the same one from then on."""
 
     @cache
     def backend() -> GrammarBackend:

@@ -49,7 +49,7 @@ class Continuations:
         return mask is None or bool(mask.view(np.uint32)[token >> 5] >> np.uint32(token & 31) & 1)
 
     def narrow(self, kind: int, bits: Ints) -> None:
-        """Take from a mask what may not follow a token of that kind."""
+        """Removes from a mask the tokens that may not follow a token of that kind."""
         mask = self._masks[kind]
         if mask is not None:
             bits &= mask

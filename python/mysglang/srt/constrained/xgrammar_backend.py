@@ -54,7 +54,7 @@ class XGrammarMatcher:
         return accepted
 
     def narrow(self, bits: Ints) -> None:
-        """Take from a mask what would not be UTF-8."""
+        """Removes from a mask the tokens after which the text could not be UTF-8."""
         if self._kinds[-1]:
             self._bytes.narrow(self._kinds[-1], bits)
 

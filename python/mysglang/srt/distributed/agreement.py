@@ -37,7 +37,8 @@ class AllRanks:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Prepare inside what all ranks do afterwards, or none of them. A RequestError inside keeps all from it.
+        """Runs the block on all ranks, or lets all of them fail: a RequestError on one rank keeps all from what
+        follows.
 
         Raises that error where it came up, and PeerRefused on the other ranks.
         """

@@ -48,7 +48,7 @@ class Joining:
             self.done.set_exception(Conflict(message))
 
     def give_up(self) -> None:
-        """Give the group up: `done` is set with an error now. A group that forms afterwards is left again."""
+        """Gives the group up: `done` is set with an error now. If the group forms afterwards, it is left again."""
         with self._lock:
             self._given_up.set()
             if not self.done.done():

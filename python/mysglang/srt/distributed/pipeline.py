@@ -38,8 +38,8 @@ class Stage(Protocol):
         ...
 
     def send(self, stream: Tensor) -> None:
-        """Give the stage after this one a step's hidden states. Returns before they are there; `stream` must not
-        change any more.
+        """Sends a step's hidden states to the next stage. Returns before they have arrived; `stream` must not change
+        any more.
         """
         ...
 

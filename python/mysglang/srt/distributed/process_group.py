@@ -82,7 +82,7 @@ def tensor_parallel_group(ranks: RankContext) -> Group:
 
 
 def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup | ThroughHost:
-    """Meet the other members of the group of that name, in which this process has that place."""
+    """Joins the group of that name, in which this process has that place. Waits for the other members."""
     # -1: the file is not counted on to have a fixed number of users; several groups meet in it.
     store = FileStore(ranks.meeting_file, -1)
     store.set_timeout(PATIENCE)

@@ -51,7 +51,7 @@ class CorkedTransport:
         """True while more of a request is expected; then `close` lets the client read what was written."""
 
     def write(self, data: bytes) -> None:
-        """Leaves at the end of this turn, or with the next `flush`."""
+        """Writes data at the end of this turn of the event loop, or with the next `flush`."""
         if self._lingering is not None:
             return
         if not self._parts:
@@ -93,7 +93,7 @@ class CorkedTransport:
         return self._lingering is not None or self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
-        """Returns bytes that the system has not taken, of what was handed over."""
+        """Returns the number of bytes that were handed over and that the system has not taken yet."""
         return self._transport.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

@@ -49,8 +49,8 @@ class CrashRecords(Protocol):
         ...
 
     def lines(self, cause: str) -> list[bytes]:
-        """Returns the lines of the file, of a server that dies of `cause`, while the open requests do not know it
-        yet.
+        """Returns the lines of the crash file of a server that dies of `cause`, before the open requests are
+        notified.
         """
         ...
 
@@ -199,7 +199,7 @@ class _Kept:
 
 
 def crash_records(args: ObservabilityArgs) -> CrashRecords:
-    """Crash records by the options. Raises ConfigError for a folder that cannot be written."""
+    """Makes crash records as the options say. Raises ConfigError for a folder that cannot be written."""
     if args.crash_dump_folder is None:
         return NoCrashRecords()
     return RecentRequests(Path(args.crash_dump_folder), contents=args.crash_dump_contents)
@@ -217,8 +217,8 @@ def _lengths(obj: GenerateReqInput) -> list[dict[str, int]]:
 
 
 def _numbers(params: SamplingParams) -> dict[str, Any]:
-    """Returns the parameters that were set and are numbers or switches; of others, which may hold a client's words,
-    nothing.
+    """Returns the parameters that were set and are numbers or switches. Others are left out, since they may hold a
+    client's words.
     """
     default = SamplingParams()
     values = {name: getattr(params, name) for name in params.__struct_fields__}

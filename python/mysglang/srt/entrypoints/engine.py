@@ -202,23 +202,23 @@ class Engine:
         return EngineWeights(self._front.tokenizer_manager, self._await)
 
     def update_weights_from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
-        """Serve another checkpoint of the same model; see `EngineWeights.from_disk`."""
+        """Loads another checkpoint of the same model; see `EngineWeights.from_disk`."""
         return self.weights.from_disk(model_path, **update)
 
     def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]], **update: Any) -> tuple[bool, str]:
-        """Take some of the model's tensors; see `EngineWeights.from_tensor`."""
+        """Replaces some of the model's tensors; see `EngineWeights.from_tensor`."""
         return self.weights.from_tensor(named_tensors, **update)
 
     def update_weights_from_distributed(
         self, names: list[str], dtypes: list[str], shapes: list[list[int]], **update: Any
     ) -> tuple[bool, str]:
-        """Take tensors that a trainer broadcasts; see `EngineWeights.from_distributed`."""
+        """Receives tensors that a trainer broadcasts; see `EngineWeights.from_distributed`."""
         return self.weights.from_distributed(names, dtypes, shapes, **update)
 
     def init_weights_update_group(
         self, master_address: str, master_port: int, rank_offset: int, world_size: int, **group: Any
     ) -> tuple[bool, str]:
-        """Join a trainer's group; see `EngineWeights.init_group`."""
+        """Joins a trainer's group; see `EngineWeights.init_group`."""
         return self.weights.init_group(master_address, master_port, rank_offset, world_size, **group)
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
@@ -226,11 +226,11 @@ class Engine:
         return self.weights.destroy_group(group_name)
 
     def release_memory_occupation(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> tuple[bool, str]:
-        """Give memory back to the machine; see POST /release_memory_occupation."""
+        """Releases memory; see POST /release_memory_occupation."""
         return self.weights.release_memory(tags)
 
     def resume_memory_occupation(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> tuple[bool, str]:
-        """Take back the memory that `release_memory_occupation` gave to the device."""
+        """Takes back the memory that `release_memory_occupation` released."""
         return self.weights.resume_memory(tags)
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
@@ -238,8 +238,8 @@ class Engine:
         return self.weights.by_name(name, truncate_size)
 
     def start_profile(self, **profile: Any) -> tuple[bool, str]:
-        """Record what the scheduler does; the fields of POST /start_profile. Returns whether it was begun, and a
-        message.
+        """Starts recording what the scheduler does. `profile`: the fields of POST /start_profile. Returns whether it
+        was started, and a message.
         """
         body = validate(ProfileReqInput, profile)
         reply = self._await(self._front.tokenizer_manager.command(body.command, patience_s=PROFILE_S))
@@ -252,7 +252,7 @@ class Engine:
         return reply.success, reply.message
 
     def get_server_info(self) -> dict[str, Any]:
-        """Returns the options, what the scheduler found out about itself, and what it holds now."""
+        """Returns the server's options, the scheduler's capacity, and what it holds now."""
         state = self._await(self._front.tokenizer_manager.get_internal_state())
         return {
             **public_options(self.server_args),

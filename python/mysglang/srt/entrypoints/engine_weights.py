@@ -47,14 +47,14 @@ class EngineWeights:
         self._wait = wait
 
     def from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
-        """Serve the checkpoint of the same model in a directory or repository."""
+        """Loads the checkpoint of the same model in a directory or repository."""
         try:
             return _result(self._wait(update_from_disk(self._manager, model_path, WeightUpdate(**update))))
         except InvalidRequest as error:
             return False, error.message
 
     def from_tensor(self, named_tensors: Iterable[tuple[str, Any]], **update: Any) -> tuple[bool, str]:
-        """Take the values of these tensors, by their names in a checkpoint."""
+        """Replaces these tensors, by their names in a checkpoint."""
         from safetensors.torch import save_file
 
         with private_folder() as folder:
@@ -71,7 +71,7 @@ class EngineWeights:
         group_name: str = DEFAULT_GROUP,
         **update: Any,
     ) -> tuple[bool, str]:
-        """Take the tensors that rank 0 of the group broadcasts in this order."""
+        """Receives the tensors that rank 0 of the group broadcasts in this order."""
         change = WeightUpdate(**update)
         return _result(
             self._command(
@@ -106,11 +106,11 @@ class EngineWeights:
         )
 
     def destroy_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
-        """Leave it, or give it up if it has not come together yet."""
+        """Leaves the group, or gives it up if it has not formed yet."""
         return _result(self._command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=group_name)))
 
     def rename(self, new_version: str, *, abort_all_requests: bool = False) -> tuple[bool, str]:
-        """Give the weights another name."""
+        """Gives the weights another version name."""
         return _result(
             self._command(
                 lambda number: UpdateWeightVersionReq(
@@ -120,11 +120,11 @@ class EngineWeights:
         )
 
     def release_memory(self, tags: Sequence[MemoryTag]) -> tuple[bool, str]:
-        """Give the memory of these back to the machine; nothing may be asked of the engine until all is resumed."""
+        """Releases the memory of these tags. The engine serves no request until all of it is resumed."""
         return _result(self._command(lambda number: ReleaseMemoryOccupationReq(id=number, tags=list(tags))))
 
     def resume_memory(self, tags: Sequence[MemoryTag]) -> tuple[bool, str]:
-        """Take it again, with the weights that were there."""
+        """Takes the memory of these tags again, with the weights that were there."""
         return _result(self._command(lambda number: ResumeMemoryOccupationReq(id=number, tags=list(tags))))
 
     def by_name(self, name: str, truncate_size: int = 100) -> list[Any]:

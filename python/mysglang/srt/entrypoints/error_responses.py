@@ -290,7 +290,9 @@ def _allowed(scope: Scope) -> str:
 
 
 async def respond_to_shortage(request: Request, error: Exception) -> Response:
-    """Returns the answer to `request`, which the system had no room for. Raises `error` if that says something else."""
+    """Returns the answer to `request`, for which the system had no resources left. Raises `error` if it is about
+    something else.
+    """
     shortage = shortage_in(error)
     if shortage is None:
         raise error

@@ -44,7 +44,7 @@ def all_subclasses(base: type) -> Iterator[type]:
 
 
 def _reachable(kinds: Iterable[type]) -> set[type]:
-    """Returns the classes, and those that their fields name."""
+    """Returns the classes, and the classes that their fields name."""
     found: set[type] = set()
     waiting: list[Any] = list(kinds)
     while waiting:
@@ -79,7 +79,9 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 @cache
 def _docstrings_in(module: str) -> dict[str, dict[str, str]]:
-    """Class of `module` -> its own fields -> their docstrings. Each source is parsed once, which takes milliseconds."""
+    """Returns the docstrings of fields by class and field: class of `module` -> its own fields -> their docstrings.
+    Each source is parsed once, which takes milliseconds.
+    """
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {item.name: _docstrings_of(item) for item in tree.body if isinstance(item, ast.ClassDef)}
 

@@ -51,8 +51,8 @@ class Signs(Protocol):
         ...
 
     def quietest(self) -> tuple[str, float]:
-        """Returns which process was not heard of for longest, and when it last was: seconds of the AWAKE clock, 0 for
-        never.
+        """Returns the process that has been silent for longest, and when it was last heard from: seconds of the AWAKE
+        clock, 0 for never.
         """
         ...
 

@@ -9,7 +9,7 @@ from mysglang.srt.utils.process import freeze_heap
 
 
 def obey(manager: TokenizerManager, settings: RequestLogSettings) -> None:
-    """Have `manager` carry out what other fronts say of the log and of the garbage collector."""
+    """Makes `manager` carry out what other fronts order about the log and the garbage collector."""
 
     def change_log(order: FrontOrder) -> None:
         assert isinstance(order, RequestLogReq)

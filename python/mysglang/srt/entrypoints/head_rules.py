@@ -53,7 +53,7 @@ def _twice(names: Sequence[bytes]) -> bytes | None:
 
 
 def _fault_in_target(url: bytes, headers: Headers) -> ErrorFacts | None:
-    """Returns a URL that begins with a host must name that of the Host header, by which access is decided."""
+    """Returns a fault if the host in the URL differs from the Host header, by which access is decided."""
     scheme, _, rest = url.partition(b"://")
     authority, slash, _ = rest.partition(b"/")
     if scheme.lower() not in (b"http", b"https") or not slash:

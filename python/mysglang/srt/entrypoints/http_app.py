@@ -78,8 +78,8 @@ _BODIES = (
 
 
 def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> FastAPI:
-    """Returns the application that answers for `front`. `owner`: the front that keeps what lives between requests, if
-    that is another one.
+    """Builds the application that answers for `front`. `owner`: the front that keeps objects between requests, if it is
+    another one.
     """
     # What answers: the routes that speak for the model, those that watch and run the server, and what is kept on disk.
     speaking = _Speaking.choose(front, options)
@@ -139,8 +139,8 @@ def _desk(front: Front, options: AppOptions, speaking: _Speaking, field_log: Fie
 
 
 def _batch_endpoints(front: Front, options: AppOptions, speaking: _Speaking, fields: FieldReport) -> BatchEndpoints:
-    """Returns the paths that batches may ask: those whose routes answer in one piece. `fields` hears of the lines'
-    fields that change nothing.
+    """Returns the endpoints that batches may use: those whose routes answer in one piece. `fields` receives the fields
+    of lines that have no effect.
     """
     if options.pooling is not None:
         embedding = OpenAIServingEmbedding(front, speaking.models, options.pooling)
@@ -184,10 +184,12 @@ class _Steering:
         return (self.health, self.metrics, self.control, self.operation, page.pages, page.figures, page.tree)
 
     def access(self, options: AppOptions) -> Access:
-        """Returns which key each route needs. Routes that empty the cache or abort requests of other clients need no
-        key if only this machine can reach the server. If other machines can use it without a key, these routes need
-        the admin key, like all routes that change the server. Routes that show the cache's content, which is all
-        clients' prompts, need the admin key if there may be several clients.
+        """Returns which key each route needs.
+
+        Routes that empty the cache or abort requests of other clients need no key if only this machine can reach the
+        server. If other machines can use it without a key, these routes need the admin key, like all routes that change
+        the server. Routes that show the cache's content, which is all clients' prompts, need the admin key if there may
+        be several clients.
         """
         opened = _paths(self.health) | _paths(self.metrics) | _paths(self.playground.pages)
         for_admins, locked = _paths(self.control), _paths(self.operation)
@@ -209,7 +211,7 @@ class _Speaking:
 
     @classmethod
     def choose(cls, front: Front, options: AppOptions) -> _Speaking:
-        """Raises ConfigError for a format or a template that is not the model's."""
+        """Chooses the formats of answers and the template. Raises ConfigError for one that does not fit the model."""
         models = OpenAIServingModels(
             options.served_model_name,
             options.model_path,

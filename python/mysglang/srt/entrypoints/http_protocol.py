@@ -206,7 +206,9 @@ class OneAtATime(HttpToolsProtocol):
         return True
 
     def _refuse(self, why: ErrorFacts) -> None:
-        """Read no more of this connection, and close it behind an answer: that of a whole request, or this one."""
+        """Reads no more of this connection, and closes it after an answer: that of a complete request, or this
+        refusal.
+        """
         if self._deaf:
             return
         self._deaf = self.transport.client_sends = True
@@ -316,7 +318,7 @@ class OneAtATime(HttpToolsProtocol):
             self._watch = None
 
     def _look(self) -> None:
-        """Cut the client off if it took next to nothing since it was last looked at."""
+        """Disconnects the client if it has read next to nothing since the last look."""
         waiting = self.transport.get_write_buffer_size()
         if not waiting:
             self._watch = None

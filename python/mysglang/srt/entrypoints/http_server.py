@@ -38,7 +38,7 @@ SAME_SIGNAL_S = 0.5
 
 
 def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> ExitCode:
-    """Serve until asked to end. Returns the exit code; what went wrong has been said on stderr."""
+    """Serves until asked to end. Returns the exit code; errors have been printed on stderr."""
     never_wait_for_readers()
     configure_logging(server_args.observability.log_level)
     raise_file_limit()
@@ -63,7 +63,7 @@ def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN)
 async def _serve(
     server_args: ServerArgs, model_config: ModelConfig, modules: ChildModules, listener: socket.socket
 ) -> ExitCode:
-    """Raises ConfigError or WorkerDied if the server never came to be ready."""
+    """Starts the server and serves until it ends. Raises ConfigError or WorkerDied if it never became ready."""
     # This comes first: everything that starts from here on is ended in order, whenever a signal arrives.
     stop = StopSignals()
     children = Subprocesses(server_args, modules)

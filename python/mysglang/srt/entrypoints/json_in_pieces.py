@@ -124,7 +124,7 @@ class PieceReader:
             raise JsonFault(error.msg, place + error.pos) from None
 
     def _shared(self, items: list[Any]) -> list[Any]:
-        """Replace whole numbers that came before by the objects that they were then; returns the items."""
+        """Replaces whole numbers by the equal objects that came before, to save memory; returns the items."""
         if len(items) < MANY_NUMBERS or len(self._numbers) > SHARED_NUMBERS or set(map(type, items)) != {int}:
             return items
         return list(map(self._numbers.setdefault, items, items))
@@ -138,7 +138,7 @@ class PieceReader:
         return found.end()
 
     def _stripped(self, start: int, end: int) -> tuple[int, int]:
-        """Returns the place without the space around it."""
+        """Returns the range without the white space around it."""
         start = self._after_space(start, end)
         while start < end:
             cut = max(start, end - PIECE)

@@ -50,7 +50,9 @@ class JsonLayout:
         self._depths = np.concatenate([*depths, np.zeros(0, np.uint8)])
 
     def commas(self, start: int, end: int, depth: int) -> npt.NDArray[np.int64]:
-        """Places of the commas between `start` and `end` that separate the parts of a container at `depth` (from 1)."""
+        """Returns the offsets of the commas between `start` and `end` that separate the parts of a container at `depth`
+        (from 1).
+        """
         first, last = np.searchsorted(self._commas, (start, end))
         return np.compress(self._depths[first:last] == depth, self._commas[first:last])
 
@@ -94,7 +96,7 @@ class _Scan:
         self._structure(chunk, quotes, start)
 
     def _escapes(self, chunk: Bytes) -> Places:
-        """Places of the backslashes that escape the byte behind them: in a run, every other one."""
+        """Returns the offsets of the backslashes that escape the byte behind them: in a run, every other one."""
         self._escaped_first = self._escaped
         found = np.flatnonzero(chunk == ord("\\"))
         if self._escaped and len(found) and found[0] == 0:
@@ -111,7 +113,7 @@ class _Scan:
         return found
 
     def _structure(self, chunk: Bytes, quotes: Places, start: int) -> None:
-        """Count what stands outside of strings."""
+        """Counts the structure outside of strings."""
         outside = self._outside(len(chunk), quotes)
         opened = ((chunk == ord("[")) | (chunk == ord("{"))) & outside
         closed = ((chunk == ord("]")) | (chunk == ord("}"))) & outside
@@ -195,8 +197,8 @@ class _LongText:
 
 
 def _width(largest: int) -> int:
-    """Returns bytes in memory of each character of a text, if `largest` is the largest first byte of its UTF-8
-    characters.
+    """Returns how many bytes each character of a text takes in memory, if `largest` is the largest first byte of its
+    UTF-8 characters.
     """
     if largest >= 0xF0:
         return 4

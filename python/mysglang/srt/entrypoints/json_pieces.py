@@ -14,8 +14,8 @@ PIECE = 1 << 12
 
 
 def in_pieces(data: object) -> bytes:
-    """Returns the result of orjson for `data`. The elements of a list are assumed to be about as large as the first
-    ones.
+    """Returns the JSON of `data`, encoded piece by piece. The elements of a list are assumed to be about as large as
+    the first ones.
     """
     return b"".join(_pieces(data))
 

@@ -94,7 +94,7 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
 
 
 def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: ParallelArgs) -> None:
-    """Hold the model's sizes against its checkpoint, the ranks and this machine. Raises ConfigError."""
+    """Compares the model's sizes with its checkpoint, the ranks and this machine. Raises ConfigError."""
     check_split(config, parallel.tp_size)
     check_stages(config, parallel.pp_size)
     if load_format != "dummy":
@@ -211,7 +211,9 @@ class Subprocesses:
         remove_private_dir(self.ipc_dir)
 
     def _start(self, module: str, title: str, launch: msgspec.Struct, pass_fds: Sequence[int] = ()) -> Child:
-        """Raises WorkerDied if the system has no room for it; then those that run already are ended."""
+        """Starts a child. Raises WorkerDied if the system has no resources for it; then the running children are
+        ended.
+        """
         try:
             child = Child(module, title, msgspec.json.encode(launch), pass_fds)
         except (OSError, RuntimeError) as error:
@@ -252,7 +254,7 @@ def _obituary(child: Child) -> str:
 
 
 def _causes(child: Child) -> list[str]:
-    """Returns the cause of the child's end, if that was its last message."""
+    """Returns the cause of the child's end, if it reported one in its last message."""
     message = _read(child.last_message) if child.last_message is not None else None
     return message.problems if isinstance(message, Failed) else []
 

@@ -28,7 +28,7 @@ async def responses(manager: Generates, obj: GenerateReqInput, dicts: ResponseDi
 
 
 async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts) -> Answer:
-    """Returns the last response, or those of all answers. Cancelling it closes the request."""
+    """Returns the last response, or the last responses of all answers. Cancelling it ends the request."""
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:
             dicts.add(chunk)

@@ -174,7 +174,7 @@ def _error(shape: ErrorShape, status: int) -> dict[str, Any]:
 
 
 def _event(schema: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
-    """Returns a server-sent event whose data is JSON."""
+    """Returns the schema of a server-sent event whose data is JSON."""
     data: dict[str, Any] = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
     if done:
         data = {"anyOf": [data, {"const": "[DONE]"}]}
@@ -195,8 +195,8 @@ def _schemas(models: Sequence[Described], *, refuses: bool) -> Mapping[str, Any]
 
 
 def _as_sent(schema: Mapping[str, Any], ours: Collection[str], *, refuses: bool) -> Mapping[str, Any]:
-    """Returns an object as clients may send it: null is the default of every field that has one. `ours`: fields that
-    only the server sets, which are no known names to clients.
+    """Returns the schema of an object as clients may send it: null stands for the default of every field that has one.
+    `ours`: fields that only the server sets, which clients do not know.
     """
     if "properties" not in schema:
         return schema
@@ -210,7 +210,7 @@ def _as_sent(schema: Mapping[str, Any], ours: Collection[str], *, refuses: bool)
 
 
 def or_one(field: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a field that may be one entry of its list without the list, where it is marked so."""
+    """Returns the schema of a field that may be one entry of its list without the list, if it is marked so."""
     if "x-or-one" not in field:
         return field
     about = {name: value for name, value in field.items() if name not in ("type", "items", "x-or-one")}

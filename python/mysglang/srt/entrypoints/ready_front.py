@@ -100,7 +100,7 @@ class FrontLinks:
 def make_front(
     args: ServerArgs, facts: SchedulerFacts, text: FrontText, links: FrontLinks, pool: TextPool
 ) -> tuple[ReadyFront, TokenizerManager]:
-    """Returns the front and its manager, of which the front's process needs more than routes do."""
+    """Makes the front and its manager; the front's process needs more of the manager than the routes do."""
     limits = FrontLimits.from_facts(facts)
     seed, share_by = args.model.random_seed, args.schedule.shares_by
     manager = TokenizerManager(

@@ -63,7 +63,9 @@ class Owner:
 
 
 def serve_connections(pipe: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-    """Serve what comes out of `pipe`, the other end of an Owner's, by `protocol`, for as long as the loop runs."""
+    """Serves the connections that arrive through `pipe`, the other end of an Owner's, with `protocol`, for as long as
+    the loop runs.
+    """
     loop = asyncio.get_running_loop()
     pipe.setblocking(False)
     serving = set[asyncio.Task[Any]]()
@@ -136,7 +138,9 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _head(scope: Scope, body: bytes | None) -> bytes:
-    """Returns the request as it came, but for what concerns its connection; with its body, if that was read already."""
+    """Returns the head of the request without the headers of its connection, and with its body if that was read
+    already.
+    """
     # uvicorn puts the root path before every path; the owner's does so again.
     target = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
     target += b"?" + scope["query_string"] if scope["query_string"] else b""

@@ -47,7 +47,7 @@ KEPT = (
 async def dumped(
     obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None], folder: str
 ) -> AsyncGenerator[GenerationChunk, None]:
-    """Pass on the chunks. After the last one, the request is written."""
+    """Yields the chunks unchanged. After the last one, the request is written to the dump."""
     started, answers = time.time(), dict[int, DumpedAnswer]()
     try:
         async with contextlib.aclosing(coming) as chunks:
@@ -60,7 +60,7 @@ async def dumped(
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InvalidRequest if requests cannot be kept there, which is made if it is not there. Blocks."""
+    """Makes the folder if it does not exist. Raises InvalidRequest if requests cannot be stored there. Blocks."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -123,7 +123,7 @@ def _prompts(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], n: int)
 
 
 def written(timeout: float = LAST_LINES_S) -> None:
-    """Wait until what was kept so far is in its files, but no longer than `timeout` seconds."""
+    """Waits until all dumped requests are in their files, but no longer than `timeout` seconds."""
     _KEEPER.written.wait(timeout)
 
 
@@ -139,7 +139,7 @@ class _Keeper:
         self.written.set()
 
     def put(self, folder: Path, line: bytes) -> None:
-        """Have the line written, unless a disk has fallen behind by MAX_WAITING bytes."""
+        """Queues the line for writing, unless the disk has fallen behind by MAX_WAITING bytes."""
         with self._lock:
             if self._waiting and self._waiting + len(line) > MAX_WAITING:
                 logger.error("A request was left out of the request dump, because the disk is too slow.")

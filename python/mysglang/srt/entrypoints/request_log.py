@@ -113,7 +113,7 @@ def _coming(obj: GenerateReqInput) -> str:
 
 
 def _lengths(obj: GenerateReqInput) -> list[int]:
-    """Returns tokens of each prompt that is not text."""
+    """Returns the number of tokens of each prompt that is not text."""
     ids, embeds = obj.input_ids or [], obj.input_embeds
     if embeds is None:
         return [len(entry) for entry in ids if isinstance(entry, list)] or [len(ids)]
@@ -128,7 +128,7 @@ def _shown(obj: GenerateReqInput) -> str:
 
 
 def _not_default(params: SamplingParams) -> str:
-    """Returns the parameters that were set, but for what may hold a client's words."""
+    """Describes the parameters that were set, except those that may hold a client's words."""
     default, shown = SamplingParams(), []
     for name in params.__struct_fields__:
         value = getattr(params, name)

@@ -154,7 +154,7 @@ class Runtime:
     async def _watch(
         self, manager: TokenizerManager, records: CrashRecords, services: Sequence[asyncio.Task[None]]
     ) -> Death:
-        """Returns with the first death: of a child, by silence, of a thread or of one of `services` in this process."""
+        """Waits for the first death of a child (also by silence), a thread, or one of `services` in this process."""
         died = asyncio.create_task(self._subprocesses.death())
         silent = asyncio.create_task(self._silence(manager))
         ends: list[asyncio.Future[Any]] = [died, silent, self._thread_death, *services]

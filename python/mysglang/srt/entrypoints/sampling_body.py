@@ -59,8 +59,8 @@ def _body(name: str, dialect: Dialect) -> type[StrictModel]:
 
 
 def _form(each: Declared) -> tuple[Any, Any]:
-    """Returns a type and a default in pydantic's terms. Where the model may have a default, none is null until it is
-    asked.
+    """Returns a type and a default in pydantic's terms. If the model may recommend a default, the field is None until
+    that is looked up.
     """
     kind = Texts if each.or_one else _as_json(each.type)
     if each.facts.recommended is not None:
@@ -154,13 +154,13 @@ def beside_sampling(body: OpenAISampling) -> dict[str, Any]:
 
 
 def texts() -> dict[str, str]:
-    """Name of a field, as any route calls it -> what it means."""
+    """Returns the descriptions of fields: name of a field on any route -> its meaning."""
     found = {each.name: each.facts.text for each in _ALL}
     return found | {name: each.facts.text for dialect in BODIES for name, each in _on(dialect).items()}
 
 
 def texts_by_place() -> dict[str, str]:
-    """Class and field -> what it means there: on the native route, and where the model may have the default."""
+    """Returns the descriptions of fields by class: class and field -> its meaning there."""
     found = {f"SamplingParams.{each.name}": each.facts.text for each in FIELDS}
     for dialect, model in BODIES.items():
         for name, each in _on(dialect).items():

@@ -72,7 +72,9 @@ async def _until_end(runtime: Runtime, door: HttpFront, stop: asyncio.Event, lis
 
 
 async def _live(runtime: Runtime, door: HttpFront, listener: socket.socket) -> Death:
-    """Become ready, and serve until a process of ours has died. Raises what keeps it from becoming ready."""
+    """Starts the server, and serves until one of its processes has died. Raises an error that keeps it from becoming
+    ready.
+    """
     args = runtime.server_args
     front = await runtime.wait_ready()
     await door.open(front, args, runtime.model_config)
@@ -87,7 +89,9 @@ async def _live(runtime: Runtime, door: HttpFront, listener: socket.socket) -> D
 
 
 async def _add_fronts(runtime: Runtime, door: HttpFront, listener: socket.socket, facts: SchedulerFacts) -> None:
-    """Start the further fronts, side by side: each accepts on `listener`, and relays to `door` what is kept here."""
+    """Starts the further fronts, side by side. Each accepts on `listener`, and relays requests for stored objects to
+    `door`.
+    """
     args, ports = runtime.server_args, runtime.port_args
     count = args.serving.tokenizer_worker_num
     if count == 1:
@@ -138,7 +142,9 @@ async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
 
 
 async def _emptied(runtime: Runtime, timeout: float) -> bool:
-    """Wait until no request is open at any front, but no longer than `timeout` seconds; whether that came true."""
+    """Waits until no request is open at any front, but no longer than `timeout` seconds. Returns whether that was
+    reached.
+    """
     end = AWAKE.now() + timeout
     while runtime.board.total(Column.OPEN_REQUESTS):
         if AWAKE.now() >= end:

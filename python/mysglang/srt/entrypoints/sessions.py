@@ -127,7 +127,7 @@ class Sessions:
         return name
 
     def close(self, session_id: str) -> None:
-        """Forget a session; the unknown is no error. Its open requests go on."""
+        """Closes a session; an unknown id is no error. Its open requests continue."""
         self._forget(_owned(session_id))
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
@@ -219,7 +219,7 @@ class Sessions:
             self._bytes.give(session.owner, session.counted)
 
     def _count(self, session: _Session) -> None:
-        """Count again what the session remembers. If that exceeds the room, forget other sessions of the key that has
+        """Counts again what the session stores. If that exceeds the limit, drops other sessions of the key that has
         most, or the oldest requests of this session if it is the only one.
         """
         if self._sessions.get(session.name) is not session:

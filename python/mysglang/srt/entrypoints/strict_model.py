@@ -59,7 +59,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Returns the object in our words, where other servers say the same by other values. Nothing is checked yet."""
+        """Translates values of other servers' clients to ours. Nothing is checked yet."""
         return data
 
     @model_validator(mode="before")

@@ -25,7 +25,7 @@ class FrameRenderer(Protocol):
     """Turns chunks of an answer into frames, in the format of one route."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
-        """Returns how many log-probabilities and the like `render` will render."""
+        """Returns the number of log-probabilities and similar values in the frames of a chunk."""
         ...
 
     def render(self, chunk: GenerationChunk) -> bytes:

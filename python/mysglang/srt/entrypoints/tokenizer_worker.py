@@ -33,7 +33,7 @@ LOOK_S = 0.02
 
 
 def run_tokenizer_worker(link: ParentLink) -> None:
-    """Serve until the process is ended. Raises what keeps it from going on."""
+    """Runs a further front until the process is ended. Raises an error that keeps it from continuing."""
     launch = msgspec.json.decode(link.spec, type=FrontLaunch)
     set_title(front_title(launch.index))
     keep_heap_small()

@@ -22,7 +22,7 @@ PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 
 
 async def warm_up(front: Front) -> None:
-    """Raises WorkerDied if the request does not come to its end."""
+    """Sends one request through the server. Raises WorkerDied if it is not answered."""
     if front.facts.is_embedding:
         prompt = EmbeddingReqInput(input_ids=[0]) if front.tokenizer is None else EmbeddingReqInput(text=PROMPT)
         request = prompt.request()

@@ -52,7 +52,7 @@ async def update_from_disk(
 
 
 async def update_from_folder(manager: Manager, folder: Path, update: WeightUpdate) -> ControlReqOutput:
-    """Take the tensors in the safetensors files of `folder`, which may be any of the model's."""
+    """Updates the weights from the safetensors files of `folder`, which may hold any of the model's tensors."""
     return await _update(manager, folder, update, whole=False)
 
 
@@ -64,12 +64,14 @@ async def _update(manager: Manager, folder: Path, update: WeightUpdate, *, whole
 
 
 def private_folder() -> AbstractContextManager[Path]:
-    """Returns a folder that only this user can look into, removed in the end."""
+    """Makes a folder that only this user can read. It is removed on exit from the block."""
     return private_dir("weights")
 
 
 def write_encoded(folder: Path, files: Sequence[str]) -> None:
-    """Put safetensors files, as base64 texts, into `folder`. Raises InvalidRequest for what is no base64, NoRoom."""
+    """Writes safetensors files, given as base64 texts, into `folder`. Raises InvalidRequest for invalid base64,
+    NoRoom.
+    """
     for index, text in enumerate(files):
         try:
             data = base64.b64decode(text, validate=True)

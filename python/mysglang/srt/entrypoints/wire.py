@@ -28,11 +28,11 @@ class Wire(Protocol):
         ...
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
-        """Call `call` whenever there is room again; None to stop that."""
+        """Calls `call` whenever the connection accepts more data again; None ends that."""
         ...
 
     def call_when_left(self, call: Callable[[], None] | None) -> None:
-        """Call this when the client leaves, or at once if it has left. The body of its request was read."""
+        """Calls `call` when the client leaves, or at once if it has left. The body of its request was read."""
         ...
 
 

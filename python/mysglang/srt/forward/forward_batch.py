@@ -96,13 +96,13 @@ class KvStore(Protocol):
         ...
 
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write keys and values as they are."""
+        """Stores keys and values as they are."""
         ...
 
     def store_rotated(
         self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
     ) -> None:
-        """Turn q and k in place, then write keys and values. positions: [T] int64."""
+        """Rotates q and k in place, then stores keys and values. positions: [T] int64."""
         ...
 
 

@@ -58,13 +58,11 @@ class HostPages(Protocol):
         ...
 
     def done(self) -> int:
-        """Returns how many calls of `copy` have written out all that they were to write, from the first on; asks, no
-        wait.
-        """
+        """Returns how many calls of `copy` have completed their writes, counted from the first on. Does not wait."""
         ...
 
     def wait(self) -> None:
-        """Waits until all of them are complete."""
+        """Waits until all copies are complete."""
         ...
 
     # Access to the bytes, for threads other than the scheduler's.

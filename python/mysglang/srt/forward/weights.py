@@ -49,14 +49,16 @@ class ModelWeights(Protocol):
     """
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
-        """Take the values in a safetensors file, or in all of a directory; returns the number of tensors.
+        """Updates weights from a safetensors file, or all such files in a directory; returns the number of tensors.
 
         With `whole` it is a checkpoint of the same model with its config.json; else any of its tensors.
         """
         ...
 
     def join_group(self, group: GroupFacts) -> Future[None]:
-        """Begin to join. It is done when all members are there; what kept it from that is the future's exception."""
+        """Begins to join a group. The future is done when all members have joined, or has the error as its
+        exception.
+        """
         ...
 
     def leave_group(self, name: str) -> None:
@@ -64,7 +66,7 @@ class ModelWeights(Protocol):
         ...
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
-        """Take the values that rank 0 of a group that was joined broadcasts, one tensor after another."""
+        """Receives values that rank 0 of a joined group broadcasts, one tensor after another."""
         ...
 
     def read(self, name: str, count: int) -> list[Any]:
@@ -115,7 +117,7 @@ class Occupation(Protocol):
         ...
 
     def release(self, tags: frozenset[str], pulse: Pulse) -> int:
-        """Give these back too; returns the bytes."""
+        """Releases the memory of these tags too; returns the number of bytes."""
         ...
 
     def resume(self, tags: frozenset[str], pulse: Pulse) -> None:

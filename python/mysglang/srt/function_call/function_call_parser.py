@@ -96,7 +96,7 @@ _SIGNS = (
 
 
 def detector_class(name: str) -> type[FunctionCallDetector]:
-    """Raises InvalidRequest for a name that is none."""
+    """Returns the detector class of that name. Raises InvalidRequest for an unknown name."""
     if name not in DETECTORS:
         known = ", ".join(DETECTORS)
         raise InvalidRequest(f"tool_call_parser must be one of {known}; got {name!r}.", param="tool_call_parser")

@@ -40,14 +40,15 @@ class Gemma4Detector(FunctionCallDetector):
             yield from self._reader.accept(END)
 
     def _name(self) -> Steps[str | None]:
-        """Returns the text between `call:` and the first brace."""
+        """Reads the name of a call: the text between `call:` and the first brace."""
         if not (yield from self._reader.accept(CALL)):
             return None
         head = yield from self._reader.before(("{",), MAX_NAME)
         return None if head is None else head[0].strip()
 
     def _object_of(self, name: str) -> Steps[bool]:
-        """Returns the arguments after their brace, reported as JSON. False if the text is not in this format.
+        """Reads the arguments after their brace, and reports them as JSON. Returns False if the text is not in this
+        format.
 
         An explicit list of brackets takes the place of recursion: a model may open any number of them.
         """
@@ -81,7 +82,7 @@ class Gemma4Detector(FunctionCallDetector):
         return True
 
     def _key(self) -> Steps[str | None]:
-        """Returns a key, with its colon."""
+        """Reads a key, with its colon."""
         reader = self._reader
         if not (yield from reader.accept(QUOTE)):
             head = yield from reader.before((":",), MAX_NAME)
@@ -92,8 +93,8 @@ class Gemma4Detector(FunctionCallDetector):
         return "".join(parts) if (yield from reader.accept(":")) else None
 
     def _value(self, types: frozenset[str]) -> Steps[str | None]:
-        """Returns a value, or the bracket that begins one: then what closes it is returned. None if there is no
-        value.
+        """Reads a value, or the bracket that begins one; then it returns the closing bracket. Returns None if there is
+        no value.
         """
         reader = self._reader
         if (yield from reader.accept(QUOTE)):

@@ -38,7 +38,9 @@ class JsonObjectDetector(FunctionCallDetector):
     """Keys that say nothing, and may stand before the name."""
 
     def _json_call(self) -> Steps[Outcome]:
-        """Returns the object that comes next, which a marker or a place has announced; what leads to it is held."""
+        """Reads the object that comes next, which a marker or a place has announced. The text before it is held
+        back.
+        """
         reader, early = self._reader, _Early()
         begun = complete = False
         if not (yield from reader.accept("{")):
@@ -79,7 +81,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return Outcome.BROKEN if begun else Outcome.NO_CALL
 
     def _json_arguments(self, into: Into) -> Steps[bool]:
-        """Returns the arguments: an object, JSON text in a string, or null. False if they are no JSON."""
+        """Reads the arguments: an object, JSON text in a string, or null. Returns False if they are not JSON."""
         char = yield from self._reader.peek()
         if char == '"':
             text = yield from json_string(self._reader)
@@ -95,7 +97,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return found
 
     def _json_arguments_of(self, name: str, call_id: str | None = None) -> Steps[Outcome]:
-        """Returns the arguments that come next, of a call whose name was read before them."""
+        """Reads the arguments of a call whose name was read before them."""
         if not self._begin(name, call_id):
             return Outcome.NO_CALL
         yield from self._reader.skip()
@@ -105,7 +107,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return Outcome.CALL
 
     def _json_calls(self) -> Steps[Outcome]:
-        """Returns a list of such objects; the first decides whether it is one of calls."""
+        """Reads a list of such objects. The first one decides whether it is a list of calls."""
         if not (yield from self._reader.accept("[")):
             return Outcome.NO_CALL
         return (yield from self._json_items())

@@ -59,12 +59,12 @@ class MinimaxM3Detector(FunctionCallDetector):
                 self._no_call()
 
     def _tag(self, *tags: str) -> Steps[str]:
-        """Returns the one of `tags` that follows the mark; "" if none does."""
+        """Reads the tag that follows the mark, one of `tags`. Returns "" if none follows."""
         yield from self._reader.skip()
         return (yield from self._reader.accept(*tags))
 
     def _call(self) -> Steps[bool]:
-        """Returns the rest of a call after `CALL`. False if it is not a call, and nothing was reported."""
+        """Reads the rest of a call after `CALL`. Returns False if it is not a call; then nothing was reported."""
         head = yield from self._reader.before(('">',), MAX_NAME)
         if head is None or not self._begin(head[0].strip()):
             return False
@@ -73,7 +73,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return True
 
     def _arguments_of(self, name: str) -> Steps[None]:
-        """Returns the parameters up to the end of the call, reported as JSON.
+        """Reads the parameters up to the end of the call, and reports them as JSON.
 
         An explicit list of what is open takes the place of recursion: a model may open any number of tags.
         """
@@ -101,7 +101,7 @@ class MinimaxM3Detector(FunctionCallDetector):
                 marked = True
 
     def _head(self) -> Steps[str | None]:
-        """Returns the content of the tag after the mark; None if no tag follows."""
+        """Reads the content of the tag after the mark; None if no tag follows."""
         yield from self._reader.skip()
         if not (yield from self._reader.accept("<")):
             return None
@@ -109,15 +109,15 @@ class MinimaxM3Detector(FunctionCallDetector):
         return None if head is None else head[0].strip()
 
     def _close(self, levels: list[_Open], tag: str) -> None:
-        """End what `tag` began, and what was left open within; nothing if it began nothing."""
+        """Ends the element that `tag` began, and all elements left open within; does nothing if it began none."""
         begun = [0] if tag == "tool_call" else [place for place, level in enumerate(levels) if level.tag == tag]
         while begun and len(levels) > begun[-1]:
             level = levels.pop()
             self._arguments(("" if level.bracket else level.begin("")) + _CLOSER[level.bracket])
 
     def _value(self, tag: str, declared: Declared) -> Steps[_Open | None]:
-        """Returns a value that was reported to its end, or the open element if it begins with a tag of its own, whose
-        mark has been read.
+        """Reads a value to its end, or returns the open element if it begins with a tag of its own, whose mark has been
+        read.
         """
         if declared.types == _STRING:
             self._arguments('"')
@@ -140,7 +140,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return None
 
     def _text_of(self, tag: str, into: Into) -> Steps[None]:
-        """Returns the text up to the end of `tag`, which is read too."""
+        """Reads the text up to the end of `tag`, which is read too."""
         while True:
             yield from self._reader.until((MARK,), into)
             spaces: list[str] = []

@@ -37,7 +37,7 @@ class NamedJsonDetector(JsonObjectDetector):
 
     @abstractmethod
     def _named_call(self) -> Steps[Outcome]:
-        """Returns the name and the arguments between the markers of a call."""
+        """Reads the name and the arguments between the markers of a call."""
 
 
 DEEPSEEK_SEPARATOR, DEEPSEEK_FENCE = "<｜tool▁sep｜>", "```"

@@ -101,7 +101,7 @@ def _expression(reader: TextReader, into: Into) -> Steps[bool]:
 
 
 def _quoted(reader: TextReader, quote: str, into: Into) -> Steps[None]:
-    """Returns the rest of a string, with its quote."""
+    """Reads the rest of a string, with its quote."""
     plain = _UNTIL_DOUBLE if quote == '"' else _UNTIL_SINGLE
     while True:
         yield from reader.run(plain, into)

@@ -43,14 +43,14 @@ class TaggedDetector(FunctionCallDetector):
 
     @abstractmethod
     def _call_name(self) -> Steps[str | None]:
-        """Returns the name of the call that begins; None if there is none."""
+        """Reads the name of the call that begins; None if there is none."""
 
     @abstractmethod
     def _parameter_name(self) -> Steps[str | None]:
-        """Returns the name of the parameter that begins, up to its value; None if there is none."""
+        """Reads the name of the parameter that begins, up to its value; None if there is none."""
 
     def _call(self) -> Steps[bool]:
-        """Returns the rest of a call after `call_begin`. False if it is not a call, and nothing was reported."""
+        """Reads the rest of a call after `call_begin`. Returns False if it is not a call; then nothing was reported."""
         name = yield from self._call_name()
         if name is None or not self._begin(name):
             return False
@@ -58,7 +58,7 @@ class TaggedDetector(FunctionCallDetector):
         return True
 
     def _parameters(self, name: str) -> Steps[None]:
-        """Returns the parameters of a call of `name`, up to and with its end."""
+        """Reads the parameters of a call of `name`, up to and with its end."""
         writer = ArgumentsWriter(self._arguments)
         while True:
             yield from self._reader.skip()
@@ -76,7 +76,7 @@ class TaggedDetector(FunctionCallDetector):
         return self._tools.types(name, parameter)
 
     def _value(self, types: frozenset[str], writer: ArgumentsWriter) -> Steps[None]:
-        """Returns the value of a parameter, up to its end. It is reported as it arrives only if it must be a string."""
+        """Reads the value of a parameter, up to its end. It is reported piece by piece only if it must be a string."""
         if self.value_on_lines:
             yield from self._reader.accept("\n")
         if types == _STRING:
@@ -91,7 +91,7 @@ class TaggedDetector(FunctionCallDetector):
         writer.value(unquoted(text.removesuffix("\n") if self.value_on_lines else text, types))
 
     def _head(self, end: str) -> Steps[str | None]:
-        """Returns the text before `end`, which is a name."""
+        """Reads the text before `end`, which is a name."""
         head = yield from self._reader.before((end,), MAX_NAME)
         return None if head is None else head[0].strip()
 
@@ -234,7 +234,7 @@ class Glm4MoeDetector(TaggedDetector):
     )
 
     def _call_name(self) -> Steps[str | None]:
-        """Returns the first word, up to white space or the next tag."""
+        """Reads the first word, up to white space or the next tag."""
         parts: list[str] = []
         yield from self._reader.skip()
         yield from self._reader.run(_GLM_WORD, parts.append)

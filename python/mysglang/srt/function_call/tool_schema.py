@@ -50,7 +50,7 @@ class OfferedTools:
         return list(self._parameters[function])
 
     def declared(self, function: str) -> Declared:
-        """Returns all arguments of a function together."""
+        """Returns the declaration of all arguments of a function together."""
         return Declared(self._schemas[function])
 
     def types(self, function: str, parameter: str) -> frozenset[str]:

@@ -93,7 +93,7 @@ class _Maker:
         return Grammar(pruned(rules | self._rules.made))
 
     def _share(self, alike: Iterable[tuple[Shape, ...]]) -> None:
-        """Give a rule to every large shape that several nodes have, as a `$ref` in an `anyOf` brings it about.
+        """Makes a rule for every large shape that several nodes have, as happens with a `$ref` in an `anyOf`.
 
         Written out in each of them, nested choices would make the grammar grow by a power of their depth.
         """
@@ -115,7 +115,7 @@ class _Maker:
                 todo.extend(_inside(shape))
 
     def _chosen(self, node: Node) -> tuple[Shape, ...]:
-        """Returns the ways to satisfy `node` that are written."""
+        """Returns the shapes of `node` that are written to the grammar."""
         found: dict[Shape, None] = {}
         for shape in self._algebra.shapes(node):
             if isinstance(shape, Object):
@@ -176,7 +176,9 @@ def _is_large(shape: Shape) -> bool:
 
 
 def _closed(shape: Object) -> Object:
-    """Returns an object that declares its properties has no others, unless the schema speaks of them."""
+    """Returns an object without other properties if it declares its properties and the schema says nothing about
+    others.
+    """
     if not any(named.declared for named in shape.named):
         return shape
     spoken = tuple(one for one in shape.others if not one.implicit)

@@ -61,7 +61,7 @@ def types_of(place: Place) -> frozenset[str] | None:
 
 
 def count_of(keyword: str, place: Place) -> int | None:
-    """Returns the value of a keyword that counts something; None: it is not there."""
+    """Returns the value of a keyword that counts something; None if the keyword is absent."""
     given = place.schema.get(keyword)
     if given is None:
         return None
@@ -71,7 +71,7 @@ def count_of(keyword: str, place: Place) -> int | None:
 
 
 def number_of(keyword: str, place: Place) -> Decimal | None:
-    """Returns the value of a keyword that is a number; None: it is not there."""
+    """Returns the value of a keyword that is a number; None if the keyword is absent."""
     given = place.schema.get(keyword)
     if given is None or (isinstance(given, bool) and keyword.startswith("exclusive")):
         return None
@@ -81,7 +81,7 @@ def number_of(keyword: str, place: Place) -> Decimal | None:
 
 
 def object_of(keyword: str, place: Place) -> dict[str, Json]:
-    """Returns the value of a keyword that is an object; empty: it is not there."""
+    """Returns the value of a keyword that is an object; empty if the keyword is absent."""
     given = place.schema.get(keyword, {})
     if not isinstance(given, dict):
         refuse(keyword, place, "must be an object")
@@ -174,7 +174,7 @@ class Keywords:
         return shape
 
     def pattern(self, place: Place, keyword: str, pattern: Json, *, wide: bool = False) -> Expr:
-        """Returns the strings in which it is found. `wide`: with characters about which dialects disagree."""
+        """Returns the strings in which the pattern is found. `wide`: with characters about which dialects disagree."""
         if not isinstance(pattern, str):
             refuse(keyword, place, "must be a string")
         try:

@@ -65,8 +65,8 @@ _ANY = char_class(CHARACTERS)
 
 @lru_cache(1024)
 def strings_with(pattern: str, *, wide: bool = False) -> Expr:
-    """Returns the strings in which `pattern` is found. `wide`: with every character on which one of the dialects
-    agrees.
+    """Returns the strings in which `pattern` is found. `wide`: with every character that at least one dialect
+    accepts.
     """
     try:
         return _found_in(_Reader(pattern, wide=wide).whole(), ANYTHING)

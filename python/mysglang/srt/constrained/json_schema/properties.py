@@ -74,7 +74,7 @@ def _property(one: Named, values: Values) -> Expr:
 
 
 def _other(shape: Object, values: Values, rules: Rules) -> Expr:
-    """Returns a property whose name no keyword mentions."""
+    """Returns the language of a property whose name no keyword mentions."""
     names = alt(*(text(one.name) for one in shape.named))
     options = []
     for one in shape.others:

@@ -29,12 +29,12 @@ def ref(name: str) -> Expr:
 
 
 def word(expr: Expr) -> Expr:
-    """Returns a text that is in `expr`."""
+    """Makes `expr` a single word of the grammar, within which no white space is allowed."""
     return NONE if expr.kind == "none" else Expr("word", expr)
 
 
 def quoted(language: Expr) -> Expr:
-    """Returns a JSON string."""
+    """Returns the language of a JSON string with these contents."""
     return NONE if language.kind == "none" else Expr("quoted", language)
 
 
@@ -147,7 +147,7 @@ def constant(raw: Json) -> Expr:
 
 
 def key(name: str) -> Expr:
-    """Returns the name of a property."""
+    """Returns the language of a property's name."""
     return word(text(json.dumps(name, ensure_ascii=False)))
 
 
@@ -169,7 +169,7 @@ def _scalar(raw: Json) -> str:
 
 
 def times(least: int, most: int | None) -> str:
-    """Returns how often what stands before it may come, as EBNF, Lark and regular expressions write it."""
+    """Writes how often the preceding item may occur, as EBNF, Lark and regular expressions write it."""
     match least, most:
         case 0, None:
             return "*"

@@ -60,7 +60,7 @@ class BlockEvents:
         return events
 
     def finish(self) -> list[dict[str, Any]]:
-        """Returns the end of the open block, if one is."""
+        """Returns the events that end the open block, if there is one."""
         if self._open is None:
             return []
         events = [self._delta({"type": "signature_delta", "signature": SIGNATURE})] if self._open == "thinking" else []
@@ -69,7 +69,9 @@ class BlockEvents:
         return events
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
-        """Returns a block of that kind, unless one is open: two calls are two blocks, two pieces of text are one."""
+        """Returns the events that begin a block of that kind, if none is open: two calls are two blocks, two pieces of
+        text are one.
+        """
         if self._open == block["type"]:
             return []
         events = self.finish()
@@ -82,7 +84,7 @@ class BlockEvents:
 
 
 def message_content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
-    """Returns the blocks of a whole answer: what its events add up to."""
+    """Returns the blocks of a complete answer, which are what its events add up to."""
     events = BlockEvents()
     blocks: list[dict[str, Any]] = []
     arguments = ""
@@ -102,5 +104,5 @@ def message_content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
 
 
 def new_id() -> str:
-    """Returns a name for a call that the model gave none."""
+    """Returns a new id for a tool call to which the model gave none."""
     return f"toolu_{secrets.token_hex(CALL_ID_BYTES)}"

@@ -29,6 +29,6 @@ def model_info(card: Mapping[str, Any]) -> dict[str, object]:
 
 
 def model_page(listed: Mapping[str, Any]) -> dict[str, object]:
-    """Returns all of them: there is never a second page."""
+    """Returns the list of all models in Anthropic's form; there is never a second page."""
     data = [model_info(card) for card in listed["data"]]
     return {"data": data, "first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}

@@ -150,7 +150,9 @@ def _content(blocks: Sequence[TextBlock]) -> object:
 
 
 def _plain(texts: Sequence[str]) -> object:
-    """Returns a string where there is one text; none is None, as for an answer that only calls tools."""
+    """Returns a single text as a string, several as a list, and None for none, as in an answer that only calls
+    tools.
+    """
     if not texts:
         return None
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]

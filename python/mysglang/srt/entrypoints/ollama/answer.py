@@ -24,7 +24,7 @@ class Messages:
 
 
 def joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the one message that they are together."""
+    """Joins the messages of one answer into one."""
     message: dict[str, Any] = {"role": "assistant", "content": "".join(one["content"] for one in messages)}
     if thinking := "".join(one.get("thinking", "") for one in messages):
         message["thinking"] = thinking
@@ -57,7 +57,7 @@ class Times:
         self.first = self.first or time.monotonic_ns()
 
     def summary(self, news: ChatNews) -> dict[str, object]:
-        """Returns the fields of the last answer. Nothing was loaded for it."""
+        """Returns the statistics of the last message. The load time is 0."""
         now = time.monotonic_ns()
         first = self.first or now
         return {

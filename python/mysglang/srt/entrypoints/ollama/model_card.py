@@ -51,11 +51,11 @@ class ModelCard:
         return self._front.facts.context_len
 
     def check(self, model: str) -> None:
-        """Raises NotFound unless `model` means the served one."""
+        """Raises NotFound unless `model` is a name of the served model."""
         check_name(self._models, model)
 
     def tag(self) -> dict[str, object]:
-        """Returns the row of /api/tags."""
+        """Returns the model's entry in /api/tags."""
         return {
             "name": self._models.name,
             "model": self._models.name,
@@ -66,7 +66,7 @@ class ModelCard:
         }
 
     def running(self) -> dict[str, object]:
-        """Returns the row of /api/ps: the model is always loaded, and its memory is that of the weights and the
+        """Returns the model's entry in /api/ps: it is always loaded, and its memory is that of the weights and the
         cache.
         """
         facts = self._front.facts
@@ -80,7 +80,7 @@ class ModelCard:
         }
 
     def show(self) -> dict[str, object]:
-        """Returns the answer of /api/show. There is no model file, and nothing that it would set."""
+        """Returns the answer to /api/show. There is no model file, and nothing that it would set."""
         templates = self._front.template_manager
         return {
             "modelfile": "",
@@ -115,7 +115,7 @@ class ModelCard:
 
 
 def _weight_bytes(model_path: str) -> int:
-    """Returns bytes of the files that hold the weights; 0 if there are none."""
+    """Returns the number of bytes of the weight files; 0 if there are none."""
     try:
         return sum(path.stat().st_size for path in find_weights(Path(model_path)).paths) if model_path else 0
     except ConfigError:
@@ -123,7 +123,7 @@ def _weight_bytes(model_path: str) -> int:
 
 
 def check_name(models: OpenAIServingModels, model: str) -> None:
-    """Raises NotFound unless `model` means the served one, with or without a tag."""
+    """Raises NotFound unless `model` is a name of the served model, with or without a tag."""
     try:
         models.check(model)
     except NotFound:

@@ -45,7 +45,7 @@ def generate_request(body: OllamaGenerateRequest, words: ThinkingWords) -> ChatC
 
 
 def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
-    """Returns a prompt that is complete. Raises InvalidRequest."""
+    """Returns the completion request for a prompt that is complete, without a template. Raises InvalidRequest."""
     fields = _sampling(body)
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs
@@ -58,7 +58,7 @@ def max_tokens(body: OllamaRequest) -> int | None:
 
 
 def check_context(body: OllamaRequest, context_len: int) -> None:
-    """Raises InvalidRequest for a client that needs more context than there is."""
+    """Raises InvalidRequest if a client needs more context than there is."""
     wanted = body.options.num_ctx
     if wanted is not None and wanted > context_len:
         message = f"options.num_ctx: the model is served with a context of {context_len} tokens, got {wanted}."

@@ -154,7 +154,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _checked(raw: bytes, endpoint: str, number: int, fields: FieldReport) -> str:
-    """Returns the custom_id of a line that is right."""
+    """Returns the custom_id of a valid line; raises if it is not valid."""
     if len(raw) > MAX_BODY_BYTES:
         raise _fault("line_too_long", f"A line may have {MAX_BODY_BYTES} bytes.", number)
     try:

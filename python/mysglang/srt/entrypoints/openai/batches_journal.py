@@ -89,7 +89,9 @@ class Journal:
             )
 
     def add(self, entry: Mapping[str, Any], *, good: bool) -> None:
-        """Append a line, in one write: after a crash of this process it is there. Raises OSError; then it is not."""
+        """Appends a line, in one write. If this process crashes afterwards, the line is kept. Raises OSError; then it
+        is not there.
+        """
         # Vectors come as arrays.
         body = orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)[1:]
         line = self._begin(body) + body
@@ -104,7 +106,7 @@ class Journal:
                     os.fsync(file.fileno())
 
     def _read_back(self, path: Path, *, good: bool) -> int:
-        """Count the lines that are whole, and keep only these; how many bytes went."""
+        """Counts the complete lines, and keeps only these. Returns how many bytes were removed."""
         spans: list[tuple[int, int]] = []
         with path.open("rb") as file:
             for start, line in _lines(file):

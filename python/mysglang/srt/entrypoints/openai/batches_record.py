@@ -173,7 +173,9 @@ def blamed(record: BatchRecord, faults: Sequence[BatchFault]) -> BatchRecord:
 
 
 def cancelling(record: BatchRecord, now: int) -> BatchRecord:
-    """Returns a client cancels the batch. This has an effect only while its lines are being answered."""
+    """Returns the record of a batch that a client cancels. This has an effect only while its lines are being
+    answered.
+    """
     if record.status not in ("validating", "in_progress"):
         return record
     return msgspec.structs.replace(record, status="cancelling", cancelling_at=now)

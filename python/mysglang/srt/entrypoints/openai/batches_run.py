@@ -72,7 +72,7 @@ class BatchRun:
         return None if self._journal is None else self._journal.tally
 
     def cancel(self) -> None:
-        """Ask nothing more. Lines in the midst of being answered are given up."""
+        """Sends no further line, and gives up lines that are being answered."""
         self._cancelled.set()
 
     def holding_input(self) -> AbstractContextManager[None]:
@@ -94,7 +94,7 @@ class BatchRun:
             await self._hand_out(record)
 
     async def _work(self, record: BatchRecord) -> BatchRecord:
-        """Ask what was not answered yet. A batch without a valid input fails."""
+        """Answers the lines that were not answered yet. A batch without a valid input fails."""
         try:
             path = self._files.path(self._files.get(record.input_file_id, record.owner))
             lines = await asyncio.to_thread(read_input, path, record.endpoint, self._fields)
@@ -113,7 +113,7 @@ class BatchRun:
         return await self._end(journal, how)
 
     async def _fail(self, faults: list[BatchFault]) -> BatchRecord:
-        """Fail the batch because its input was damaged. Existing answers are handed out nevertheless."""
+        """Fails the batch because its input was damaged. Existing answers are delivered nevertheless."""
         journal = await asyncio.to_thread(self._batches.journal, self._id)
         if not journal.answered:
             return await self._batches.change(self._id, lambda known: steps.failed(known, faults, now()))
@@ -164,7 +164,7 @@ class BatchRun:
                 asked.add_done_callback(lambda _: self._room.leave(owner))
 
     async def _ask(self, journal: Journal, path: Path, line: InputLine) -> None:
-        """Ask one line, and note what came of it. Raises InputRefused if the line is not there any more."""
+        """Answers one line, and records the result. Raises InputRefused if the line is not there any more."""
         name = f"req_{uuid.uuid4().hex}"
         custom_id, body = await _when_possible(lambda: asyncio.to_thread(read_request, path, line))
         try:
@@ -188,7 +188,7 @@ class BatchRun:
             journal.add({"custom_id": custom_id, "response": response, "error": None}, good=True)
 
     async def _hand_out(self, record: BatchRecord) -> None:
-        """Make the journal files of the client. Begun again after a crash, it does what is left of it."""
+        """Turns the journal into files of the client. If it was interrupted by a crash, it does what is left."""
         output, errors = self._batches.journal_paths(self._id)
         for path, file_id, kind in ((output, record.output_file_id, "output"), (errors, record.error_file_id, "error")):
             if file_id is not None:
@@ -221,7 +221,7 @@ async def _when_possible(work: Callable[[], Awaitable[Result]]) -> Result:
 
 
 def _close(journal: Journal, how: Ending, path: Path, lines: InputLines) -> None:
-    """Say of each line that was not answered why."""
+    """Records, for each line that was not answered, why."""
     if len(journal.answered) == len(lines):
         return
     for line in lines:

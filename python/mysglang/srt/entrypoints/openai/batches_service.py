@@ -65,7 +65,7 @@ class Batches:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Go on with what was broken off, the oldest first."""
+        """Continues the interrupted batches, the oldest first."""
         for record in self._store.open_batches():
             if record.status == "cancelling":
                 self._begin(record)
@@ -92,7 +92,9 @@ class Batches:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def create(self, body: CreateBatchRequest, owner: str) -> dict[str, object]:
-        """Raises NotFound for a file that is not there, InvalidRequest for one that is no input, Overloaded, NoRoom."""
+        """Creates a batch. Raises NotFound for a missing file, InvalidRequest for one that is no valid input,
+        Overloaded, NoRoom.
+        """
         if body.endpoint not in self._endpoints.answers:
             known = ", ".join(self._endpoints.answers)
             raise InvalidRequest(f"endpoint: must be one of {known}, got {body.endpoint!r}.", param="endpoint")
@@ -125,7 +127,7 @@ class Batches:
         return page(map(self._shown, self._store.of_owner(owner)), after=after, limit=limit)
 
     async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
-        """Raises NotFound, InvalidRequest for a batch that is over, and NoRoom."""
+        """Cancels a batch. Raises NotFound, InvalidRequest for a batch that is over, and NoRoom."""
         record = self._owned(batch_id, owner)
         if record.over:
             raise InvalidRequest(f"{batch_id} is {record.status} and cannot be cancelled.", param="batch_id")
@@ -182,7 +184,9 @@ async def _no_answer(_: dict[str, object]) -> dict[str, object]:
 
 
 async def _see_through(run: BatchRun, batch_id: str) -> None:
-    """Run to the end, however often the disk refuses answers: an answer that is on disk is not asked again."""
+    """Runs the batch to its end, however often the disk refuses answers. An answer that is on disk is not computed
+    again.
+    """
     with run.holding_input():
         while True:
             try:
@@ -201,7 +205,7 @@ async def _see_through(run: BatchRun, batch_id: str) -> None:
 
 
 def _disk_fault(error: Exception) -> Exception | None:
-    """Returns the first of what went wrong, if all of it is the disk's doing, or a lack of files or threads."""
+    """Returns the first of several errors, if the disk, or a lack of files or threads, has caused all of them."""
     group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
     faults, others = group.split(
         lambda each: (

@@ -56,7 +56,9 @@ class BatchStore:
         return {name for pair in names for name in pair if name}
 
     async def add(self, record: BatchRecord) -> None:
-        """Raises OSError, as all that writes here. Forgets batches that are over if all records are too many."""
+        """Adds a record. Raises OSError, as all methods that write. Removes batches that are over if there are too many
+        records.
+        """
         async with self._changing:
             await asyncio.to_thread(self._table.write, record)
             await asyncio.to_thread(self._make_room)
@@ -77,7 +79,7 @@ class BatchStore:
         return self._folder / f"{batch_id}.output.jsonl", self._folder / f"{batch_id}.error.jsonl"
 
     def _make_room(self) -> None:
-        """Remove the oldest batches of the key that has most, as long as all together have too much."""
+        """Removes the oldest batches of the key that has most, while all records together take too much space."""
         held = {owner: size for owner, (_, size) in self._table.used().items()}
         while sum(held.values()) > MAX_BYTES:
             owner = max(held, key=held.__getitem__)

@@ -138,9 +138,10 @@ class ChatAnswers:
         *,
         with_tools: bool,
     ) -> ChatCall:
-        """Returns the call that the body of another dialect asks for. `translate` gets the words that the model's
-        template has for thinking; `with_tools`: in conversations with tools. `names`: OpenAI's names of fields -> the
-        dialect's.
+        """Returns the call for the body of another dialect.
+
+        `translate`: gets the words that the model's template has for thinking; `with_tools`: in conversations with
+        tools. `names`: OpenAI's names of fields -> the dialect's.
 
         Raises InvalidRequest in the dialect's words.
         """
@@ -246,7 +247,7 @@ class ChatAnswers:
             return len(await coder.encode(call.obj.text, add_special_tokens=call.obj.add_special_tokens))
 
     def logprobs(self, chunk: GenerationChunk) -> list[dict[str, object]]:
-        """Returns Log-probabilities of a chunk, in OpenAI's form for a token; empty if they were not requested."""
+        """Returns the log-probabilities of a chunk, in OpenAI's form for a token; empty if they were not requested."""
         if chunk.logprobs is None:
             return []
         assert self._front.tokenizer is not None, "there was a prompt"
@@ -288,7 +289,7 @@ def aborted() -> Aborted:
 
 
 def _ending(chunk: GenerationChunk, parser: AnswerParser) -> Ending | None:
-    """Returns an answer that stopped after its calls waits for what they give."""
+    """Returns why the choice ended. An answer that stopped after its tool calls ended by `tool_calls`."""
     if chunk.finish_reason is None:
         return None
     word, matched = finish_words(chunk.finish_reason)

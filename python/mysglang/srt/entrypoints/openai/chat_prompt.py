@@ -41,7 +41,9 @@ class ThinkingWords:
         return dict.fromkeys(self.switches, on)
 
     def require(self, field: str) -> None:
-        """Raises InvalidRequest, for a client that wants to see thoughts, where they cannot be shown as such."""
+        """Raises InvalidRequest for a client that wants to see thoughts, if they cannot be separated from the
+        answer.
+        """
         if not self.separates_thoughts:
             message = f"{field}: this server does not tell thoughts apart; it must be started with --reasoning-parser."
             raise InvalidRequest(message, param=field)
@@ -105,7 +107,9 @@ def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[M
 
 
 def thinking_words(front: Front, *, with_tools: bool, separates_thoughts: bool) -> ThinkingWords:
-    """Raises InvalidRequest for a model or a server that cannot chat."""
+    """Returns how the model's template is asked to think. Raises InvalidRequest for a model or a server that cannot
+    chat.
+    """
     known = _templates(front).variables(with_tools=with_tools)
     effort = "reasoning_effort" if "reasoning_effort" in known else None
     return ThinkingWords(tuple(name for name in THINKING_SWITCHES if name in known), effort, separates_thoughts)

@@ -19,7 +19,7 @@ CALL_ID_BYTES = 12
 
 
 def new_call_id() -> str:
-    """Returns a name for a call that the model gave none."""
+    """Returns a new id for a tool call to which the model gave none."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 
@@ -90,7 +90,7 @@ class ChatStream:
         return b"".join(frames)
 
     def _say_text(self, index: int, text: str) -> bytes:
-        """Returns the frame of what is nothing but text, as almost all of an answer is."""
+        """Returns the frame for a part that is nothing but text, as almost all of an answer is."""
         if index not in self._texts:
             self._texts[index] = TextFrame(lambda text: self._frame(index, _delta(NormalText(text))))
         return self._texts[index].with_text(text)

@@ -17,7 +17,7 @@ class ReturnedIds:
         self._begun: set[int] = set()
 
     def of(self, chunk: GenerationChunk) -> dict[str, object]:
-        """Returns the ids of a chunk, and in the choice's first chunk the prompt's."""
+        """Returns the token ids of a chunk, and in the choice's first chunk those of the prompt."""
         told: dict[str, object] = {}
         if self._output and len(chunk.token_ids):
             told["token_ids"] = chunk.token_ids.tolist()

@@ -86,7 +86,7 @@ def page(items: Iterable[Recorded], *, after: str | None, limit: int) -> dict[st
 
 
 def checked_name(name: str) -> str:
-    """Returns the name that a client gives its file. Raises InvalidRequest."""
+    """Checks the name that a client gives its file, and returns it. Raises InvalidRequest."""
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise InvalidRequest(f"file: the name must have 1 to {MAX_NAME} printable characters.", param="file")
     return name

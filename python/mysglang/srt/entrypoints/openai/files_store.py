@@ -137,8 +137,8 @@ class FileStore:
     async def add(
         self, source: IO[bytes], *, arrival: Arrival, owner: str, name: str, purpose: str, life_s: int | None
     ) -> FileRecord:
-        """Keep a copy of `source`, which was `arriving`, for `life_s` seconds, or for ever. Raises InvalidRequest for
-        more than may be kept, and NoRoom.
+        """Stores a copy of `source`, which was `arriving`, for `life_s` seconds, or for ever. Raises InvalidRequest if
+        it is too much, and NoRoom.
         """
         await self._remove_old()
         size = source.seek(0, os.SEEK_END)
@@ -161,7 +161,9 @@ class FileStore:
     async def adopt(
         self, source: Path, file_id: str, *, owner: str, name: str, purpose: str, life_s: int | None
     ) -> FileRecord:
-        """Make the file at `source`, of the same file system, the file `file_id`. Doing it again changes nothing."""
+        """Makes the file at `source`, in the same file system, the stored file `file_id`. Repeating it changes
+        nothing.
+        """
         known = self._table.get(file_id)
         if known is not None:
             return known

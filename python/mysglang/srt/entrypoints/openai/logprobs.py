@@ -23,7 +23,7 @@ class TokenLogprob(NamedTuple):
 
 
 def positions(found: TokenLogprobs) -> list[TokenLogprob]:
-    """Returns the columns of a chunk, position by position."""
+    """Converts the columns of a chunk to a list of positions."""
     columns = (found.ids.tolist(), found.vals.tolist(), found.top_ids.tolist(), found.top_vals.tolist())
     return [
         TokenLogprob(token_id, as_json(logprob), _there(top_ids, top_vals))
@@ -68,7 +68,7 @@ class CompletionLogprobs:
         self._decoder = self._new_decoder(at_start=False)
 
     def columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
-        """Returns the next tokens of the answer."""
+        """Returns the columns for the next tokens of the answer."""
         return {
             "text_offset": [self._advance(position.token_id) for position in positions],
             "token_logprobs": [position.logprob for position in positions],
@@ -77,7 +77,7 @@ class CompletionLogprobs:
         }
 
     def prompt_columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
-        """Returns the echoed prompt, once and before the answer."""
+        """Returns the columns for the echoed prompt. Call it once, before the answer."""
         self._decoder = self._new_decoder(at_start=True)
         found = self.columns(positions)
         self._offset += len(self._decoder.finish())

@@ -153,8 +153,8 @@ class RecordTable(Generic[Kind]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def load(self, folder: Path) -> None:
-        """Takes over the records that an older version kept as FOLDER/ID.json, and hides rows that cannot be read:
-        these, and such files, are left alone, and said once. Raises OSError if the folder is not usable.
+        """Takes over the records that an older version kept as FOLDER/ID.json, and hides rows that cannot be read. Such
+        rows and files are left alone, and logged once. Raises OSError if the folder is not usable.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_unfinished(folder)
@@ -213,7 +213,7 @@ class RecordTable(Generic[Kind]):
         return removed[0][0] if removed else None
 
     def _unreadable(self, db: sqlite3.Connection) -> list[str]:
-        """Returns ids of rows that are not records; each is said."""
+        """Returns the ids of rows that are not valid records, and logs each."""
         ids = []
         for record_id, text in db.execute(f"SELECT id, record FROM {self._name}"):
             try:
@@ -306,8 +306,8 @@ def _checked(path: Path) -> sqlite3.Connection:
 
 
 def _salvage(path: Path, damage: sqlite3.Error) -> None:
-    """Put a new database, with every row that can still be read, in the place of a damaged one, which stays beside it.
-    Raises OSError if nothing can be read, and changes nothing then: the old one may be mended by hand.
+    """Replaces a damaged database by a new one, with every row that can still be read. The damaged one stays beside it.
+    Raises OSError if nothing can be read, and changes nothing then, so that the old one may be repaired by hand.
     """
     rows = {}
     with closing(_connect(path)) as old:

@@ -64,8 +64,8 @@ ResponseFormat = Annotated[
 
 
 def grammar_params(wanted: ResponseFormat | None, own: Mapping[str, str]) -> dict[str, str]:
-    """Returns the sampling parameters that say it. `own`: grammars that the client gave as such, by the parameter's
-    name.
+    """Returns the sampling parameters for a response format. `own`: grammars that the client gave directly, by the
+    parameter's name.
     """
     from_format = _params_of(wanted) if wanted is not None else {}
     if own and from_format:

@@ -27,7 +27,7 @@ class SamplingDefaults:
 
     @classmethod
     def choose(cls, source: DefaultsSource, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """Returns the model's recommendations (its generation_config.json), or the constants alone.
+        """Returns the model's recommended values (its generation_config.json), or the constants alone.
 
         A model that says outright that it is not to be sampled from is greedy.
         """

@@ -69,7 +69,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
 
     async def _converted(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
-        """Returns the request that the body asks for. A long body is left to a thread."""
+        """Converts the body to a request. A long body is converted in a thread."""
         return await self._front.text_pool.run_if_long(BODY_BYTES.get(), lambda: self._convert(body, envelope))
 
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:

@@ -60,7 +60,7 @@ class OpenAIServingEmbedding:
 
 
 def request_for(body: PoolingRequest, prompts: list[str] | list[list[int]]) -> GenerateReqInput:
-    """Returns the request that ends after its prompts."""
+    """Returns the request that computes vectors or scores of these prompts."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     ids: list[int | list[int]] = [prompt for prompt in prompts if isinstance(prompt, list)]
     return GenerateReqInput(
@@ -80,6 +80,6 @@ def encoded(answer: Pooled) -> str:
 
 
 def usage(answers: list[Pooled]) -> dict[str, object]:
-    """Returns tokens of all prompts."""
+    """Returns the usage: tokens of all prompts."""
     tokens = sum(answer.chunk.prompt_tokens for answer in answers)
     return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}

@@ -48,15 +48,13 @@ class OpenAIServingModels:
         self._cards = {known: {"id": known, **card} for known in (name, *aliases)}
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
-        """Returns the body of a request, whose field `model` asks for the served model. Raises what `read_model` and
-        `check` raise.
-        """
+        """Reads a body whose field `model` names the served model. Raises what `read_model` and `check` raise."""
         body = await read_model(request, kind)
         self.check(vars(body)["model"])
         return body
 
     def check(self, model: str | None) -> None:
-        """Raises NotFound for an adapter that is not there, and for another model if the server is strict.
+        """Raises NotFound for an unknown adapter, and for another model if the server is strict.
 
         Else the served model answers for the other one, under its own name, and one log line says so.
         """

@@ -39,7 +39,9 @@ class ToolPlan:
 
 
 def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:
-    """Raises InvalidRequest for what cannot be had: tools without a format of calls, a choice that is not offered."""
+    """Plans how the tools of a request are offered and found. Raises InvalidRequest for tools without a format of
+    calls, or a choice that is not offered.
+    """
     choice, functions = body.tool_choice, [tool.function for tool in body.tools]
     if choice == "none" or (choice == "auto" and not functions):
         return ToolPlan()
@@ -107,8 +109,8 @@ def _forced_choice(
 
 
 def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> Structured | None:
-    """Returns how calls of each are written; None where no grammar can say that: a special token is no text to a
-    grammar.
+    """Returns how calls of each function are written; None if no grammar can express that, because it needs a special
+    token.
     """
     if formats.detector is None or formats.calls_are_special:
         return None

@@ -41,10 +41,11 @@ def control_router(manager: Manager) -> APIRouter:
 
     @router.post("/abort_request", response_class=Response, openapi_extra=takes(AbortRequest))
     async def abort_request(request: Request) -> Response:
-        """Stop the request of exactly that `rid`, or all. What it generated so far is its answer, finish reason abort.
+        """Stop the request with exactly this `rid`, or all requests. What it generated so far is its answer, with
+        finish reason abort.
 
-        An API key stops its own requests alone, the admin key those of any key. 200 and empty also if there is no such
-        request: it may have ended by itself a moment ago.
+        An API key stops its own requests only, the admin key those of any key. Answers 200, empty, also if there is no
+        such request: it may have ended by itself a moment ago.
         """
         body = await read_model(request, AbortRequest)
         if bool(body.rid) == body.abort_all:
@@ -56,7 +57,7 @@ def control_router(manager: Manager) -> APIRouter:
 
 
 async def _flush(manager: Manager, patience_s: float) -> None:
-    """Raises InvalidRequest if the scheduler is still busy after `patience_s` seconds."""
+    """Empties the prefix cache. Raises InvalidRequest if the scheduler is still busy after `patience_s` seconds."""
     deadline = asyncio.get_running_loop().time() + patience_s
     while not (reply := await manager.flush_cache()).success:
         if asyncio.get_running_loop().time() >= deadline:

@@ -93,7 +93,7 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
 
 
 def no_metrics_router() -> APIRouter:
-    """Returns the answer at /metrics of a server without metrics."""
+    """Builds the route /metrics of a server without metrics, which says how to enable them."""
     router = APIRouter()
 
     @router.get("/metrics", include_in_schema=False)
@@ -141,7 +141,7 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
 
 
 def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
-    """Returns the number that pairs a reply with its question is internal."""
+    """Returns the state without the number that pairs a reply with its request, which is internal."""
     told = {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id" and value is not None}
     ranks = [_without_id(other) for other in state.ranks]
     return told | {"memory_usage": {**state.memory_usage, **_capacity(state)}, "ranks": ranks}

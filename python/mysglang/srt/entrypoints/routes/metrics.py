@@ -97,7 +97,7 @@ class ProcessorTime:
         self._spent: dict[str, float] = {}
 
     async def by_component(self) -> dict[str, float]:
-        """Returns seconds by component. Requests that come while one looks wait for what it finds."""
+        """Returns the seconds by component. Callers that come during a look-up wait for its result."""
         async with self._lock:
             if self._looked_at is None or time.monotonic() - self._looked_at >= CPU_SECONDS_AGE_S:
                 self._spent = await asyncio.to_thread(_cpu_seconds)
@@ -117,7 +117,7 @@ def metrics_router(front: Front, served_model_name: str) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Counters, gauges and histograms, in Prometheus' text format."""
+        """Return counters, gauges and histograms, in Prometheus' text format."""
         requests, scheduler = Page(labels), Page(ranks)
         counted = front.metrics.total_row()
         never = [answers for answers in HTTP_RESPONSES.values() if not FRONT.part(counted, answers)[0]]

@@ -85,7 +85,7 @@ def playground(front: Front, *, shows_text: bool) -> Playground:
 
 
 def no_playground() -> Playground:
-    """Returns the root says that the server runs, to clients with a key; nothing else is there."""
+    """Builds the routes of a server without a playground: the root says that the server runs, to clients with a key."""
     figures = APIRouter(tags=["info"])
 
     @figures.head("/", response_class=Response)

@@ -292,7 +292,7 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         openapi_extra=takes(DestroyWeightsUpdateGroupReqInput) | gives(WeightsChanged),
     )
     async def destroy_weights_update_group(request: Request) -> Response:
-        """Leave such a group, or give up joining it."""
+        """Leave a process group for weight updates, or give up joining it."""
         body = await read_model(request, DestroyWeightsUpdateGroupReqInput)
         name = body.group_name
         work = manager.command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=name))

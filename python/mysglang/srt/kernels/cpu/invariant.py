@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `kernels/gemm.py`. A product of one shape for each head."""
+    """See `kernels/gemm.py`. Each head is a product of the same shape."""
     return torch.stack([linear(x[:, head], each, None) for head, each in enumerate(weight)], dim=1)
 
 
@@ -136,7 +136,7 @@ def draw_tokens(
     temperature: Tensor,
     filters: Filters,
 ) -> Tensor:
-    """See `kernels/sampling.py`. A filter that only others have is there for a row too, and leaves it everything."""
+    """See `kernels/sampling.py`. A filter that only other rows use is neutral for a row."""
     tokens = [
         sampling.draw_tokens(logits[row], uniforms[row], temperature[row], filters.of(row)) for row in _rows(logits)
     ]
@@ -152,7 +152,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """See `kernels/sampling.py`; of equals the lower id, however many are wanted."""
+    """See `kernels/sampling.py`. Among equal values the lower id wins, for any `count`."""
     values = logprobs.new_empty(len(logprobs), count)
     ids = torch.empty(values.shape, dtype=torch.int64)
     if count:
@@ -183,7 +183,7 @@ def _gated(op: activation.GatedOp, x: Tensor) -> Tensor:
 
 
 def _parts(x: Tensor, width: int | None = None) -> Iterator[slice]:
-    """Runs of the first dimension with fewer values than threads would share, one row at least.
+    """Yields slices of the first dimension with fewer values than threads would share, but at least one row.
 
     One row has the same shape as every other that is too long to be taken with others.
     """
@@ -200,7 +200,7 @@ def _rows(x: Tensor) -> Iterator[slice]:
 
 
 def _product_rows(weight: Tensor) -> int:
-    """Returns how many rows may be multiplied at once: so many that a row's place among them changes nothing."""
+    """Returns how many rows may be multiplied at once so that a row's place among them changes no bit."""
     key = (weight.shape, weight.dtype, weight.is_mkldnn)
     rows = _rows_at_once.get(key)
     if rows is None:

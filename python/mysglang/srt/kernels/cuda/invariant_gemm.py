@@ -136,7 +136,7 @@ def _ways(device: torch.device, dtype: torch.dtype) -> Ways:
 
 
 def _alike(product: Product, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if it gives the bits of the tiles that depend on the weight alone, for few rows and many."""
+    """Returns True if the product gives the same bits as the fixed tiles, for few rows and many."""
     draw = torch.Generator(device).manual_seed(16)
     for outputs, inputs in TRIED_WEIGHTS:
         weight = torch.randn(outputs, inputs, device=device, generator=draw).mul_(inputs**-0.5).to(dtype)
@@ -199,7 +199,9 @@ def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
 
 
 def order_matters(found: Tensor) -> bool:
-    """True if another order of the sums would change this product; zeros and values that are not finite hide it."""
+    """Returns True if another order of the sums would change this product; zeros and values that are not finite
+    hide it.
+    """
     return bool(found.isfinite().all()) and int(found.count_nonzero()) > found.numel() // 2
 
 
@@ -227,7 +229,7 @@ def fixed_tile(outputs: int) -> Tile:
 
 
 def best_tile(rows: int, outputs: int) -> Tile:
-    """Returns the largest that leaves enough programs."""
+    """Returns the largest tile that leaves enough programs for the device."""
     for tile in LARGE_TILES:
         if triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs) >= ENOUGH_PROGRAMS:
             return tile

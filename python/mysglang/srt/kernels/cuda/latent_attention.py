@@ -196,9 +196,11 @@ def latent_decode_attention(
 
 
 def splits_of(programs: int) -> int:
-    """Splits of a row's keys, for a step of so many tiles of queries: enough to fill the device, and never one, since a
-    row may be much longer than the others. Each split writes float32 sums for its heads, which are read again. At the
-    sizes of DeepSeek, those of 16 heads take as many bytes as 57 keys.
+    """Returns into how many splits a row's keys are cut, for a step of that many tiles of queries.
+
+    There are enough to fill the device, and never one, since a row may be much longer than the others. Each split
+    writes float32 sums for its heads, which are read again. At the sizes of DeepSeek, those of 16 heads take as many
+    bytes as 57 keys.
     """
     return next((splits for most, splits in SPLITS if programs <= most), FEWEST_SPLITS)
 

@@ -27,7 +27,7 @@ class BackgroundJobs:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, work: Coroutine[None, None, None], failed: Callable[[BaseException], None]) -> None:
-        """Run `work`; `failed` receives its exception. Raises Overloaded."""
+        """Runs `work` in the background; `failed` receives its exception. Raises Overloaded."""
         key = CALLER.get().api_key
         if not self._room.has_room(key, 1):
             work.close()
@@ -52,7 +52,7 @@ class BackgroundJobs:
         task.add_done_callback(done)
 
     def stop(self, name: str) -> bool:
-        """Cancel it; whether it was still running."""
+        """Cancels a job. Returns whether it was still running."""
         task = self._running.get(name)
         if task is None or task.done():
             return False

@@ -47,9 +47,7 @@ class TokenShares:
             self._tokens.append((begin, self._start + len(self._data), entry))
 
     def take(self, text: str) -> list[TokenEntry]:
-        """Returns the tokens of the next piece. If their bytes are not those of the text (they were no characters),
-        all.
-        """
+        """Returns the tokens of the next piece of text, or all tokens if their bytes differ from the text."""
         wanted = text.encode()
         # The last occurrence: text before it that was not sent is a marker.
         at = self._data.rfind(wanted)
@@ -110,7 +108,7 @@ class OutputEvents:
         return told
 
     def finish(self, status: str = "completed") -> list[Event]:
-        """Returns the end of the open item, if one is."""
+        """Returns the events that end the open item, if there is one."""
         if self._kind is None:
             return []
         text = "".join(self._pieces)
@@ -131,7 +129,7 @@ class OutputEvents:
         return told
 
     def _begin(self, kind: Kind, more: StoredItem) -> list[Event]:
-        """Returns an item of that kind, unless one is open; two calls are two items."""
+        """Returns the events that begin an item of that kind, unless one is open; two calls are two items."""
         if self._kind == kind:
             return []
         told = self.finish()

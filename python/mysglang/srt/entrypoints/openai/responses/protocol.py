@@ -107,7 +107,7 @@ class Reasoning(StrictModel):
 
 
 def _kind(item: object) -> object:
-    """Returns the type of an item; messages may leave it out."""
+    """Returns the type of an item, which messages may leave out."""
     if isinstance(item, dict):
         return item.get("type") or "message"
     return getattr(item, "type", None)

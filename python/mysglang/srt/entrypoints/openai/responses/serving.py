@@ -79,7 +79,7 @@ class OpenAIServingResponses:
         return log.read(after)
 
     def delete(self, response_id: str) -> dict[str, Any]:
-        """Forget it, and stop working for it. Raises NotFound."""
+        """Deletes a response, and stops working for it. Raises NotFound."""
         self._store.delete(response_id)
         self._background.stop(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -120,7 +120,7 @@ class OpenAIServingResponses:
         return await self._answer(await self._job(body))
 
     async def _start(self, body: ResponsesRequest) -> dict[str, Any]:
-        """Begin, and leave the rest to the background."""
+        """Starts a background response, and returns its first state."""
         job = await self._job(body)
         begun = job.response("in_progress", [])
 
@@ -152,8 +152,8 @@ class OpenAIServingResponses:
                 yield b"".join(frames)
 
     async def _start_stream(self, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
-        """Begin a response, and keep its events for this client and for later readers. The response goes on without any
-        reader.
+        """Starts a response, and keeps its events for this client and for later readers. The response continues without
+        any reader.
         """
         log = EventLog()
         job = replace(await self._job(body), log=log)
@@ -238,7 +238,9 @@ class OpenAIServingResponses:
         return await self._answers.count_tokens(job.call)
 
     def _conversation(self, response_id: str) -> Sequence[StoredItem]:
-        """Raises InvalidRequest for one that is not there, or not complete."""
+        """Returns the conversation that a response ends. Raises InvalidRequest if it does not exist, or is not
+        complete.
+        """
         field = "previous_response_id"
         try:
             stored = self._store.get(response_id)

@@ -54,7 +54,9 @@ class ResponseStore:
         return self._number.used
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep it, in the place of what has its id; forget the oldest beyond the bounds, but never this one."""
+        """Stores a response, replacing one with the same id. Removes the oldest ones beyond the limits, but never this
+        one.
+        """
         owner, response_id = CALLER.get().api_key, stored.response["id"]
         self._drop(owner, response_id)
         size = len(orjson.dumps([stored.response, stored.items]))
@@ -66,7 +68,9 @@ class ResponseStore:
         self._make_room(owner, response_id)
 
     def grow(self, response_id: str, size: int) -> bool:
-        """Count `size` bytes more of events for a response in the background; False if it is not kept any more."""
+        """Counts `size` more bytes of events for a response in the background. Returns False if it is not stored any
+        more.
+        """
         owner = CALLER.get().api_key
         if (found := self._kept.get(owner, {}).get(response_id)) is None:
             return False
@@ -77,13 +81,13 @@ class ResponseStore:
         return True
 
     def _make_room(self, owner: str, response_id: str) -> None:
-        """Forget the oldest beyond the bounds, but never the one that is named."""
+        """Removes the oldest responses beyond the limits, but never the one that is named."""
         for room in (self._number, self._bytes):
             while room.overfull and (oldest := self._oldest(room.largest())) != (owner, response_id):
                 self._drop(*oldest)
 
     def get(self, response_id: str) -> StoredResponse:
-        """Raises NotFound, also for what was forgotten."""
+        """Returns a stored response. Raises NotFound, also for one that was removed."""
         found = self._kept.get(CALLER.get().api_key, {}).get(response_id)
         if found is None:
             raise NotFound(f"There is no response {response_id!r} here.", param="response_id")

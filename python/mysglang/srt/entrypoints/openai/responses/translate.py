@@ -73,9 +73,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
 
 
 def encrypted(thought: str) -> str:
-    """Returns a token that carries a thought through a client that stores no text of it. It is only encoded, not
-    secret.
-    """
+    """Encodes a thought as a token that clients can send back. It is only encoded, not secret."""
     return base64.b64encode(thought.encode()).decode()
 
 
