@@ -12,7 +12,7 @@ HEADS = KV_HEADS * GROUP
 
 def item(row: int, begin: int, end: int, part: int) -> list[int]:
     """Keys of one row, for all heads: slot, keys, first head, team, row, first query, queries, rows, part, …"""
-    return [row, begin, end, 0, 0, row, 0, GROUP, 1, part, 0, int(end == KEYS)]
+    return [row, begin, end, 0, 0, row, 0, GROUP, 1, part, 0, KEYS - 1]
 
 
 def run(q: Tensor, keys: Tensor, values: Tensor, blocks: list[list[list[int]]], joins: list[list[int]]) -> Tensor:

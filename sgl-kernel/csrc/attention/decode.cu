@@ -16,6 +16,10 @@
 // of which there are few, its 8 columns. Softmax is online (Milakov and Gimelshein, 2018) and in base 2. Ranges that
 // are not all that a row reads leave a partial result and its log-sum-exp, which `join` weighs in a fixed order.
 //
+// In a step that tries drafts a row may have several new tokens, and only the device knows where they stand. The host
+// plans for the longest that each row may be (a late plan), an item's group are the tokens of its row, and `settle` cuts
+// off what lies behind the real end before anything is read.
+//
 // Compiled once for each head dimension (-DHEAD_DIM=64, 128, 256) and type (-DHALF for fp16, else bf16).
 
 #include "join.cuh"
@@ -27,7 +31,7 @@ namespace {
 
 // What a computing warp does for the items [begin, end), all with teams of the same size; it works on the keys of BATCH
 // warps at once.
-template <int TILES, bool LONE, int BATCH>
+template <int TILES, bool LONE, int BATCH, bool LATE>
 __device__ void attend_to(const Params& p, const Item* begin, const Item* end, const Ring& ring, Turn& turn) {
     const Teams teams(begin->team, p.kv_heads);
     const int warps = LONE ? 1 : teams.warps, team = this_warp() / warps;
@@ -41,15 +45,15 @@ __device__ void attend_to(const Params& p, const Item* begin, const Item* end, c
         load_queries(p, item, item.head + head, item.first_query + first, queries);
         Sums<TILES> sums;
         sums.clear();
-        for (int stage = teams.stages_of(item); stage > 0; --stage) {
+        for (int stage = teams.template stages_of<LATE>(item); stage > 0; --stage) {
             await(ring.full + turn.slot * 8, turn.parity);
             if (!idle) {
                 for (int c = 0; c < warps; c += BATCH) {
                     int count = to - at - c * KEYS;
                     if (count <= 0) break;
-                    sums.template add<BATCH>(
+                    sums.template add<BATCH, LATE>(
                         p, teams, ring.stages + turn.slot * STAGE_BYTES + head * ROW_BYTES, row + c * KEYS, count,
-                        queries);
+                        queries, {at + c * KEYS, item.fresh, item.first_query + first, p.group});
                 }
             }
             at += warps * KEYS;
@@ -61,12 +65,13 @@ __device__ void attend_to(const Params& p, const Item* begin, const Item* end, c
         float lse[TILES][2];
         sums.finish(lse);
         if (item.part < 0)
-            store_output(p, item, item.head + head, item.first_query + first, sums);
+            store_output<TILES, LATE>(p, item, item.head + head, item.first_query + first, sums);
         else
             store_partial(p, item, item.head + head, share, teams.shares, item.first_query + first, sums, lse);
     }
 }
 
+template <bool LATE>
 __global__ void __launch_bounds__(THREADS, 1) attend(const Params p, const __grid_constant__ Maps maps) {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ Item items[ITEMS_HELD];
@@ -93,8 +98,12 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const Params p, const __gri
         for (int i = threadIdx.x; i < count * PARTS; i += THREADS)
             reinterpret_cast<int4*>(items)[i] = reinterpret_cast<const int4*>(p.items + at)[i];
         __syncthreads();
+        if (LATE) {
+            for (int i = threadIdx.x; i < count; i += THREADS) settle(p, items[i]);
+            __syncthreads();
+        }
         if (copies) {
-            fill(p, maps, items, items + count, ring, turn, ready);
+            fill<LATE>(p, maps, items, items + count, ring, turn, ready);
             continue;
         }
         if (!ready) wait_for_primary();
@@ -104,13 +113,13 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const Params p, const __gri
             int j = i + 1;
             while (j < count && items[j].team == warps) ++j;
             if (warps == 0)
-                attend_to<1, true, 1>(p, items + i, items + j, ring, turn);
+                attend_to<1, true, 1, LATE>(p, items + i, items + j, ring, turn);
             else if (warps == 1)
-                attend_to<2, true, 1>(p, items + i, items + j, ring, turn);
-            else if (warps == 2)
-                attend_to<2, false, (BATCHED > 1 ? 2 : 1)>(p, items + i, items + j, ring, turn);
+                attend_to<2, true, 1, LATE>(p, items + i, items + j, ring, turn);
+            else if (warps == 2 || LATE)  // few queries, where four at once would not fit the registers
+                attend_to<2, false, (BATCHED > 1 ? 2 : 1), LATE>(p, items + i, items + j, ring, turn);
             else
-                attend_to<2, false, BATCHED>(p, items + i, items + j, ring, turn);
+                attend_to<2, false, BATCHED, LATE>(p, items + i, items + j, ring, turn);
             i = j;
         }
     }
@@ -137,23 +146,24 @@ cudaError_t launch(
 
 }  // namespace
 
-// Sizes in elements. `overlap`: programmatic dependent launch; `early`: see Params. `lean_join`: one warp for each
-// query head instead of a block.
+// Sizes in elements. `lengths`: those of a late plan, or null. `overlap`: programmatic dependent launch; `early`: see
+// Params. `lean_join`: one warp for each query head instead of a block.
 extern "C" cudaError_t mysgl_decode_attention(
     const void* q, long q_stride, const void* keys, const void* values, long slots, const int* table, long table_stride,
-    const int* indptr, const void* items, const void* members, const void* joins, void* out, float* partial,
-    float* partial_lse, int blocks, int rows, int kv_heads, int group, int page_size, float scale,
+    const int* indptr, const void* items, const void* members, const void* joins, const int* lengths,
+    const int* extends, void* out, float* partial, float* partial_lse, int blocks, int rows, int kv_heads, int group, int page_size, float scale,
     float cap, int overlap, int early, int lean_join, cudaStream_t stream) {
     const Params p = {static_cast<const Value*>(q), table, indptr, static_cast<const Item*>(items),
-                      static_cast<const int2*>(members), static_cast<const int2*>(joins), static_cast<Value*>(out),
-                      partial, partial_lse, q_stride, table_stride, rows, kv_heads, group, page_size, scale, cap,
-                      early};
+                      static_cast<const int2*>(members), static_cast<const int2*>(joins), lengths, extends,
+                      static_cast<Value*>(out), partial, partial_lse, q_stride, table_stride, rows, kv_heads, group,
+                      page_size, scale, cap, early};
     constexpr int SHARED = STAGES * STAGE_BYTES;
     Maps maps;
     cudaError_t error = describe(maps, keys, values, slots, kv_heads);
     if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-    if (error == cudaSuccess) error = launch(attend, blocks, THREADS, SHARED, stream, overlap, p, maps);
+    const auto attending = lengths == nullptr ? attend<false> : attend<true>;
+    error = cudaFuncSetAttribute(attending, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
+    if (error == cudaSuccess) error = launch(attending, blocks, THREADS, SHARED, stream, overlap, p, maps);
     if (error != cudaSuccess) return error;
     // A multiprocessor divides its memory anew, for which it must be empty, when a kernel asks for another division.
     const auto joining = lean_join ? join<false> : join<true>;

@@ -32,7 +32,7 @@ struct alignas(16) Item {
     int rows;         // 1: source is a batch row
     int part;         // where the partial result goes (of a group: after each member's own); -1: straight to the output
     int empty;        // how many partial results after this one nobody else writes
-    int newest;       // 1: the last key is that of the row's new token
+    int fresh;        // position of the first key that this step writes; of a late plan the batch row, see `settle`
 };
 
 struct Params {
@@ -42,14 +42,24 @@ struct Params {
     const Item* items;
     const int2* members;   // batch row, first partial result
     const int2* joins;     // [rows] first partial result and how many; one: nothing to join
+    const int* lengths;    // late plans: [batch rows] tokens of each with those of this step
+    const int* extends;    // late plans: [batch rows] how many those of this step are
     Value* out;            // [rows, heads, dim]
     float* partial;        // [parts, heads, dim]
     float* partial_lse;    // [parts, heads], base 2
     long q_stride, table_stride;
     int rows, kv_heads, group, page_size;
     float scale, cap;
-    int early;             // whether all keys but the rows' newest were there before the kernel ahead of this one began
+    int early;             // whether all keys but those of this step were there before the kernel ahead of this one began
 };
+
+// Late plans: the host knew how long rows are at most, so what lies behind a row's real end is cut off here. An item of
+// which nothing is left still leaves its partial results, of no weight.
+__device__ __forceinline__ void settle(const Params& p, Item& item) {
+    const int row = item.fresh, length = p.lengths[row];
+    item.end = max(min(item.end, length), item.begin);
+    item.fresh = length - p.extends[row];
+}
 
 // How the warps of a block share an item: teams of so many warps, each on one KV head and one share of the keys.
 struct Teams {
@@ -72,10 +82,12 @@ struct Teams {
         return min(item.begin + (units * share >> share_bits) * KEYS, item.end);
     }
 
-    // The last share is the longest.
+    // The last share is the longest. An item of a late plan may have no key, and takes a stage all the same.
+    template <bool LATE>
     __device__ __forceinline__ int stages_of(const Item& item) const {
         int keys = item.end - begin_of(item, shares - 1);
-        return (keys + (1 << width_bits) - 1) >> width_bits;
+        int stages = (keys + (1 << width_bits) - 1) >> width_bits;
+        return LATE ? max(stages, 1) : stages;
     }
 
     // Where a token lies in its half of a stage. A line is left free after every eight, or after each token if it has

@@ -27,6 +27,7 @@ struct Turn {
 
 // The stages of a list of items, and what one copying thread has to do with each: one row of keys, or of values, or, if
 // there are as many rows as threads, of both.
+template <bool LATE>
 struct Walk {
     const Params& p;
     const Item *item, *last;
@@ -43,7 +44,7 @@ struct Walk {
     __device__ __forceinline__ void settle() {
         teams = Teams(item->team, p.kv_heads);
         stage = 0;
-        stages = teams.stages_of(*item);
+        stages = teams.template stages_of<LATE>(*item);
         const int share = row() >> teams.width_bits;
         key = teams.begin_of(*item, share) + row() - (share << teams.width_bits);
         end = thread < 2 * teams.rows() ? teams.begin_of(*item, share + 1) : -1;
@@ -61,8 +62,9 @@ struct Walk {
         if (++item < last) settle();
     }
 
-    // Whether the stage holds a key that the kernel before this one writes.
-    __device__ __forceinline__ bool newest() const { return item->newest && stage + 1 == stages; }
+    // Whether the stage may hold a key that the kernel before this one writes. Up to KEYS of those end a row, so they
+    // are in no stage before the last two.
+    __device__ __forceinline__ bool newest() const { return item->end > item->fresh && stage + (LATE ? 2 : 1) >= stages; }
 
     __device__ __forceinline__ const int* entry() const {
         const int* row = p.table + item->slot * p.table_stride;
@@ -78,12 +80,13 @@ struct Walk {
 };
 
 // What the copying warps do for a list of items.
+template <bool LATE>
 __device__ __forceinline__ void fill(
     const Params& p, const Maps& maps, const Item* begin, const Item* end, const Ring& ring, Turn& turn, bool& ready) {
     // Neighbours in different warps, as a warp's copies are issued one by one.
     const int lane = threadIdx.x % 32, thread = lane * COPIERS + this_warp() - WARPS;
     const uint32_t entries = ring.entries + thread * LOOKED_UP * 4;
-    Walk looked(p, begin, end, thread), walk = looked;
+    Walk<LATE> looked(p, begin, end, thread), walk = looked;
     // Entries of the page table come so many stages before their keys because they take as long when memory is busy.
     auto look_up = [&](int place) {
         if (looked.goes_on()) {
@@ -95,7 +98,7 @@ __device__ __forceinline__ void fill(
 #pragma unroll
     for (int s = 0; s < LOOKED_UP; ++s) look_up(s);
     for (int place = 0; walk.goes_on(); place = (place + 1) % LOOKED_UP) {
-        // What the kernel before this one writes is the new token; all else is of earlier steps.
+        // What the kernel before this one writes are the new tokens; all else is of earlier steps.
         if (!ready && walk.newest()) {
             wait_for_primary();
             ready = true;

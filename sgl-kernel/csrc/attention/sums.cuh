@@ -13,6 +13,24 @@ __device__ __forceinline__ uint32_t chunk_of(uint32_t row, int chunk) {
     return line + ((chunk % 8 * 16) ^ (line >> 3 & 0x70));
 }
 
+// Late plans: which of some keys the queries of a warp see. A row's new tokens follow one another, and each sees the new
+// keys up to its own.
+struct Reach {
+    int position;  // of the first of the keys
+    int fresh;     // position of the row's first new token
+    int first;     // query of the warp
+    int group;     // queries of one token
+
+    // Whether all queries see so many keys.
+    __device__ __forceinline__ bool covers(int keys) const { return position + keys <= fresh + 1; }
+
+    // How many of the keys this lane's query in a tile sees.
+    __device__ __forceinline__ int seen(int tile, int which) const {
+        const int query = first + 8 * tile + threadIdx.x % 4 * 2 + which;
+        return fresh + 1 + query / group - position;
+    }
+};
+
 // Sums over keys of one warp's queries: columns of tile t in this lane are queries 8 t + 2 (lane % 4) and the next.
 template <int TILES>
 struct Sums {
@@ -56,11 +74,12 @@ struct Sums {
         }
     }
 
-    // BATCH times 16 keys from `first` on, of which the first `count` >= 1 are there.
-    template <int BATCH>
+    // BATCH times 16 keys from `first` on, of which the first `count` >= 1 are there. Late plans: a query may see fewer
+    // of them, or none.
+    template <int BATCH, bool LATE>
     __device__ __forceinline__ void add(
         const Params& p, const Teams& teams, uint32_t keys, int first, int count,
-        const uint32_t (&queries)[TILES][STEPS][2]) {
+        const uint32_t (&queries)[TILES][STEPS][2], const Reach& reach) {
         const int lane = threadIdx.x % 32;
         float scores[BATCH][TILES][4] = {};
         {
@@ -82,14 +101,18 @@ struct Sums {
                 for (int i = 0; i < 4; ++i) scores[0][t][i] += odd[t][i];
         }
         scale<BATCH>(p, scores);
-        if (count < BATCH * KEYS) {
+        if (count < BATCH * KEYS || (LATE && !reach.covers(BATCH * KEYS))) {
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b)
+            for (int t = 0; t < TILES; ++t)
 #pragma unroll
-                for (int t = 0; t < TILES; ++t)
+                for (int j = 0; j < 2; ++j) {
+                    const int seen = LATE ? min(count, reach.seen(t, j)) : count;
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        if (b * KEYS + i / 2 * 8 + lane / 4 >= count) scores[b][t][i] = -INFINITY;
+                    for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h)
+                            if (b * KEYS + h * 8 + lane / 4 >= seen) scores[b][t][2 * h + j] = -INFINITY;
+                }
         }
         uint32_t weights[BATCH][TILES][2];
         float shrink[TILES][2];
@@ -103,14 +126,16 @@ struct Sums {
                 for (int b = 0; b < BATCH; ++b) top = fmaxf(top, fmaxf(scores[b][t][j], scores[b][t][j + 2]));
                 top = fmaxf(highest[t][j], over_keys(top, [](float a, float b) { return fmaxf(a, b); }));
                 rescale |= top > highest[t][j];
-                shrink[t][j] = power_of_2(highest[t][j] - top);
+                // A query that has seen no key yet has no highest score to measure others by.
+                const float base = LATE && top == -INFINITY ? 0.f : top;
+                shrink[t][j] = power_of_2(highest[t][j] - base);
                 highest[t][j] = top;
                 float sum = 0.f;
 #pragma unroll
                 for (int b = 0; b < BATCH; ++b)
 #pragma unroll
                     for (int h = 0; h < 2; ++h)
-                        sum += scores[b][t][2 * h + j] = power_of_2(scores[b][t][2 * h + j] - top);
+                        sum += scores[b][t][2 * h + j] = power_of_2(scores[b][t][2 * h + j] - base);
                 weight[t][j] = weight[t][j] * shrink[t][j] + sum;
             }
 #pragma unroll
@@ -194,8 +219,8 @@ __device__ __forceinline__ void load_queries(
     }
 }
 
-// The output of a row that was read as a whole.
-template <int TILES>
+// The output of a row that was read as a whole; in late plans, of each of its new tokens.
+template <int TILES, bool LATE>
 __device__ __forceinline__ void store_output(
     const Params& p, const Item& item, int head, int first, Sums<TILES>& sums) {
     int lane = threadIdx.x % 32;
@@ -203,7 +228,12 @@ __device__ __forceinline__ void store_output(
     for (int t = 0; t < TILES; ++t) {
         int query = first + 8 * t + lane / 4;
         bool there = query < item.queries;
-        Value* to = p.out + (size_t(item.source) * p.kv_heads * p.group + head * p.group + (there ? query : 0)) * DIM;
+        int row = item.source, of_head = there ? query : 0;
+        if (LATE && item.rows > 1) {
+            const int member = of_head / p.group;
+            row = p.members[item.source + member].x, of_head -= member * p.group;
+        }
+        Value* to = p.out + (size_t(row) * p.kv_heads * p.group + head * p.group + of_head) * DIM;
 #pragma unroll
         for (int s = 0; s < STEPS; ++s)
 #pragma unroll

@@ -57,6 +57,8 @@ def planned_decode(
     scale: float,
     logit_cap: float,
     early: bool,
+    lengths: Tensor | None = None,
+    extends: Tensor | None = None,
 ) -> Tensor:
     """One query token in each row. Returns [R, num_heads * head_dim] in the dtype of q.
 
@@ -68,9 +70,14 @@ def planned_decode(
     [R, 2] first partial result of each row, and their number. partial: [parts, num_heads, head_dim] and partial_lse:
     [parts, num_heads] are float32 memory for these results; they are read only where they were written.
 
-    `early`: the keys of all rows but each one's newest were there before this step. With programmatic dependent launch
-    they are read before the kernel ahead is done; plan and page table are in any case, so no launch that takes part in
-    that may write these.
+    `early`: all keys but those of the step's new tokens were there before this step. With programmatic dependent launch
+    they are read before the kernel ahead is done; plan, page table and lengths are in any case, so no launch that takes
+    part in that may write these.
+
+    lengths, extends: [B] int32, for a plan of rows whose length only the device knows. `Item` in the source has the
+    batch row then. lengths: tokens of each with the new ones, at least 1. extends: the new ones, at most 16, which
+    follow one another and are rows of q; each sees the keys up to its own. What the plan has behind a row's length is
+    not read.
     """
     rows, (_, kv_heads, dim) = len(q), keys.shape
     heads = q.shape[1] // dim
@@ -80,6 +87,9 @@ def planned_decode(
     assert q.data_ptr() % 4 == 0 and q.stride(0) % 2 == 0 and table.stride(1) == 1
     assert items.data_ptr() % 16 == members.data_ptr() % 8 == joins.data_ptr() % 8 == 0
     assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2] and len(joins) >= rows
+    assert (lengths is None) == (extends is None)
+    for each in (lengths, extends):
+        assert each is None or (each.dtype is torch.int32 and each.is_contiguous())
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     _launch(dim, q.dtype)(
         q.data_ptr(),
@@ -93,6 +103,8 @@ def planned_decode(
         items.data_ptr(),
         members.data_ptr(),
         joins.data_ptr(),
+        None if lengths is None else lengths.data_ptr(),
+        None if extends is None else extends.data_ptr(),
         out.data_ptr(),
         partial.data_ptr(),
         partial_lse.data_ptr(),
@@ -115,7 +127,7 @@ def planned_decode(
 def _launch(head_dim: int, dtype: torch.dtype) -> Launch:
     pointers, ints = [c_void_p], [c_int]
     pools = [*2 * pointers, c_long, *pointers, c_long]
-    types = [c_void_p, c_long, *pools, *7 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
+    types = [c_void_p, c_long, *pools, *9 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
     return _LIBRARIES[head_dim, dtype].function("mysgl_decode_attention", *types)
 
 

@@ -8,18 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from fixtures.attention_cases import PLAIN, Step, check_story, every_story
-from fixtures.executors import start_executor
+from fixtures.executors import programs_of, start_executor
 from fixtures.invariant_attention import SCALES
 from fixtures.speculating import CHOICES, MODEL, NEW, PROMPTS, WIDTH, Speculating, decode
 from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+
+NEAR = 0.25
+"""How far a logit of bfloat16 may be from that of float32 in the embedded model."""
 
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
 
@@ -83,6 +88,35 @@ def test_drafts_of_the_host(eager: bool, liar: str, tmp_path: Path) -> None:
     assert eager or all(rows.on_graph)
     for known, expected in zip(rows.known, truth, strict=True):
         assert known[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("liar", ["perfect", "adversarial", MODEL])
+def test_drafts_by_our_decode_kernel(liar: str) -> None:
+    """In bfloat16 a token may be another one where two are nearly as likely, so each is compared with what float32
+    computes from the text before it. Drafts that are right count, captured and eagerly.
+    """
+    model = ModelConfig.from_path(str(EMBEDDED_MODEL), dtype="bfloat16")
+    prompts, choices = [[*range(40, 400)], [3, 9], [*range(100, 140)]], [GREEDY] * 3
+    precise = AutoModelForCausalLM.from_pretrained(str(EMBEDDED_MODEL), dtype=torch.float32).cuda()
+    plain = Driver.start(start_executor(CUDA, model), choices).generate(prompts, NEW)
+    truth = [[*prompt, *answer] for prompt, answer in zip(prompts, plain, strict=True)]
+    for eager in (False, True):
+        config = replace(CUDA, disable_cuda_graph=eager, cuda_graph_bs=(4,), page_size=16, draft_tokens=WIDTH - 1)
+        worker = start_executor(config, model, draft=model if liar == MODEL else None)
+        assert "sgl_kernel (decode)" in programs_of(worker)["verification"].takes and worker.late_lengths
+        rows = Speculating(worker, choices, truth, liar)
+        rows.prefill(prompts)
+        decode(rows, late=True)
+        assert eager or all(rows.on_graph)
+        for known, prompt in zip(rows.known, prompts, strict=True):
+            ids = torch.tensor([known[: len(prompt) + NEW]], device="cuda")
+            with torch.inference_mode():
+                logits = precise(ids).logits[0, len(prompt) - 1 : -1]
+            chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+            assert float((logits.max(dim=1).values - chosen).max()) < NEAR
+        if liar != "adversarial":
+            # A draft that is not right costs a step, and a tie that falls the other way some.
+            assert rows.complete[0] <= 2 * (-(-(NEW - 1) // WIDTH) + 1)
 
 
 def pages_of(stored: torch.dtype) -> dict[str, Any]:

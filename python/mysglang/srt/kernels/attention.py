@@ -11,6 +11,9 @@ host (layers/attention/decode_plan.py) and read by the kernel:
 Items of a group are read for all of its rows together. The maker and the reader of a plan must agree on how many heads
 and queries an item is for: `team_shapes`.
 
+A *late plan* is made for rows of which the device alone knows the lengths. It says how long they are at most, and rows
+may have several new tokens: then the tokens of a row are a group, and each sees the row's keys up to its own.
+
 **Side by side** (`dense_attention`): one part of a softmax over more keys, with what it takes to merge the parts.
 """
 
@@ -56,8 +59,13 @@ class Field(IntEnum):
     """The partial result; of a group, how far behind each member's first. -1: there is none, it is the output."""
     EMPTY = 10
     """Number of partial results of the segment after this one that no other item writes."""
-    NEWEST = 11
-    """1: the last key is that of the row's new token."""
+    FRESH = 11
+    """Position of the first key that this step writes; NONE_FRESH of a group. In a late plan the batch row."""
+
+
+NONE_FRESH = 2**31 - 1
+MOST_FRESH = WARP_KEYS
+"""New tokens of a row in a late plan at most: the kernel looks for their keys among the last so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +114,20 @@ def _planned_decode(
     scale: float,
     logit_cap: float,
     early: bool,
+    lengths: Tensor | None = None,
+    extends: Tensor | None = None,
 ) -> Tensor:
     """Attends with one query token in each row. Returns [R, num_heads * head_dim], in the dtype of q.
 
     q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim]. table:
     [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0. Room for
     partial results, float32: partial [parts, num_heads, head_dim], partial_lse [parts, num_heads], in base 2. early:
-    this step writes no key but each row's newest, so a kernel may read the others before the launch ahead is done.
+    this step writes no keys but those of the new tokens, so a kernel may read the others before the launch ahead is
+    done.
+
+    lengths, extends: [B] int32 of a late plan, tokens of each batch row with the new ones, at least 1, and how many are
+    new, at most MOST_FRESH. The rows of q are then the step's tokens, which `members` and `joins` speak of. None: the
+    host knew all lengths, and each row has one new token.
     """
     _, kv_heads, dim = keys.shape
     queries = head_view(q, dim)
@@ -121,6 +136,11 @@ def _planned_decode(
     shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
     for item in items[: int(indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
+        fresh = NONE_FRESH
+        if lengths is not None and extends is not None:
+            length = int(lengths[item[Field.FRESH]])
+            fresh = length - int(extends[item[Field.FRESH]])
+            item[Field.END] = max(min(item[Field.END], length), item[Field.BEGIN])
         # The teams of a KV head share the item's keys in whole steps of WARP_KEYS, as the kernel cuts them.
         steps = -(-(item[Field.END] - item[Field.BEGIN]) // WARP_KEYS)
         last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
@@ -129,13 +149,14 @@ def _planned_decode(
                 min(item[Field.BEGIN] + steps * number // shape.shares * WARP_KEYS, item[Field.END])
                 for number in (share, share + 1)
             )
-            at = torch.arange(first_key, end_key, device=q.device)
-            locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
             for query in range(item[Field.FIRST_QUERY], last):
                 row, part = item[Field.SOURCE], item[Field.PART] + share
                 if item[Field.ROWS] > 1:
                     row, first = members[item[Field.SOURCE] + query // group].tolist()
                     part += first
+                seen = max(min(end_key, fresh + 1 + query // group), first_key)
+                at = torch.arange(first_key, seen, device=q.device)
+                locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
                 for kv_head in range(item[Field.HEAD], item[Field.HEAD] + shape.heads):
                     head = kv_head * group + query % group
                     k, v = keys[locations, kv_head].float(), values[locations, kv_head].float()

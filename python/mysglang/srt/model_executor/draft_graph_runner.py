@@ -26,6 +26,7 @@ from mysglang.srt.forward.forward_batch import TokenPlaces
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ON_DEVICE, ForwardMode, ModelWorkerBatch
 from mysglang.srt.kernels.sampling import greedy_tokens
+from mysglang.srt.layers.attention.graph import GraphColumns
 from mysglang.srt.model_executor.feature_stager import LateLogits
 from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.hidden_states import HiddenStates
@@ -99,6 +100,8 @@ class DraftGraphRunner:
         self._rows = rows
         self._drafter = drafter
         self._uploader = uploader
+        self._planned = hidden.late_columns(rows.width, "served_")
+        self._sources: Sequence[GraphColumns] = (self._planned, *drafter.columns)
         self._kept: Tensor | None = None
         self._captured = capture_all(sizes, self._capture, recorder, "batch sizes with drafts")
 
@@ -118,7 +121,7 @@ class DraftGraphRunner:
         captured = self._captured[self._size_for(batch)]
         room, left = captured.room, captured.left
         columns = token_columns(batch, self._rows.width, room, self._tables.padding_slot)
-        self._buffers.fill_drafts(batch, columns, captured.places)
+        self._buffers.fill_drafts(batch, columns, captured.places, self._sources)
         captured.graph.replay()
         # The device is at work from here on.
         step = replace(batch, mode=ForwardMode.EXTEND, high_lens=batch.most_lens, logits_per_row=batch.extend_lens)
@@ -145,8 +148,8 @@ class DraftGraphRunner:
         room, tables = Room(size, self._rows.width), self._tables
         host = padding_room(size, room.width, tables.padding_slot, spaces=tables.num_spaces)
         columns = token_columns(host, room.width, room, tables.padding_slot)
-        places = self._buffers.drafts(columns, size, room.width, self._page_size)
-        self._buffers.fill_drafts(host, columns, places)
+        places = self._buffers.drafts(columns, size, room.width, self._page_size, self._sources)
+        self._buffers.fill_drafts(host, columns, places, self._sources)
         graph, left = recorder.record(self._step(host, room, places))
         return CapturedDrafts(graph, room, places, left)
 
@@ -159,7 +162,8 @@ class DraftGraphRunner:
     def _step(self, host: ModelWorkerBatch, room: Room, places: Places) -> Callable[[], DraftTensors]:
         up = places.views
         all_logits = self._uploader.upload(logits_columns(host, host.extend_lens, room)) | {"yielding": up["slots"]}
-        step = RoomyStep(host, room.rows, room.width, up["slots"], up["extend_lens"], up["known"])
+        step = RoomyStep(host, room.rows, room.width, up["slots"], up["extend_lens"], up["known"], up)
+        planned = self._planned.views(up)
 
         def run() -> DraftTensors:
             self._tables.write(up)
@@ -167,7 +171,8 @@ class DraftGraphRunner:
             at = TokenPlaces(placed.ids, placed.positions, placed.locs, placed.seq_lens)
             drafts = self._drafter.propose_captured(step, at, placed.drafts)
             at = replace(at, ids=torch.where(drafts >= 0, drafts, at.ids))
-            hidden = self._hidden.at_places(host, at, up["slots"], up["extend_lens"], row_room=room.width)
+            lens = up["extend_lens"]
+            hidden = self._hidden.at_places(host, at, up["slots"], lens, planned, row_room=room.width)
             logits = self._logits.next_token_logits(hidden, None)
             tokens = greedy_tokens(logits)
             counts = self._rows.commit(all_logits, at.positions, drafts, tokens)

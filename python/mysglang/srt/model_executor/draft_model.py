@@ -40,6 +40,7 @@ from mysglang.srt.forward.worker_batch import (
 from mysglang.srt.kernels.late_rows import NO_DRAFT_HERE
 from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.factory import create_attention_backend
+from mysglang.srt.layers.attention.graph import GraphColumns
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
 from mysglang.srt.model_executor.feature_stager import FeatureStager, LateLogits
@@ -131,6 +132,9 @@ class DraftChain:
         self._stager = stager
         self._sampler = sampler
         self._uploader = uploader
+        # All passes of a captured step have one plan: for the longest that rows may be after the last one.
+        self._planned = proposing.late_columns(1, "draft_")
+        self.columns: Sequence[GraphColumns] = (self._planned,)
 
     def beside(self, program: Program) -> Program:
         return WithDraftModel(program, self)
@@ -170,11 +174,11 @@ class DraftChain:
     def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
         hosted, host = step.known >= 0, padding_decode(step.rows, 0, spaces=len(at.locs))
         host = replace(host, high_lens=host.seq_lens)
-        ones = torch.ones_like(step.extend_lens)
+        ones, planned = torch.ones_like(step.extend_lens), self._planned.views(step.views)
         first = torch.arange(0, step.rows * step.width, step.width, device=drafts.device)
         passing = at.of(first, at.positions.index_select(0, first).int() + 1)
         for depth in range(1, step.width):
-            hidden = self._hidden.at_places(host, passing, step.slots, ones)
+            hidden = self._hidden.at_places(host, passing, step.slots, ones, planned)
             tokens = greedy_tokens(self._logits.next_token_logits(hidden, None))
             mine = first + depth
             given = drafts.index_select(0, mine)
@@ -183,7 +187,7 @@ class DraftChain:
             passing = at.of(mine, at.positions.index_select(0, mine).int() + 1)
             passing = replace(passing, ids=torch.where(found >= 0, found, passing.ids))
         # The keys and values of the last drafts.
-        self._hidden.at_places(host, passing, step.slots, ones)
+        self._hidden.at_places(host, passing, step.slots, ones, planned)
         return drafts
 
     def _next(

@@ -21,6 +21,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch, Tail, TokenPlaces
 from mysglang.srt.forward.worker_batch import EmbedColumns, ForwardMode, ModelWorkerBatch
 from mysglang.srt.layers.attention.expanding import expansion_of
+from mysglang.srt.layers.attention.graph import LateColumns, open_late
 from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager
 from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.platforms.upload import Uploader
@@ -79,13 +80,20 @@ class HiddenStates:
         return self._model.forward(forward), places.views
 
     def at_places(
-        self, host: ModelWorkerBatch, at: TokenPlaces, slots: Tensor, extend_lens: Tensor, *, row_room: int = 0
+        self,
+        host: ModelWorkerBatch,
+        at: TokenPlaces,
+        slots: Tensor,
+        extend_lens: Tensor,
+        columns: Mapping[str, Tensor],
+        *,
+        row_room: int = 0,
     ) -> Tensor:
         """Computes [T, hidden] of all tokens of a step that is in the device's memory, as a capture needs it. Nothing
         is uploaded, and the backend takes lengths from the device.
 
         host: a step of the same shape, whose numbers say nothing. slots: [R] int64; extend_lens: [R] int32. row_room:
-        see `ForwardBatch`.
+        see `ForwardBatch`. columns: those that the backend added to the upload (`late_columns`).
         """
         batch = ForwardBatch(
             mode=host.mode,
@@ -98,10 +106,17 @@ class HiddenStates:
             out_cache_locs=at.locs,
             attn_backend=self._backend,
             attn_metadata=None,
+            attn_columns=columns,
             row_room=row_room,
         )
-        batch.attn_metadata = self._backend.plan(batch)
+        batch.attn_metadata = open_late(self._backend, batch)
         return self._model.forward(batch)
+
+    def late_columns(self, width: int, prefix: str) -> LateColumns:
+        """Returns what captured steps of rows with room for `width` tokens add to the upload; names begin with
+        `prefix`.
+        """
+        return LateColumns(self._backend, width, prefix)
 
     def _embeds(self, given: EmbedColumns) -> Embeds:
         up = self._uploader.upload({"tokens": given.tokens.astype(np.int64), "vectors": given.vectors})

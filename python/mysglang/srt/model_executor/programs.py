@@ -8,7 +8,7 @@ never a clock, a measurement or one rank's memory. The last program of a list co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import TokenPlaces
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import GraphColumns
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -68,6 +69,8 @@ class RoomyStep:
     """[R] int32 tokens of each row."""
     known: Tensor
     """[R] int64; negative in rows whose drafts the host does not propose."""
+    views: Mapping[str, Tensor]
+    """All columns of the step on the device."""
 
 
 class Drafter(Protocol):
@@ -93,6 +96,11 @@ class Drafter(Protocol):
         """True if the drafts of this step are the same in a captured step."""
         ...
 
+    @property
+    def columns(self) -> Sequence[GraphColumns]:
+        """What its own attention adds to the upload of captured steps."""
+        ...
+
     def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
         """Does what `propose` does in a captured step: only queues work on tensors of the device. drafts: [R * width]
         drafts of the host.
@@ -108,6 +116,7 @@ class HostDrafts:
     """The Drafter of a worker whose drafts all come from the host."""
 
     slot_buffers: Sequence[SlotBuffer] = ()
+    columns: Sequence[GraphColumns] = ()
 
     def propose(self, step: DraftStep) -> Tensor:
         return step.drafts

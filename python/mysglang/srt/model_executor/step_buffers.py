@@ -22,6 +22,7 @@ What a captured step has besides, and why, is this list alone:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -240,20 +241,31 @@ class StepBuffers:
         """Places for captured steps with new tokens."""
         return self._places(StepShape.captured_prompts(tokens), turns=HOST_BUFFERS)
 
-    def drafts(self, columns: HostColumns, rows: int, width: int, page_size: int) -> Places:
-        """Places for captured steps of so many rows with room for `width` tokens, whose columns are `columns`."""
+    def drafts(
+        self, columns: HostColumns, rows: int, width: int, page_size: int, sources: Sequence[GraphColumns] = ()
+    ) -> Places:
+        """Places for captured steps of so many rows with room for `width` tokens, whose columns are `columns` and those
+        of the sources.
+        """
+        columns = dict(columns)
+        for source in sources:
+            columns |= source.graph_columns(rows)
         writes = rows * (1 + -(-width // page_size)) + SPARE_WRITES
         shape = StepShape.captured_drafts(rows, width, writes, columns)
         found = {**shape.entries(self._tables), **columns}
         return Places(shape, found, StepMemory(self._platform, layout(found)[1]))
 
-    def fill_drafts(self, batch: ModelWorkerBatch, columns: HostColumns, places: Places) -> None:
-        """Queue the copy of the columns of such a step, and of its page table writes."""
+    def fill_drafts(
+        self, batch: ModelWorkerBatch, columns: HostColumns, places: Places, sources: Sequence[FillsColumns] = ()
+    ) -> None:
+        """Queue the copy of the columns of such a step, and of its page table writes. The sources fill their own."""
         memory = places.memory
         turn = memory.take()
         host, arrays, own = places.host(turn)
         for name, column in columns.items():
             own[name][...] = column
+        for source in sources:
+            source.fill_columns(batch, own)
         self._write_entries(batch, arrays)
         places.device.copy_(host, non_blocking=True)
         memory.sent(turn)

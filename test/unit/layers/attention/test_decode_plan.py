@@ -148,3 +148,20 @@ def test_a_step_leaves_nothing_to_the_next() -> None:
             assert (columns["indptr"] == fresh["indptr"]).all() and (columns["joins"] == fresh["joins"]).all()
             assert items_of(columns) == items_of(fresh)
     check(LLAMA, seq_lens, columns)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_late_plans(seed: int) -> None:
+    """Each row's keys, up to the most that it may have, are read once for all of its tokens."""
+    rng = np.random.default_rng(seed)
+    kv_heads, group, width = int(rng.choice([1, 3, 8])), int(rng.choice([1, 4, 5, 16])), int(rng.choice([1, 3, 5]))
+    shape = DecodeShape(kv_heads * group, kv_heads, int(rng.choice([64, 128, 256])), None, int(rng.choice([4, 40])))
+    most_lens = rng.integers(1, 200, int(rng.choice([1, 3, 20]))).astype(np.int32)
+    rows = len(most_lens)
+    planner, tokens = DecodePlanner(shape, rows, width), np.arange(rows * width, dtype=np.int64).reshape(rows, width)
+    columns = planner.columns()
+    planner.fill_late(np.arange(rows, dtype=np.int32), most_lens, tokens, columns)
+    assert columns["joins"][:, 1].sum() <= planner.max_parts
+    assert {item[Field.FRESH] for item in items_of(columns)} == set(range(rows))
+    # To a step of lone tokens that many keys long, such a plan looks like any other.
+    check(shape, np.repeat(most_lens, width), columns)

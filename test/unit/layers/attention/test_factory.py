@@ -9,7 +9,14 @@ import torch
 from fixtures.attention_cases import LATENT, PLAIN
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.attention import factory
-from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
+from mysglang.srt.layers.attention.factory import (
+    AskedBackends,
+    AttentionTask,
+    ChosenBackends,
+    LateAttention,
+    choose_backends,
+    choose_for_late_rows,
+)
 
 ALL = ("sgl_kernel", "flashinfer", "triton", "torch_native")
 OPEN = AskedBackends()
@@ -95,3 +102,32 @@ def test_sinks_and_chunks_are_for_our_own_kernels(installed: set[str], special: 
     for asked in (AskedBackends("flashinfer"), AskedBackends(decode="sgl_kernel")):
         with pytest.raises(ConfigError, match=reason):
             choose_backends(asked, ALL, [spec], torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "special", "expected"),
+    [
+        (OPEN, {}, ChosenBackends("triton", "sgl_kernel")),
+        (AskedBackends("flashinfer"), {}, ChosenBackends("triton", "sgl_kernel")),
+        (AskedBackends("triton"), {}, ChosenBackends("triton", "triton")),
+        (OPEN, {"window": 7}, ChosenBackends("triton", "triton")),
+    ],
+)
+def test_steps_with_drafts_take_what_needs_no_lengths(
+    installed: set[str], asked: AskedBackends, special: dict[str, Any], expected: ChosenBackends
+) -> None:
+    specs = [replace(PLAIN, **special)]
+    task = AttentionTask(specs, torch.bfloat16, torch.bfloat16)
+    chosen = choose_backends(asked, ALL, specs, torch.bfloat16)
+    assert choose_for_late_rows(chosen, ALL, task, host_reads=False) == LateAttention(expected, "")
+    assert choose_for_late_rows(chosen, ALL, task, host_reads=True) == LateAttention(chosen, "")
+
+
+def test_without_a_backend_for_late_rows_steps_wait(installed: set[str]) -> None:
+    task = AttentionTask([PLAIN], torch.bfloat16, torch.bfloat16)
+    native = ChosenBackends("torch_native", "torch_native")
+    assert "gathers keys" in choose_for_late_rows(native, ALL, task, host_reads=False).why_exact
+    installed.remove("triton")
+    fast = ChosenBackends("flashinfer", "sgl_kernel")
+    found = choose_for_late_rows(fast, ALL, task, host_reads=False)
+    assert found.names == fast and "flashinfer must know how long rows are" in found.why_exact

@@ -11,10 +11,11 @@ from torch import Tensor
 from fixtures.attention_cases import PLAIN, Step, assert_close, check_story, common_spec, every_story
 from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
+from fixtures.late_attention import check_late_lengths
 from fixtures.shared_pages import random_tree
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.forward.worker_batch import ForwardMode
-from mysglang.srt.layers.attention.graph import GraphAttentionBackend
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend, LateBackend, LateColumns, open_late
 from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
@@ -23,6 +24,9 @@ from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.platforms.cpu import CpuPlatform
+
+MANY = replace(PLAIN, num_heads=24, num_kv_heads=1, logit_cap=3.0)
+"""Warps that share the keys of a head, and more queries than one warp takes."""
 
 
 def whole(pool: KvPool, table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:
@@ -135,4 +139,77 @@ def test_replays_of_one_size() -> None:
         found = backend.forward(q, k, k, PLAIN, replayed)
         expected = plain.forward(q[:rows], k[:rows], k[:rows], PLAIN, forward_batch(host, plain))
         assert_close(found[:rows], expected, 1e-5)
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize(("q_len", "room"), [(1, 0), (4, 0), (2, 3)])
+@pytest.mark.parametrize(
+    "spec", [PLAIN, replace(PLAIN, num_heads=24, num_kv_heads=1, logit_cap=3.0)], ids=["few", "many"]
+)
+def test_keys_behind_the_real_end(spec: AttentionSpec, q_len: int, room: int) -> None:
+    """Pieces of some plans have no key, queries of others see none of a piece's keys."""
+
+    def make(pool: KvPool, table: Tensor) -> AttentionBackend:
+        return SglKernelBackend(pool, table, [spec])
+
+    few = {"bounds": (0, 3, 9), "page_size": 4, "tolerance": 1e-4, "same_bits": False}
+    check_late_lengths(make, spec, (4, 17, 65), q_len=q_len, room=room, **few)  # type: ignore[arg-type]
+
+
+def test_steps_with_drafts_go_to_the_decode_backend() -> None:
+    """But for those with a longer prompt beside them."""
+    pool = MhaKvPool([PLAIN], num_pages=40, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    table = torch.zeros(9, 40, dtype=torch.int32)
+    plain, ours = TorchNativeBackend(pool, table), SglKernelBackend(pool, table, [PLAIN])
+    both = split(plain, ours)
+    assert isinstance(both, LateBackend) and not isinstance(split(ours, plain), LateBackend)
+    drafts = worker_batch([Row(0, [0] * 5), Row(1, [0])], PageRows(page_size=1))
+    beside = worker_batch([Row(0, [0] * 5), Row(1, [0] * 17)], PageRows(page_size=1))
+    assert not both.takes_drafts(drafts)
+    late, long = (replace(batch, high_lens=batch.seq_lens + 3) for batch in (drafts, beside))
+    assert both.takes_drafts(late) and not both.takes_drafts(long)
+    q, k = torch.randn(6, 256), torch.randn(6, 128)
+    found, expected = (b.forward(q, k, k, PLAIN, forward_batch(late, b)) for b in (both, ours))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_captured_steps_with_drafts(width: int) -> None:
+    """Columns of a size keep their addresses; rows, bounds and real lengths change, and rows are padded."""
+    rng = np.random.default_rng(5)
+    pages = PageRows(page_size=1, num_slots=8, max_context=128, num_pages=1024)
+    pages.table[:8] = np.arange(8 * 128, dtype=np.int32).reshape(8, 128)
+    table = torch.from_numpy(pages.table)
+    pool = MhaKvPool([PLAIN], num_pages=1024, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    for buffer in pool.slots(0):
+        buffer.normal_()
+    backend, plain = SglKernelBackend(pool, table, [PLAIN]), TorchNativeBackend(pool, table)
+    planned = LateColumns(backend, width, "served_")
+    columns = {**planned.graph_columns(4), "other": np.zeros(1)}
+    assert all(name.startswith("served_") for name in columns if name != "other")
+    for rows in (4, 2, 3):
+        lens, extends = rng.integers(40, 100, rows).astype(np.int32), rng.integers(1, width + 1, rows)
+        made = [
+            Row(slot, [0] * int(n), start=int(m - n)) for slot, (m, n) in enumerate(zip(lens, extends, strict=True))
+        ]
+        host = worker_batch(made, pages)
+        high = lens + rng.integers(0, 9, rows).astype(np.int32)
+        planned.fill_columns(replace(host, high_lens=high), columns)
+        uploaded = {name: torch.from_numpy(column) for name, column in columns.items()}
+        step = forward_batch(host, plain)
+        pad = torch.ones(4 - rows, dtype=torch.int32)
+        late = replace(
+            step,
+            slots=torch.cat((step.slots, pad * 8)),
+            seq_lens=torch.cat((step.seq_lens, pad)),
+            extend_lens=torch.cat((step.extend_lens, pad)),
+            attn_columns=planned.views(uploaded),
+            row_room=width if width > 1 else 0,
+        )
+        late.attn_metadata = open_late(backend, late)
+        q, k = torch.randn(4 * width, 256), torch.randn(4 * width, 128)
+        found = backend.forward(q, k, k, PLAIN, late)
+        own = np.concatenate([row * width + np.arange(n) for row, n in enumerate(extends)])
+        # Nothing is stored here, so all keys are those of the pool.
+        assert_close(found[own], plain.forward(q[own], k[own], k[own], PLAIN, step), 1e-5)
         assert found.isfinite().all()

@@ -11,6 +11,10 @@ that `mysgl_kernel.attention` reads.
 
 Every block gets the same cost. If a row is one piece, its block writes the row's output. Otherwise each piece writes a
 partial result, and the results are joined in the order of segments and pieces. All of this is numpy on the host.
+
+A late plan (`fill_late`) is for rows of which the host only knows how long they are at most. It is made as if they were
+as long as that; the kernel leaves out what lies behind their ends. A row of such a plan may have several new tokens,
+which read its keys together, as the rows of a group do.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import numpy.typing as npt
 
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.kernels.attention import ITEM_FIELDS, Field, TeamShape, team_shapes
+from mysglang.srt.kernels.attention import ITEM_FIELDS, NONE_FRESH, Field, TeamShape, team_shapes
 from mysglang.srt.layers.attention.graph import HostColumns
 
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -121,15 +125,18 @@ NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class DecodePlanner:
-    """Plans steps of `num_rows` rows for one kind of layer."""
+    """Plans steps of `num_rows` rows for one kind of layer. `width`: new tokens of each row; late plans alone may have
+    more than one.
+    """
 
-    def __init__(self, shape: DecodeShape, num_rows: int) -> None:
+    def __init__(self, shape: DecodeShape, num_rows: int, width: int = 1) -> None:
         self.shape = shape
         self.num_rows = num_rows
+        self.width = width
         self._teams = team_shapes(shape.num_kv_heads, shape.head_dim)
         self._tiles = np.array([team.queries for team in self._teams])
         self._rows = np.arange(num_rows)
-        self._own = self._lines(self._rows, np.ones(num_rows, dtype=np.int64), self._rows)
+        self._own = self._lines(self._rows * width, np.full(num_rows, width, dtype=np.int64), self._rows)
         self._key_cost = int(self._own.costs[0])
         self._alone = self._layout(None)
         self._last: tuple[SharedPrefixes, Layout] | None = None
@@ -138,19 +145,21 @@ class DecodePlanner:
     def _set_limits(self) -> None:
         rows, group, blocks, biggest = self.num_rows, self.shape.group, self.shape.blocks, self._teams[-1]
         own = len(self._own.rows)
-        shared = biggest.columns * (LEVELS * rows * group // biggest.queries + 16) if rows > 1 else 0
-        self.max_members = LEVELS * rows
+        shares_pages = rows > 1 and self.width == 1
+        shared = biggest.columns * (LEVELS * rows * group // biggest.queries + 16) if shares_pages else 0
+        self.max_members = max(LEVELS, self.width) * rows
         self.max_lines = own + shared
         self.max_items = self.max_lines + blocks
         group_parts = max(blocks * team.queries * team.shares // (group * team.columns) for team in self._teams)
-        own_parts = (rows + blocks) * int(self._own.shares[0])
-        self.max_parts = own_parts + (group_parts + 2 * LEVELS * rows if rows > 1 else 0)
+        # A cut adds one piece to one row, for each of its tokens.
+        own_parts = (rows + blocks) * int(self._own.shares[0]) * self.width
+        self.max_parts = own_parts + (group_parts + 2 * LEVELS * rows if shares_pages else 0)
 
     def columns(self) -> HostColumns:
         """Returns zeroed int32 arrays, large enough for any step. `fill` writes them and the device reads them."""
         return {
             "indptr": np.zeros(self.shape.blocks + 1, dtype=np.int32),
-            "joins": np.zeros((self.num_rows, 2), dtype=np.int32),
+            "joins": np.zeros((self.num_rows * self.width, 2), dtype=np.int32),
             "members": np.zeros((self.max_members, 2), dtype=np.int32),
             "items": np.zeros((self.max_items, ITEM_FIELDS), dtype=np.int32),
         }
@@ -161,6 +170,39 @@ class DecodePlanner:
         if not self._write(layout, slots, seq_lens, columns):
             fits = self._write(self._alone, slots, seq_lens, columns)
             assert fits
+
+    def fill_late(self, slots: Ints, most_lens: Ints, tokens: Longs, columns: HostColumns) -> None:
+        """Write a late plan: [R] rows of the page table, and how many tokens each row has at most, with the new ones.
+
+        tokens: [R, width] the step's token at each place of a row. A row with fewer tokens may have its last one at the
+        places behind it.
+        """
+        assert self.shape.window is None, "where a window begins only the device knows"
+        lines, width = self._own, self.width
+        pieces = self._cut(most_lens[lines.rows].astype(np.int64), lines.costs)
+        row = lines.rows[pieces.lines]
+        most = np.maximum.reduceat(pieces.counts, lines.firsts)
+        of_tokens = np.repeat(most * lines.shares, width)
+        placed = np.where(of_tokens > 1, of_tokens, 0)
+        firsts = np.cumsum(placed) - placed
+        items = columns["items"][: len(row)]
+        np.take(lines.items, pieces.lines, axis=0, out=items)
+        items[:, Field.SLOT] = slots[row]
+        items[:, Field.BEGIN] = pieces.begins
+        items[:, Field.END] = pieces.begins + pieces.lengths
+        # A lone token is no member of anything: where its first partial result is stands in the item.
+        first = firsts[row] if width == 1 else 0
+        part = pieces.numbers * lines.shares[row] + first
+        items[:, Field.PART] = np.where(placed[row * width] > 0, part, -1)
+        last = pieces.numbers + 1 == pieces.counts[pieces.lines]
+        items[:, Field.EMPTY] = np.where(last, most[row] - pieces.counts[pieces.lines], 0)
+        items[:, Field.FRESH] = row
+        columns["indptr"][:] = pieces.indptr
+        entries = np.stack((firsts, of_tokens), axis=1)
+        columns["joins"][tokens.reshape(-1)] = entries
+        if width > 1:
+            columns["members"][: len(entries), 0] = tokens.reshape(-1)
+            columns["members"][: len(entries), 1] = firsts
 
     def _shared_layout(self, shared: SharedPrefixes) -> Layout:
         """Returns the groups' lines before the rows' own; without them where they do not fit."""
@@ -243,7 +285,7 @@ class DecodePlanner:
         items[:, Field.END] = ends
         items[:, Field.PART] = part
         items[:, Field.EMPTY] = np.where(last, most[segment] - pieces.counts[pieces.lines], 0)
-        items[:, Field.NEWEST] = private & (ends == seq_lens[lines.rows[pieces.lines]])
+        items[:, Field.FRESH] = np.where(private, seq_lens[lines.rows[pieces.lines]] - 1, NONE_FRESH)
         columns["indptr"][:] = pieces.indptr
         columns["joins"][:, 0], columns["joins"][:, 1] = firsts, counts
         columns["members"][: len(before), 0], columns["members"][: len(before), 1] = layout.members, before

@@ -81,11 +81,12 @@ EXACT: Mapping[str, str] = {
     "flashinfer": "FlashAttention 3 attends with the lengths that the host planned",
     "invariant_cpu": "it divides its work on the host",
     "invariant_torch": "it gathers keys on the host",
-    "sgl_kernel": "its work lists, made on the host, name the last key of each row",
     "torch_native": "it gathers keys on the host",
 }
 """Backend -> why the host must know how long all rows of a step are. All others take a bound: their kernels read the
-lengths on the device, and neither the order of their sums nor the keys that they read depend on what the host knows.
+lengths on the device, and read no key behind a row's end. With our Triton kernels the order of the sums does not depend
+on the bound either, so every bound gives the same bits. With sgl_kernel the bound decides where keys are cut into
+pieces, so results are equal but for rounding.
 """
 ASKED_FOR_ITSELF = frozenset({"torch_native"})
 """Backends for whose steps no other one is used: they are chosen to see what plain torch computes."""
@@ -170,17 +171,25 @@ class LateAttention:
 def choose_for_late_rows(
     chosen: ChosenBackends, available: Sequence[str], task: AttentionTask, *, host_reads: bool
 ) -> LateAttention:
-    """Chooses the backend for steps that try drafts: the one chosen for prompts if it reads lengths on the device,
-    otherwise the first backend of the platform that does.
+    """Chooses the backends for steps that try drafts: the chosen ones if they read lengths on the device, otherwise the
+    first backend of the platform that does. Steps without a prompt run with that for decode steps.
 
     host_reads: the host can read lengths from the device without waiting, so every backend takes such steps.
     """
     if host_reads:
         return LateAttention(chosen, "")
-    able = [name for name in (chosen.prefill, *available) if name not in EXACT and not why_not(name, task)]
-    if not able or (chosen.prefill in ASKED_FOR_ITSELF and chosen.prefill in EXACT):
+    able = [name for name in dict.fromkeys((chosen.decode, *available)) if _takes_bounds(name, task)]
+    prompts = [name for name in (chosen.prefill, *able) if name in able and name not in DECODE_ONLY]
+    if not prompts or (chosen.prefill in ASKED_FOR_ITSELF and chosen.prefill in EXACT):
         return LateAttention(chosen, f"{chosen.prefill} must know how long rows are: {EXACT[chosen.prefill]}")
-    return LateAttention(ChosenBackends(able[0], able[0]), "")
+    return LateAttention(ChosenBackends(prompts[0], able[0]), "")
+
+
+def _takes_bounds(name: str, task: AttentionTask) -> bool:
+    """True if the backend attends in steps that try drafts with lengths that only the device knows."""
+    # Where a window begins depends on the length, so a plan of our decode kernel for such a layer needs it.
+    windowed = name == "sgl_kernel" and any(spec.window is not None for spec in task.specs)
+    return name not in EXACT and not windowed and not why_not(name, task)
 
 
 def without_waiting(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy.typing as npt
+from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
@@ -14,6 +15,8 @@ HostColumns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """Arrays of one step on the host, by name."""
 
 NO_COLUMNS: HostColumns = {}
+
+Column = TypeVar("Column")
 
 
 class FillsColumns(Protocol):
@@ -67,6 +70,70 @@ class GraphAttentionBackend(GraphColumns, AttentionBackend, Protocol):
     def covers(self, seq_lens: Ints) -> bool:
         """True if the buffers for replays are large enough for these rows."""
         ...
+
+
+@runtime_checkable
+class LateBackend(AttentionBackend, Protocol):
+    """A backend that plans steps that try drafts on the host, for rows as long as they may be at most.
+
+    takes_drafts    whether a step is of this kind
+    late_columns    once for each size of captured steps: what such a step adds to the upload
+    open_late       captured: the step over these columns
+    fill_late       before each replay: their contents
+    """
+
+    def takes_drafts(self, host: ModelWorkerBatch) -> bool:
+        """True if the backend attends in this step that is no DECODE step."""
+        ...
+
+    def late_columns(self, rows: int, width: int) -> HostColumns:
+        """Returns names, shapes and dtypes for `rows` rows with room for `width` tokens each."""
+        ...
+
+    def open_late(self, batch: ForwardBatch) -> AttentionMetadata:
+        """Metadata for all steps of this batch's shape, over `batch.attn_columns`."""
+        ...
+
+    def fill_late(self, batch: ModelWorkerBatch, width: int, columns: HostColumns) -> None:
+        """Write the plan of a step into arrays like `late_columns`. Rows beyond the batch's are padding."""
+        ...
+
+
+class LateColumns:
+    """The columns of one backend in the upload of captured steps that try drafts (a `GraphColumns`): none if it plans
+    nothing on the host.
+    """
+
+    def __init__(self, backend: AttentionBackend, width: int, prefix: str) -> None:
+        """`width`: tokens for which each row has room. `prefix`: how the names of the columns begin, since a step may
+        have those of several backends.
+        """
+        self._backend = backend if isinstance(backend, LateBackend) else None
+        self._width = width
+        self._prefix = prefix
+
+    def graph_columns(self, size: int) -> HostColumns:
+        if self._backend is None:
+            return NO_COLUMNS
+        return {self._prefix + name: column for name, column in self._backend.late_columns(size, self._width).items()}
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        if self._backend is not None:
+            self._backend.fill_late(batch, self._width, _named(self._prefix, columns))
+
+    def views(self, uploaded: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns the backend's own columns on the device, under its own names."""
+        return _named(self._prefix, uploaded)
+
+
+def _named(prefix: str, columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Returns the columns whose names begin so, without that beginning."""
+    return {name[len(prefix) :]: column for name, column in columns.items() if name.startswith(prefix)}
+
+
+def open_late(backend: AttentionBackend, batch: ForwardBatch) -> AttentionMetadata:
+    """Returns the metadata of a captured step that tries drafts."""
+    return backend.open_late(batch) if isinstance(backend, LateBackend) else backend.plan(batch)
 
 
 class PromptCapture(Protocol):

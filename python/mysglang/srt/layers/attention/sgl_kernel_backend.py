@@ -2,7 +2,8 @@
 
     plan on the host from lengths and groups  ->  columns of the step's upload  ->  one kernel a layer, one that joins
 
-It takes decode steps only. A plan is for one kind of layer (heads and window); most models have one.
+It takes decode steps only, and steps that try drafts: these have late plans (`DecodePlanner.fill_late`). A plan is for
+one kind of layer (heads and window); most models have one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
-from mysglang.srt.kernels.attention import planned_decode
+from mysglang.srt.forward.worker_batch import Ints, Longs, ModelWorkerBatch
+from mysglang.srt.kernels.attention import MOST_FRESH, planned_decode
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
 from mysglang.srt.layers.attention.graph import HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -49,7 +50,11 @@ class DecodeMetadata:
 
     kinds: Mapping[DecodeShape, KindPlan]
     early: bool
-    """True if all keys except the rows' newest were written by earlier steps; False in the last layer of a prompt."""
+    """True if all keys except those of the rows' new tokens were written by earlier steps; False in the last layer of a
+    prompt.
+    """
+    late: bool = False
+    """True if the plan is a late one: the kernel takes lengths from the device."""
 
 
 class SglKernelBackend:
@@ -65,6 +70,8 @@ class SglKernelBackend:
         self._rooms: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        if batch.host.high_lens is not None:
+            return self._plan_late(batch)
         rows = len(batch.host.slots)
         columns = self.graph_columns(rows)
         self.fill_columns(batch.host, columns)
@@ -90,6 +97,8 @@ class SglKernelBackend:
             spec.scale,
             spec.logit_cap,
             metadata.early,
+            batch.seq_lens if metadata.late else None,
+            batch.extend_lens if metadata.late else None,
         )
 
     def graph_columns(self, size: int) -> HostColumns:
@@ -118,16 +127,58 @@ class SglKernelBackend:
     def covers(self, seq_lens: Ints) -> bool:
         return True
 
+    def takes_drafts(self, host: ModelWorkerBatch) -> bool:
+        return host.high_lens is not None and int(host.extend_lens.max()) <= MOST_FRESH
+
+    def late_columns(self, rows: int, width: int) -> HostColumns:
+        columns = {}
+        for number, shape in enumerate(self._shapes):
+            planned = planner(shape, rows, width)
+            # Memory of captured steps that stays is made before a capture.
+            self._room(shape, planned.max_parts)
+            for name, array in planned.columns().items():
+                columns[column_name(number, name)] = array
+        return columns
+
+    def open_late(self, batch: ForwardBatch) -> AttentionMetadata:
+        return self._metadata(len(batch.slots), batch.attn_columns, early=True, late=True, width=batch.row_room or 1)
+
+    def fill_late(self, batch: ModelWorkerBatch, width: int, columns: HostColumns) -> None:
+        rows = len(columns[column_name(0, "joins")]) // width
+        self._fill_late(batch, np.arange(rows * width, dtype=np.int64).reshape(rows, width), columns)
+
+    def _plan_late(self, batch: ForwardBatch) -> AttentionMetadata:
+        lens = batch.host.extend_lens
+        rows, width = len(lens), batch.row_room or int(lens.max())
+        places = np.arange(width, dtype=np.int64)
+        tokens = np.arange(rows * width, dtype=np.int64).reshape(rows, width)
+        if not batch.row_room:
+            firsts = np.cumsum(lens, dtype=np.int64) - lens
+            tokens = firsts[:, None] + np.minimum(places, lens[:, None] - 1)
+        columns = self.late_columns(rows, width)
+        self._fill_late(batch.host, tokens, columns)
+        return self._metadata(rows, self._uploader.upload(columns), early=False, late=True, width=width)
+
+    def _fill_late(self, batch: ModelWorkerBatch, tokens: Longs, columns: HostColumns) -> None:
+        rows, width = tokens.shape
+        slots = padded(batch.slots, rows, self._page_table.shape[0] - 1)
+        most_lens = padded(batch.most_lens, rows, 1)
+        for number, shape in enumerate(self._shapes):
+            arrays = {name: columns[column_name(number, name)] for name in ARRAYS}
+            planner(shape, rows, width).fill_late(slots, most_lens, tokens, arrays)
+
     def _kind_of(self, spec: AttentionSpec) -> DecodeShape:
         return DecodeShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.window, self._blocks)
 
-    def _metadata(self, rows: int, uploaded: Mapping[str, Tensor], *, early: bool) -> DecodeMetadata:
+    def _metadata(
+        self, rows: int, uploaded: Mapping[str, Tensor], *, early: bool, late: bool = False, width: int = 1
+    ) -> DecodeMetadata:
         kinds = {}
         for number, shape in enumerate(self._shapes):
             arrays = {name: uploaded[column_name(number, name)] for name in ARRAYS}
-            room, lse = self._room(shape, planner(shape, rows).max_parts)
+            room, lse = self._room(shape, planner(shape, rows, width).max_parts)
             kinds[shape] = KindPlan(**arrays, partial=room, partial_lse=lse)
-        return DecodeMetadata(kinds, early)
+        return DecodeMetadata(kinds, early, late)
 
     def _room(self, shape: DecodeShape, parts: int) -> tuple[Tensor, Tensor]:
         """Returns buffers for `parts` partial results, shared by all steps, which run one after another on the device.
@@ -144,9 +195,9 @@ class SglKernelBackend:
 
 
 @lru_cache(maxsize=256)
-def planner(shape: DecodeShape, rows: int) -> DecodePlanner:
+def planner(shape: DecodeShape, rows: int, width: int = 1) -> DecodePlanner:
     """Returns the planner for a size. It is cached, because a planner works out its limits once."""
-    return DecodePlanner(shape, rows)
+    return DecodePlanner(shape, rows, width)
 
 
 def column_name(number: int, name: str) -> str:

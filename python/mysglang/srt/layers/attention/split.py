@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import (
     GraphAttentionBackend,
     HostColumns,
+    LateBackend,
     PromptCapture,
     PromptGraphBackend,
 )
@@ -31,7 +33,8 @@ class SplitBackend:
         return self._decode.kv_pool
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        decoding = 0 if batch.mode.is_decode else decoding_rows(batch.host)
+        whole = batch.mode.is_decode or batch.host.high_lens is not None
+        decoding = 0 if whole else decoding_rows(batch.host)
         if not decoding:
             return self._backend_for(batch).plan(batch)
         prompts, rest = parted(batch, decoding)
@@ -121,10 +124,40 @@ class SplitGraphBackend(SplitBackend):
         return self._captured.covers(seq_lens)
 
 
+class LateSplitBackend(SplitGraphBackend):
+    """A split backend whose steps with drafts go to that for decode steps, unless there is a prompt beside them."""
+
+    def __init__(self, prefill: AttentionBackend, decode: LateGraphBackend) -> None:
+        super().__init__(prefill, decode)
+        self._late = decode
+
+    def takes_drafts(self, host: ModelWorkerBatch) -> bool:
+        return self._late.takes_drafts(host)
+
+    def late_columns(self, rows: int, width: int) -> HostColumns:
+        return self._late.late_columns(rows, width)
+
+    def open_late(self, batch: ForwardBatch) -> AttentionMetadata:
+        return self._late.open_late(batch)
+
+    def fill_late(self, batch: ModelWorkerBatch, width: int, columns: HostColumns) -> None:
+        self._late.fill_late(batch, width, columns)
+
+    def _backend_for(self, batch: ForwardBatch) -> AttentionBackend:
+        return self._late if self._late.takes_drafts(batch.host) else super()._backend_for(batch)
+
+
+@runtime_checkable
+class LateGraphBackend(GraphAttentionBackend, LateBackend, Protocol):
+    """A backend whose decode steps and whose steps with drafts can be captured."""
+
+
 def split(prefill: AttentionBackend, decode: AttentionBackend) -> AttentionBackend:
     """Combines two backends into one, or returns the one that does both."""
     if prefill is decode:
         return decode
+    if isinstance(decode, LateGraphBackend):
+        return LateSplitBackend(prefill, decode)
     if isinstance(decode, GraphAttentionBackend):
         return SplitGraphBackend(prefill, decode)
     return SplitBackend(prefill, decode)
