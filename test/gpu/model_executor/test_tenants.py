@@ -98,10 +98,12 @@ def test_drafts_by_our_decode_kernel(liar: str) -> None:
     model = ModelConfig.from_path(str(EMBEDDED_MODEL), dtype="bfloat16")
     prompts, choices = [[*range(40, 400)], [3, 9], [*range(100, 140)]], [GREEDY] * 3
     precise = AutoModelForCausalLM.from_pretrained(str(EMBEDDED_MODEL), dtype=torch.float32).cuda()
-    plain = Driver.start(start_executor(CUDA, model), choices).generate(prompts, NEW)
+    # FlashInfer would be compiled beside the test.
+    ours = replace(CUDA, prefill_attention_backend="triton", page_size=16)
+    plain = Driver.start(start_executor(ours, model), choices).generate(prompts, NEW)
     truth = [[*prompt, *answer] for prompt, answer in zip(prompts, plain, strict=True)]
     for eager in (False, True):
-        config = replace(CUDA, disable_cuda_graph=eager, cuda_graph_bs=(4,), page_size=16, draft_tokens=WIDTH - 1)
+        config = replace(ours, disable_cuda_graph=eager, cuda_graph_bs=(4,), draft_tokens=WIDTH - 1)
         worker = start_executor(config, model, draft=model if liar == MODEL else None)
         assert "sgl_kernel (decode)" in programs_of(worker)["verification"].takes and worker.late_lengths
         rows = Speculating(worker, choices, truth, liar)
