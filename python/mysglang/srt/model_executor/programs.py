@@ -98,7 +98,7 @@ class Drafter(Protocol):
 
     @property
     def columns(self) -> Sequence[GraphColumns]:
-        """What its own attention adds to the upload of captured steps."""
+        """Columns that its own attention adds to the upload of captured steps."""
         ...
 
     def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:
