@@ -7,6 +7,8 @@ step n+1   rows [newest, draft 1 … draft k], whose start and drafts only the d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, TokenPlaces
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, ForwardMode, Ints, ModelWorkerBatch, Slots
+from mysglang.srt.layers.attention.graph import GraphColumns
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import DraftStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -43,6 +46,8 @@ class Eagle3Draft:
 
 class Eagle3Chain:
     """`programs.Drafter`."""
+
+    columns: Sequence[GraphColumns] = ()
 
     def __init__(self, memory: ModelMemory, hidden_size: int) -> None:
         self._tables = memory.tables
