@@ -25,8 +25,10 @@ LENGTHS = (4, 5, 15, 16, 17, 31, 33, 64, 127, 129, 511, 512, 513, 1023, 1025, 40
 STALE = 1e4
 EXTRA = tuple(range(10))
 """Tokens whose number is not known yet: two steps of four drafts, and one token."""
-FEW = ((30_001,), (8_192, 513))
-"""Batches of so few rows that keys are split among blocks."""
+FEW = ((30_001,), (8_192, 513), (2_048,), (4_096,))
+"""Batches of so few rows that keys are split among blocks. Alone, a row of 2,048 tokens is 16 pieces on an H200, and a
+longer one more, so a plan for a longer row has a piece that the row does not reach.
+"""
 
 
 class Cache:
