@@ -41,17 +41,27 @@ def embedded() -> str:
     return str(EMBEDDED_MODEL)
 
 
-def storm(alone: list[Answer], *options: str) -> None:
+def storm(alone: list[Answer], *options: str, fewest: float = 1.0) -> None:
+    """`fewest`: the least share of answers that are the same."""
     with GatedServer(*ON_DEVICE, "--page-size", f"{PAGE}", *options) as server:
         pairs = [*zip(PROMPTS, alone, strict=True)]
         answers = asyncio.run(abort_storm(server.url, pairs, len(pairs), 3, logprobs=False))
-        assert [answer.ids for answer in answers] == [answer.ids for answer in alone]
+        same = [answer.ids == other.ids for answer, other in zip(answers, alone, strict=True)]
+        assert sum(same) >= fewest * len(alone), same
         assert_quiet(server.url)
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_drafts_change_no_token(kind: str, alone: list[Answer]) -> None:
     storm(alone, *DRAFTS[kind], *([embedded()] if kind == "model" else []))
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_drafts_by_our_decode_kernel(kind: str, alone: list[Answer]) -> None:
+    """In bfloat16 two tokens that are nearly as likely may change places, and the answer then goes on otherwise."""
+    # FlashInfer would be compiled beside the requests.
+    half = ("--dtype", "bfloat16", "--prefill-attention-backend", "triton")
+    storm(alone, *half, *DRAFTS[kind], *([embedded()] if kind == "model" else []), fewest=0.5)
 
 
 @pytest.mark.parametrize("number", ["fp8_e4m3", "fp8_e5m2"])
