@@ -20,6 +20,7 @@ from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.kernels.fp8 import LARGEST
+from mysglang.srt.layers.attention import sgl_kernel_backend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
@@ -91,10 +92,12 @@ def test_drafts_of_the_host(eager: bool, liar: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("liar", ["perfect", "adversarial", MODEL])
-def test_drafts_by_our_decode_kernel(liar: str) -> None:
+def test_drafts_by_our_decode_kernel(liar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a token may be another one where two are nearly as likely, so each is compared with what float32
     computes from the text before it. Drafts that are right count, captured and eagerly.
     """
+    # Captured steps of this few rows, too.
+    monkeypatch.setattr(sgl_kernel_backend, "LEAST_QUERIES", 0)
     model = ModelConfig.from_path(str(EMBEDDED_MODEL), dtype="bfloat16")
     prompts, choices = [[*range(40, 400)], [3, 9], [*range(100, 140)]], [GREEDY] * 3
     precise = AutoModelForCausalLM.from_pretrained(str(EMBEDDED_MODEL), dtype=torch.float32).cuda()

@@ -13,11 +13,11 @@ from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.late_attention import check_late_lengths
 from fixtures.shared_pages import random_tree
-from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
+from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, LateBackend, LateColumns, open_late
 from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend
-from mysglang.srt.layers.attention.split import split
+from mysglang.srt.layers.attention.split import OpenedStep, split
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
@@ -171,6 +171,39 @@ def test_steps_with_drafts_go_to_the_decode_backend() -> None:
     q, k = torch.randn(6, 256), torch.randn(6, 128)
     found, expected = (b.forward(q, k, k, PLAIN, forward_batch(late, b)) for b in (both, ours))
     assert torch.equal(found, expected)
+
+
+class NoPlans(TorchNativeBackend):
+    """Stands for a backend whose kernels read lengths on the device."""
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        return super().plan(replace(batch, host=replace(batch.host, seq_lens=batch.seq_lens.numpy(), high_lens=None)))
+
+
+def test_small_captured_steps_are_not_planned() -> None:
+    """Steps of a few rows run with the other backend; eager ones do not."""
+    pool = MhaKvPool([PLAIN], num_pages=1024, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    for buffer in pool.slots(0):
+        buffer.normal_()
+    pages = PageRows(page_size=1, num_slots=16)
+    table = torch.from_numpy(pages.table)
+    plain, ours = NoPlans(pool, table), SglKernelBackend(pool, table, [PLAIN])
+    both = split(plain, ours)
+    q, k = torch.randn(16, 256), torch.randn(16, 128)
+    for rows, taken in ((15, plain), (16, ours)):
+        planned = LateColumns(both, 1, "served_")
+        columns = planned.graph_columns(rows)
+        assert bool(columns) == (taken is ours)
+        host = worker_batch([Row(slot, [0], start=4) for slot in range(rows)], pages)
+        host = replace(host, high_lens=host.seq_lens + 2)
+        planned.fill_columns(host, columns)
+        step = forward_batch(host, ours)
+        alone = ours.forward(q[:rows], k[:rows], k[:rows], PLAIN, step)
+        uploaded = {name: torch.from_numpy(column) for name, column in columns.items()}
+        late = replace(step, attn_columns=planned.views(uploaded))
+        late.attn_metadata = open_late(both, late)
+        assert isinstance(late.attn_metadata, OpenedStep) and late.attn_metadata.backend is taken
+        assert_close(both.forward(q[:rows], k[:rows], k[:rows], PLAIN, late), alone, 1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 3])

@@ -77,6 +77,7 @@ class LateBackend(AttentionBackend, Protocol):
     """A backend that plans steps that try drafts on the host, for rows as long as they may be at most.
 
     takes_drafts    whether a step is of this kind
+    pays            whether it is worth planning captured steps of some size
     late_columns    once for each size of captured steps: what such a step adds to the upload
     open_late       captured: the step over these columns
     fill_late       before each replay: their contents
@@ -84,6 +85,10 @@ class LateBackend(AttentionBackend, Protocol):
 
     def takes_drafts(self, host: ModelWorkerBatch) -> bool:
         """True if the backend attends in this step that is no DECODE step."""
+        ...
+
+    def pays(self, rows: int) -> bool:
+        """True if captured steps of so many rows take less time with it than with kernels that plan nothing."""
         ...
 
     def late_columns(self, rows: int, width: int) -> HostColumns:
@@ -118,8 +123,9 @@ class LateColumns:
         return {self._prefix + name: column for name, column in self._backend.late_columns(size, self._width).items()}
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        if self._backend is not None:
-            self._backend.fill_late(batch, self._width, _named(self._prefix, columns))
+        own = _named(self._prefix, columns)
+        if self._backend is not None and own:
+            self._backend.fill_late(batch, self._width, own)
 
     def views(self, uploaded: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Returns the backend's own columns on the device, under its own names."""

@@ -29,6 +29,10 @@ from mysglang.srt.platforms.upload import Uploader
 
 CPU_BLOCKS = 8
 """Blocks that are planned for where there is no device: for tests."""
+LEAST_QUERIES = 32
+"""Captured steps that try drafts have at least so many query heads for each KV head, over all rows. With fewer, the
+Triton kernel takes as long or less on an H200 (benchmark/kernels/late_lengths.md).
+"""
 ARRAYS = ("indptr", "items", "members", "joins")
 
 
@@ -129,6 +133,9 @@ class SglKernelBackend:
 
     def takes_drafts(self, host: ModelWorkerBatch) -> bool:
         return host.high_lens is not None and int(host.extend_lens.max()) <= MOST_FRESH
+
+    def pays(self, rows: int) -> bool:
+        return all(rows * shape.group >= LEAST_QUERIES for shape in self._shapes)
 
     def late_columns(self, rows: int, width: int) -> HostColumns:
         columns = {}

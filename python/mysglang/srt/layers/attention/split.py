@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch, KvStore
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import (
+    NO_COLUMNS,
     GraphAttentionBackend,
     HostColumns,
     LateBackend,
@@ -124,8 +126,18 @@ class SplitGraphBackend(SplitBackend):
         return self._captured.covers(seq_lens)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedStep:
+    """A captured step that tries drafts, with the one backend that attends in it, and its metadata."""
+
+    backend: AttentionBackend
+    metadata: AttentionMetadata
+
+
 class LateSplitBackend(SplitGraphBackend):
-    """A split backend whose steps with drafts go to that for decode steps, unless there is a prompt beside them."""
+    """A split backend whose steps with drafts go to that for decode steps, unless there is a prompt beside them, or a
+    captured step has so few rows that its plan does not pay.
+    """
 
     def __init__(self, prefill: AttentionBackend, decode: LateGraphBackend) -> None:
         super().__init__(prefill, decode)
@@ -134,11 +146,22 @@ class LateSplitBackend(SplitGraphBackend):
     def takes_drafts(self, host: ModelWorkerBatch) -> bool:
         return self._late.takes_drafts(host)
 
+    def pays(self, rows: int) -> bool:
+        return self._late.pays(rows)
+
     def late_columns(self, rows: int, width: int) -> HostColumns:
-        return self._late.late_columns(rows, width)
+        return self._late.late_columns(rows, width) if self.pays(rows) else NO_COLUMNS
 
     def open_late(self, batch: ForwardBatch) -> AttentionMetadata:
-        return self._late.open_late(batch)
+        if self.pays(len(batch.slots)):
+            return OpenedStep(self._late, self._late.open_late(batch))
+        return OpenedStep(self._prefill, self._prefill.plan(batch))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        opened = batch.attn_metadata
+        if isinstance(opened, OpenedStep):
+            return opened.backend.forward(q, k, v, spec, replace(batch, attn_metadata=opened.metadata))
+        return super().forward(q, k, v, spec, batch)
 
     def fill_late(self, batch: ModelWorkerBatch, width: int, columns: HostColumns) -> None:
         self._late.fill_late(batch, width, columns)
