@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
@@ -187,9 +188,9 @@ def test_prompts_through_states() -> None:
         VALUE_DIM=128,
         KEYS=128,
         CHUNK=64,
-        VALUES=state_space.WIDE,
-        num_warps=delta_rule.RUN_WARPS,
-        num_stages=delta_rule.RUN_STAGES,
+        VALUES=state_space.NARROW,
+        num_warps=state_space.warps(torch.bfloat16, 128),
+        num_stages=1,
     )
     scan = shared_bytes(
         state_space._scan_runs_kernel,
@@ -201,8 +202,8 @@ def test_prompts_through_states() -> None:
         DIM=64,
         ROWS=256,
         CHUNK=64,
-        COLUMNS=state_space.WIDE,
-        num_warps=8,
+        COLUMNS=state_space.NARROW,
+        num_warps=state_space.warps(torch.bfloat16, 256),
         num_stages=1,
     )
     assert max(delta, scan) <= SHARED_BYTES[capability]
@@ -224,9 +225,7 @@ for name, (op, make) in OPS.items():
     op.implementations["cpu"] = op.implementations["cuda"]
     # Each shape of a mixture has the kernels of all plans.
     if op.name not in ("fused_experts", "experts_and_shared") or name in EXPERTS:
-        # The kernels for prompts of layers with a state are for float32 alone.
-        dtype = torch.float32 if op.name in ("delta_runs", "scan_runs") else torch.bfloat16
-        op.choose("cpu")(*make("cpu", dtype))
+        op.choose("cpu")(*make("cpu", torch.bfloat16))
 sampling.draw_tokens(*random_draws(3, rows=4, vocab=150, ties=False, k=True, p=True, m=True).arguments())
 sampling.greedy_tokens(torch.randn(6, 1000))
 numbers = torch.ones(2, dtype=torch.int32)

@@ -13,12 +13,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels import linear_attention
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.cuda.state_space import MANY, NARROW, WIDE, launch_width, proved, softplus, tile
+from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, softplus, tile, warps
 from mysglang.srt.kernels.linear_attention import CHUNK, NORM_EPS, Runs
 
 STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
-STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 2, 4, 4, 2
+STEP_WARPS, CHUNK_WARPS = 2, 4
 SOLVERS = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
 """How the float32 of a triangular system is multiplied, by the dtype of the inputs, to which its inverse is rounded.
 For bfloat16, tf32 adds at most as much error as this rounding, even where all keys of a chunk are nearly the same.
@@ -328,7 +328,7 @@ def delta_runs(
     """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. There
     is no kernel for decays by channel.
     """
-    if not proved(v.dtype) or a.dim() == 3:
+    if a.dim() == 3:
         return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs)
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device
@@ -367,14 +367,10 @@ def delta_runs(
         PRECISION=SOLVERS[dtype],
         num_warps=CHUNK_WARPS,
     )
-    constants = {
-        **sizes,
-        "num_warps": RUN_WARPS,
-        "num_stages": 1 if dtype == torch.float32 or tile(key_dim) > 128 else RUN_STAGES,
-    }
+    constants = {**sizes, "num_warps": warps(dtype, tile(key_dim)), "num_stages": 1}
     at = 0
     for rows in runs.turn_sizes:
-        values = WIDE if rows * heads * triton.cdiv(value_dim, WIDE) >= MANY else NARROW
+        values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
         numbers = runs.numbers[at : at + rows + 1]
         strides = (q.stride(0), k.stride(0))
         launch_width(

@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mysglang.srt.kernels import linear_attention
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.linear_attention import CHUNK, Runs
 
@@ -26,7 +25,7 @@ MANY = 256
 """Programs with wide columns that are enough for a device."""
 CHUNK_HEADS = 8
 """Heads of a group whose decays a program of a chunk applies to the products that they share."""
-STEP_WARPS, CHUNK_WARPS, RUN_WARPS, RUN_STAGES = 4, 4, 4, 2
+STEP_WARPS, CHUNK_WARPS = 4, 4
 
 
 def tile(size: int) -> int:
@@ -52,18 +51,27 @@ def launch_width(
     key = kernel, arguments[0].device, arguments[0].dtype, *constants.values()
     if key not in _compiled:
         _compiled.add(key)
-        for value in (NARROW, WIDE):
+        for value in {NARROW, columns_of(arguments[0].dtype, MANY)}:
             kernel.warmup(*arguments, grid=grid, **constants, **{name: value})
     kernel[grid](*arguments, **constants, **{name: chosen})
 
 
-def proved(dtype: torch.dtype) -> bool:
-    """True if a GPU has shown that the kernels for prompts compute inputs of this dtype right: float32.
+def warps(dtype: torch.dtype, side: int) -> int:
+    """Returns the warps of a kernel that takes a row's chunks. side: of a state's tile, its rows.
 
-    In 16 bits they gave right results at the sizes of Qwen3-Next and Granite 4 on an H200, and wrong ones in tests of
-    other sizes and of rows with several spans; Triton's interpreter shows no mistake. The reference computes those.
+    In 16 bits two, whose products wait for their results. Four warps use Hopper's asynchronous products. With those,
+    kernels of Triton 3.6 gave wrong results on an H200 for rows of a whole chunk and more, the same each time. With
+    one stage it was always so, with two where inputs cannot be copied asynchronously. The cause is unknown: Triton's
+    interpreter and compute-sanitizer find no mistake.
     """
-    return dtype == torch.float32
+    if dtype != torch.float32:
+        return 2
+    return 8 if side > 128 else 4
+
+
+def columns_of(dtype: torch.dtype, programs: int) -> int:
+    """Returns the columns of a program, if wide ones make so many programs. Two warps have no room for wide ones."""
+    return WIDE if dtype == torch.float32 and programs >= MANY else NARROW
 
 
 @triton.jit
@@ -315,8 +323,6 @@ def scan_runs(
     """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
     side.
     """
-    if not proved(x.dtype):
-        return linear_attention.scan_runs.reference(x, b, c, time, time_bias, log_rate, skip, matrix, runs)
     tokens, heads, dim = x.shape
     groups, state = b.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -342,16 +348,15 @@ def scan_runs(
         PART=part,
         num_warps=CHUNK_WARPS,
     )
-    large = tile(state) > 128
     constants = {
         **sizes,
         "DIM": dim,
-        "num_warps": 8 if large else RUN_WARPS,
-        "num_stages": 1 if x.dtype == torch.float32 or large else RUN_STAGES,
+        "num_warps": warps(x.dtype, tile(state)),
+        "num_stages": 1,
     }
     at = 0
     for rows in runs.turn_sizes:
-        columns = WIDE if rows * heads * triton.cdiv(dim, WIDE) >= MANY else NARROW
+        columns = columns_of(x.dtype, rows * heads * triton.cdiv(dim, WIDE))
         numbers = runs.numbers[at : at + rows + 1]
         strides = (x.stride(0), b.stride(0), c.stride(0))
         launch_width(
