@@ -37,8 +37,17 @@ def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
         ("MiniMaxM2ForCausalLM", {"rotary_dim": 32, "head_dim": 16}, ["rotary_dim 32", "16"]),
         ("PhiMoEForCausalLM", {"num_experts_per_tok": 1}, ["num_experts_per_tok 1", "2"]),
         ("Llama4ForCausalLM", {"no_rope_layers": [1]}, ["no_rope_layers", "1 of 2 layers"]),
-        ("Gemma4ForCausalLM", {}, ["hidden_size_per_layer_input is 256"]),
-        ("Gemma4ForCausalLM", {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1}, ["share keys"]),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 1, "num_hidden_layers": 1}, ["layer 0", "num_kv_shared_layers"]),
+        (
+            "Gemma4ForCausalLM",
+            {"num_kv_shared_layers": 1, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+            | {"per_layer_config": {"0": {"head_dim": 16}, "1": {"head_dim": 32}}},
+            ["layer 1 has", "of 32 numbers", "layer 0"],
+        ),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 15}, ["num_kv_shared_layers"]),
+        ("Gemma3nForCausalLM", {"intermediate_size": [64]}, ["intermediate_size has 1 values for 2 layers"]),
+        ("Gemma3nForCausalLM", {"activation_sparsity_pattern": [1.0, 0.0]}, ["activation_sparsity_pattern"]),
+        ("Gemma3nForCausalLM", {"altup_active_idx": 4, "num_kv_shared_layers": 0}, ["altup_active_idx is 4"]),
         (
             "Gemma4ForCausalLM",
             {"hidden_size_per_layer_input": 0, "enable_moe_block": True},

@@ -135,6 +135,21 @@ class TestFacts:
         assert full.rope.parameters == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
         assert config.reads("language_model.model.norm.weight") and not config.reads("vision_tower.head.probe")
 
+    def test_shared_keys_in_both_spellings(self, tmp_path: Path) -> None:
+        """The file of Gemma 3n E2B, beside its towers: the last ten layers keep nothing."""
+        sizes = {"hidden_size": 2048, "num_hidden_layers": 30, "num_kv_shared_layers": 10}
+        text = {**sizes, "intermediate_size": [8192] * 30, "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20}
+        old = {"rope_local_base_freq": 1e4, "rope_scaling": None, "rope_theta": 1e6, "altup_coef_clip": 120.0}
+        names = {"architectures": ["Gemma3nForConditionalGeneration"]}
+        plan = read(tmp_path, {**names, "text_config": text | old}).plan
+        ropes = {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6}}
+        new = {"rope_parameters": {name: {"rope_type": "default", **given} for name, given in ropes.items()}}
+        assert plan == read(tmp_path, {**names, "text_config": text | new}).plan
+        keys = [each.keys_of for each in plan.attentions]
+        assert keys == [None] * 20 + [18, 18, 18, 18, 19] * 2
+        assert [bool(each.kept_size) for each in plan.attentions] == [key is None for key in keys]
+        assert plan.windows[:6] == (512, 512, 512, 512, None, 512) and plan.logit_cap == 30.0
+
     def test_eos_of_both_files(self, tmp_path: Path) -> None:
         config = read(tmp_path, LLAMA | {"eos_token_id": 2}, {"eos_token_id": [7, 2, 9], "temperature": 0.6})
         assert config.eos_token_ids == (2, 7, 9)
@@ -345,7 +360,7 @@ def test_needs_neither_torch_nor_transformers() -> None:
 
 # What transformers has no default for, or one that is not served.
 WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
-    "gemma4": {"hidden_size_per_layer_input": 0},
+    "gemma3n": {"intermediate_size": 128, "num_kv_shared_layers": 2},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "bamba": {"attn_layer_indices": [3]},
     "granite_moe_hybrid": {"layer_types": ["linear_attention"] * 11 + ["full_attention"]},
@@ -354,7 +369,8 @@ WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
 
 
 def type_name(family: str) -> str:
-    family = {"hunyuan": "hunyuan_dense_v1", "hunyuan_moe": "hunyuan_moe_v1"}.get(family, family)
+    others = {"hunyuan": "hunyuan_dense_v1", "hunyuan_moe": "hunyuan_moe_v1", "gemma4_e": "gemma4"}
+    family = others.get(family, family)
     return next(f"{name}ForCausalLM" for name in DECODERS if name.lower().replace("_", "") == family.replace("_", ""))
 
 

@@ -12,7 +12,7 @@ import pytest
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.layer_plan import AttentionPlan
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.configs.rank_split import check_split
+from mysglang.srt.configs.rank_split import check_split, check_stages
 from mysglang.srt.errors import ConfigError
 
 
@@ -37,6 +37,14 @@ def test_sizes_are_named(family: str, sizes: dict[str, Any], ranks: int, says: s
     with pytest.raises(ConfigError) as caught:
         check_split(config(family, tmp_path, **sizes), ranks)
     assert any(line.startswith(f"--tp-size {ranks}: ") and says in line for line in caught.value.problems)
+
+
+def test_what_stages_do_not_pass_on_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_stages(config("gemma3n", tmp_path), 2)
+    named = ("3 streams", "altup_num_inputs"), ("hidden_size_per_layer_input",), ("num_kv_shared_layers",)
+    for words in named:
+        assert any(all(word in line for word in words) for line in caught.value.problems)
 
 
 def test_what_can_be_shared_is_shared(tmp_path: Path) -> None:

@@ -110,6 +110,15 @@ async def test_vectors_that_are_none(tokenizer: Tokenizer, bench: Bench, rows: l
     assert caught.value.param == "input_embeds"
 
 
+async def test_vectors_where_layers_need_ids(tokenizer: Tokenizer, bench: Bench) -> None:
+    limits = replace(LIMITS, hidden_size=2, inputs_of_ids=True)
+    coder = input_tokenizer.InputTokenizer(tokenizer, limits, bench.manager.input_tokenizer._pool)
+    obj = GenerateReqInput(input_embeds=[[1.5, 2.5]])
+    unfolded = await coder.unfold(obj, 100)
+    with pytest.raises(InvalidRequest, match="vectors have no ids"):
+        await coder.tokenize(obj, unfolded, unfolded.rids)
+
+
 @pytest.mark.parametrize("rows", [[1.5], [[1.5], 1], [None], "a", [1.5] * MANY_IDS])
 def test_what_are_no_lists_are_no_vectors(rows: object) -> None:
     """Routes look at the first of them before they are laid out."""

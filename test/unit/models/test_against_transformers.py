@@ -1,5 +1,6 @@
 """Each family's logits equal those of transformers on a small random checkpoint, however a prompt is cut into steps."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fixtures.forward_batches import PageRows
-from fixtures.tiny_checkpoints import FAMILIES
-from fixtures.transformers_pair import PROMPTS, SCENARIOS, Pair, Scenario, check_scenario, decode, load_pair, run
+from fixtures.tiny_checkpoints import FAMILIES, make_checkpoint
+from fixtures.transformers_pair import (
+    PROMPTS,
+    SCENARIOS,
+    Pair,
+    Scenario,
+    check_scenario,
+    decode,
+    load_pair,
+    pair_of,
+    run,
+)
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -67,6 +78,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4", {}),
     "gemma4 with projected values, tied": ("gemma4", {"attention_k_eq_v": False, "tie_word_embeddings": True}),
     "gemma4 with experts": ("gemma4", GEMMA4_EXPERTS),
+    "gemma4_e": ("gemma4_e", {}),
+    "gemma3n": ("gemma3n", {}),
     "mixtral": ("mixtral", {}),
     "qwen2_moe": ("qwen2_moe", {"mlp_only_layers": [1]}),
     "phi3 with a short context": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}),
@@ -191,6 +204,7 @@ WITH_OTHER_NAMES = (
         "minimax",
     ),
     *("gpt_oss", "granite_moe_shared", "ernie4_5_moe", "minimax_m2", "llama4", "hunyuan_moe", "falcon"),
+    *("gemma3n", "gemma4_e"),
 )
 
 
@@ -249,6 +263,30 @@ def test_a_decoder_inside_of_a_larger_model(
     monkeypatch.setitem(FAMILIES, "with a tower", config)
     pair = load_pair("with a tower", tmp_path, torch.float32)
     assert ModelConfig.from_path(str(tmp_path)).inside == "language_model"
+    for scenario in SCENARIOS:
+        check_scenario(pair, scenario, page_size=16)
+    check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))
+
+
+def test_published_gemma3n(tmp_path: Path) -> None:
+    """Beside towers. Layers that share keys have unread tensors, and the table for layers' inputs lacks the last
+    tokens, which have the row of token 0.
+    """
+    theirs, known = make_checkpoint("gemma3n", tmp_path), 200
+    path, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    with torch.no_grad():
+        table = theirs.model.embed_tokens_per_layer.weight
+        table[known:] = table[0]
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in load_file(path).items()}
+    inputs = "model.language_model.embed_tokens_per_layer.weight"
+    tensors[inputs] = tensors[inputs][:known].contiguous()
+    for name, tensor in list(tensors.items()):
+        if "layers.2.self_attn" in name and any(part in name for part in ("k_proj", "v_proj", "k_norm")):
+            tensors |= {name.replace("layers.2", f"layers.{layer}"): tensor.clone() for layer in (3, 4)}
+    save_file({**tensors, "model.vision_tower.patch": torch.ones(3)}, path)
+    text = json.loads(config.read_text()) | {"vocab_size_per_layer_input": known}
+    config.write_text(json.dumps({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}))
+    pair = pair_of(theirs, tmp_path, torch.float32)
     for scenario in SCENARIOS:
         check_scenario(pair, scenario, page_size=16)
     check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))

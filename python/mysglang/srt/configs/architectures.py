@@ -19,6 +19,7 @@ from mysglang.srt.configs.families.ernie4_5 import Ernie45Config, Ernie45MoeConf
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
 from mysglang.srt.configs.families.falcon import FalconConfig, FalconH1Config
 from mysglang.srt.configs.families.gemma import Gemma2Config, Gemma3Config, GemmaConfig, VaultGemmaConfig
+from mysglang.srt.configs.families.gemma3n import Gemma3nConfig
 from mysglang.srt.configs.families.gemma4 import Gemma4Config
 from mysglang.srt.configs.families.glm import Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig
 from mysglang.srt.configs.families.gpt_oss import GptOssConfig
@@ -89,6 +90,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Qwen3_5Moe": Qwen35MoeConfig,
     "Gemma2": Gemma2Config,
     "Gemma3": Gemma3Config,
+    "Gemma3n": Gemma3nConfig,
     "Gemma4": Gemma4Config,
     "Mixtral": MixtralConfig,
     "Qwen2Moe": Qwen2MoeConfig,
@@ -161,7 +163,7 @@ def _reward(config: type[DecoderConfig]) -> Architecture:
 _ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
 _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="bert:RobertaForSequenceClassification", task="classify")
 
-WITH_TOWERS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
+WITH_TOWERS = ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 """Families whose decoders also occur in checkpoints with a vision tower. Text is served, and the tower is not
 loaded.
 """

@@ -143,6 +143,7 @@ def _tables(config: ModelConfig) -> Iterator[Matrix]:
     yield Matrix("embed_tokens.weight", vocabulary, hidden)
     own_head = not config.plan.tied_embeddings and config.pooling is None
     yield Matrix("lm_head.weight", vocabulary, hidden, copies=int(own_head))
+    yield from config.plan.tables(hidden)
 
 
 def _layer_matrices(config: ModelConfig, number: int) -> Iterator[Matrix]:

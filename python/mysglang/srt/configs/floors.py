@@ -90,6 +90,8 @@ class ModelSizes:
     """Elements of the matrix that makes logits."""
     kv_bytes: Mapping[int | None, int]
     """Window of layers (None: they see all tokens) -> bytes of keys and values of one token in all these layers."""
+    read_bytes: Mapping[int | None, int]
+    """Window of layers -> bytes that they read of one token: some layers read what another one keeps."""
     dtype_bytes: int
     state_bytes: int = 0
     """Bytes of the state that layers keep for each request, whatever its length."""
@@ -106,6 +108,7 @@ class ModelSizes:
         kv_bytes: dict[int | None, int] = {}
         kept_as = kv_cache_dtype_of(config.hf) or config.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
         kept_bytes = 1 if kept_as.startswith("fp8") else DTYPE_BYTES.get(kept_as, 2)
+        read_bytes: dict[int | None, int] = {}
         for layer in plan.layers:
             for matrix in layer.matrices(hidden):
                 kind = (matrix.copies, matrix.used)
@@ -113,11 +116,13 @@ class ModelSizes:
         for attention in plan.attentions:
             window = attention.window if (attention.window or config.context_len) < config.context_len else None
             kv_bytes[window] = kv_bytes.get(window, 0) + attention.kept_size * kept_bytes
+            read_bytes[window] = read_bytes.get(window, 0) + attention.read_size * kept_bytes
         return cls(
             parameters=num_parameters(config),
             layers=tuple(Weights(copies, used, count) for (copies, used), count in elements.items()),
             head=config.hidden_size * config.vocab_size,
             kv_bytes=kv_bytes,
+            read_bytes=read_bytes,
             dtype_bytes=dtype_bytes,
             state_bytes=sum(each.state_bytes(dtype_bytes) for each in plan.states),
         )
@@ -141,7 +146,7 @@ class ModelSizes:
     def decode_step(self, rows: int, context: int) -> StepWork:
         """Returns the work of a decode step: one token for each of `rows` requests that have `context` tokens each."""
         read = sum(weights.read_by(rows) for weights in self.layers) + self.head
-        keys = sum(size * min(context, window or context) for window, size in self.kv_bytes.items())
+        keys = sum(size * min(context, window or context) for window, size in self.read_bytes.items())
         # A state is read and written.
         kept = rows * (keys + 2 * self.state_bytes)
         return StepWork(read * self.dtype_bytes, kept, 2.0 * rows * self.active_parameters)

@@ -22,6 +22,8 @@ from mysglang.srt.configs.mlp_plan import PlainMlpPlan as PlainMlpPlan
 from mysglang.srt.configs.mlp_plan import RouterPlan as RouterPlan
 from mysglang.srt.configs.mlp_plan import ScaledMlpPlan as ScaledMlpPlan
 from mysglang.srt.configs.mlp_plan import SharedExpertPlan as SharedExpertPlan
+from mysglang.srt.configs.mlp_plan import SparseMlpPlan as SparseMlpPlan
+from mysglang.srt.configs.stream_plan import AltUpPlan, LayerInputPlan, LayerInputsPlan
 from mysglang.srt.utils.even_split import even_run
 
 NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
@@ -76,6 +78,16 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
     def stacked(self) -> Mapping[str, tuple[str, ...]]:
         """Projections that are one here -> those that they are in a checkpoint, in order."""
         return {}
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Modules of it that a checkpoint may have and that nothing is computed with."""
+        return ()
+
+    @property
+    def stores(self) -> bool:
+        """True if the layer stores something of each token, which later tokens read."""
+        return True
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """Returns the bytes of one request's state, in a model whose dtype has that many bytes."""
@@ -190,6 +202,18 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """
     latent: LatentPlan | None = None
     """None: keys and values of each head are kept."""
+    keys_of: int | None = None
+    """Number of an earlier layer, over whose keys and values this one attends; it projects queries alone. None: the
+    layer has its own.
+    """
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return () if self.stores else ("k_proj", "v_proj", "k_norm", "v_norm")
+
+    @property
+    def stores(self) -> bool:
+        return self.keys_of is None
 
     @property
     def value_dim(self) -> int:
@@ -204,6 +228,11 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     @property
     def kept_size(self) -> int:
         """Numbers that a layer keeps of a token."""
+        return self.read_size if self.stores else 0
+
+    @property
+    def read_size(self) -> int:
+        """Numbers that a layer reads of a token before it."""
         return self.num_kv_heads * self.head_dim * (2 if self.latent is None else 1)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
@@ -215,8 +244,9 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
         keys = Size("num_key_value_heads * head_dim", self.num_kv_heads * self.head_dim)
         gated = Size("2 * num_attention_heads * head_dim", 2 * query.value) if self.output_gate else query
         yield Matrix("self_attn.q_proj.weight", gated, hidden)
-        yield Matrix("self_attn.k_proj.weight", keys, hidden)
-        if not self.values_from_keys:
+        if self.stores:
+            yield Matrix("self_attn.k_proj.weight", keys, hidden)
+        if self.stores and not self.values_from_keys:
             yield Matrix("self_attn.v_proj.weight", keys, hidden)
         yield Matrix("self_attn.o_proj.weight", hidden, query)
 
@@ -283,11 +313,15 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """True if the residual stream is multiplied by a number of the checkpoint after the layer."""
     normed_stream: NormedStreamPlan | None = None
     """None: norms do not change the residual stream."""
+    input: LayerInputPlan | None = None
+    """None: the layer has no input of its own."""
+    altup: AltUpPlan | None = None
+    """None: there is one stream."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Yields all matrices that a checkpoint has for this layer."""
-        yield from self.attention.matrices(hidden)
-        yield from self.mlp.matrices(hidden)
+        for part in (self.attention, self.mlp, self.input, self.altup):
+            yield from () if part is None else part.matrices(hidden)
 
 
 class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,6 +347,20 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Renamings like `renamed`, for names that only some checkpoints have."""
     unused_layers: int = 0
     """Layers behind the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
+    inputs: LayerInputsPlan | None = None
+    """Inputs that each layer has of its own; None: they have none."""
+
+    @property
+    def altup(self) -> AltUpPlan | None:
+        """Streams, of which all layers have as many; None: one."""
+        return self.layers[0].altup
+
+    def tables(self, hidden: Size) -> Iterator[Matrix]:
+        """Yields the matrices outside the layers, without the embedding and the projection to logits."""
+        if self.inputs is not None:
+            yield from self.inputs.matrices(hidden)
+        if self.altup is not None:
+            yield from self.altup.tables(hidden)
 
     @property
     def mixers(self) -> tuple[MixerPlan, ...]:

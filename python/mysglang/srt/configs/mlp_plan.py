@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import NormalDist
 from typing import Literal
 
 import msgspec
@@ -43,6 +44,26 @@ class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
     gate_scale: float
     scale: float
     bias: bool = False
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        return GatedMlpPlan.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)
+
+
+class SparseMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """down(activation(relu(gate(x) - cutoff)) * up(x)), the cutoff being mean + deviations * standard deviation of
+    gate(x). Source: Gemma 3n (Gaussian top-k).
+    """
+
+    intermediate_size: int
+    activation: str
+    """Name of the activation in config.json."""
+    sparsity: float
+    """Part of the gate's numbers that are below the cutoff if they are distributed normally."""
+
+    @property
+    def deviations(self) -> float:
+        """Standard deviations from the mean to the cutoff."""
+        return NormalDist().inv_cdf(self.sparsity)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         return GatedMlpPlan.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)

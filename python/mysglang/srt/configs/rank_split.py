@@ -24,6 +24,7 @@ from mysglang.srt.configs.mixer_plan import (
     LinearAttentionPlan,
     Mamba2Plan,
 )
+from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.even_split import even_run
@@ -103,7 +104,7 @@ def _nothing(plan: NoMlpPlan, size: int) -> Iterator[str]:
     yield from ()
 
 
-def _mlp(plan: GatedMlpPlan | PlainMlpPlan | ScaledMlpPlan, size: int) -> Iterator[str]:
+def _mlp(plan: GatedMlpPlan | PlainMlpPlan | ScaledMlpPlan | SparseMlpPlan, size: int) -> Iterator[str]:
     if plan.intermediate_size % size:
         yield f"an intermediate_size of {plan.intermediate_size} cannot be divided among {size} ranks."
 
@@ -125,6 +126,7 @@ SPLIT: dict[type, Problems] = {
     GatedMlpPlan: _mlp,
     PlainMlpPlan: _mlp,
     ScaledMlpPlan: _mlp,
+    SparseMlpPlan: _mlp,
     NoMlpPlan: _nothing,
     MixturePlan: _mixture,
     MlpAndExpertsPlan: lambda plan, size: chain(_mlp(plan.mlp, size), _mixture(plan.mixture, size)),
@@ -158,6 +160,12 @@ def _stage_problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
 
     All stages plan the same pages and states, so each must have a layer of every kind that stores something.
     """
+    if plan.altup is not None:
+        yield f"its layers pass on {plan.altup.streams} streams of each token (altup_num_inputs), and stages only one."
+    if plan.inputs is not None:
+        yield "its layers have inputs made of token embeddings (hidden_size_per_layer_input), which one stage has."
+    if not all(each.stores for each in plan.attentions):
+        yield "its last layers attend over keys of earlier ones (num_kv_shared_layers), which another stage may have."
     for stage in range(stages):
         own = even_run(len(plan.layers), stage, stages)
         where = f"stage {stage} would have layers {own.start} to {own.stop - 1}, and"

@@ -22,6 +22,9 @@ class AttentionSpec:
     """Facts about one attention layer that do not change (heads of this rank)."""
 
     layer_id: int
+    """Number of the layer whose keys and values it attends over: its own, or that of an earlier layer. Stores know a
+    layer by it.
+    """
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -228,7 +231,8 @@ class AttentionBackend(Protocol):
         """Attend over the stored keys and values; return [T, num_heads * value_dim].
 
         q, k, v as they were stored, rotary positions applied. Rows that have nothing else in the cache may use k and v.
-        A backend may read them in place, but only if the store holds the same numbers.
+        A backend may read them in place, but only if the store holds the same numbers. If another layer has stored
+        them, k and v are empty ([0, …]).
         """
         ...
 
@@ -262,6 +266,10 @@ class ForwardBatch:
     """Rows that attend to keys and values of heads, where latent rows are kept; None: all attend to the latent rows."""
     states: StateStep | None = None
     """None: no layer of the model keeps a state."""
+    layer_inputs: Tensor | None = None
+    """[T, layers, size] input that each layer has of its own for a token, which the model adds to the step; None: its
+    layers have none.
+    """
     row_room: int = 0
     """0: the tokens of a row lie behind those of the row before. Else a captured step that tries drafts: each row has
     room for so many tokens, and `extend_lens` say how many of these are tokens. The others fill the row up: their

@@ -58,7 +58,7 @@ def _rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved:
     positions: [T] int64. cos_sin: [max_position, dim] float32, as above. Turned in float32, rounded once. No value is
     computed from others of its row but the one that it turns with, so a row does not depend on the rows beside it.
     """
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     for heads in (q, k.unsqueeze(1)):
         left, right = (heads[..., 0::2], heads[..., 1::2]) if interleaved else heads.chunk(2, dim=-1)
         turned = left * cos - right * sin, right * cos + left * sin

@@ -26,6 +26,15 @@ class RadixAttention(nn.Module):
         else:
             layer, loc = self.spec.layer_id, batch.loc_for(self.spec)
             backend.kv_pool.store_rotated(layer, loc, q, k, v, batch.positions, rotation)
+        return self._attend(q, k, v, batch)
+
+    def forward_stored(self, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attends over what an earlier layer has stored in this step and before: q as in `forward`, turned already."""
+        nothing = q[:0]
+        return self._attend(q, nothing, nothing, batch)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+        backend = batch.attn_backend
         if batch.tail is None or batch.tail.step is None:
             return batch.wanted(backend.forward(q, k, v, self.spec, batch))
         return backend.forward(batch.wanted(q), k, v, self.spec, batch.tail.step)
@@ -36,5 +45,7 @@ class RadixAttention(nn.Module):
 
 
 def attention_specs(model: nn.Module) -> list[AttentionSpec]:
-    """Returns the spec of each attention layer of a model, in the order of its modules."""
+    """Returns the spec of each attention layer of a model, in the order of its modules. Layers that attend over the
+    same stored keys have the same `layer_id`.
+    """
     return [module.spec for module in model.modules() if isinstance(module, RadixAttention)]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import Caller
+from mysglang.srt.managers.prompt_vectors import packed_vectors
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenize_job import PIECE_IDS, Job, Piece, Settled, packed_ids, packed_prompts, within
 from mysglang.srt.managers.unfold import (
@@ -63,6 +63,8 @@ class FrontLimits:
     """True if requests may ask for hidden states."""
     hidden_size: int = 0
     """Size of a hidden state, and of a token's embedding."""
+    inputs_of_ids: bool = False
+    """True if no prompt can be vectors alone, because layers need the ids of its tokens."""
     logit_processors: tuple[str, ...] = ()
     """Names of the logit processors that requests may use."""
 
@@ -78,6 +80,7 @@ class FrontLimits:
             eos_token_ids=tuple(facts.eos_token_ids),
             hidden_states=facts.hidden_states,
             hidden_size=facts.hidden_size,
+            inputs_of_ids=facts.inputs_of_ids,
             logit_processors=tuple(facts.logit_processors),
         )
 
@@ -294,16 +297,10 @@ class InputTokenizer:
         """
         if not isinstance(content, Embeds):
             return b""
-        size = self._limits.hidden_size
-        # Row by row: other threads can run in between.
-        if not all(_is_vector(row, size) for row in content.rows):
-            message = f"input_embeds must be lists of {size} numbers, the size of the model's hidden states."
+        if self._limits.inputs_of_ids:
+            message = "input_embeds: the layers of this model have inputs made of token ids, and vectors have no ids."
             raise InvalidRequest(message, param="input_embeds")
-        with np.errstate(over="ignore"):
-            rows = [np.asarray(row, dtype=np.float64).astype(np.float32) for row in content.rows]
-        if not all(np.isfinite(row).all() for row in rows):
-            raise InvalidRequest("input_embeds must be finite in float32.", param="input_embeds")
-        return b"".join(row.tobytes() for row in rows)
+        return packed_vectors(content.rows, self._limits.hidden_size)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         tokenizer = self._need_tokenizer("text")
@@ -450,10 +447,6 @@ class InputTokenizer:
         return ContextTooLong(
             f"The input ({tokens} tokens) is longer than the model's context length ({limit} tokens).", param=field
         )
-
-
-def _is_vector(row: object, size: int) -> bool:
-    return isinstance(row, list) and len(row) == size and set(map(type, row)) <= {int, float}
 
 
 def _field(prompt: Prompt) -> str:

@@ -192,6 +192,7 @@ def _facts(
         eos_token_ids=list(model.eos_token_ids),
         hidden_states=args.kernels.enable_return_hidden_states and model.pooling is None,
         hidden_size=model.hidden_size,
+        inputs_of_ids=model.decoder is not None and model.decoder.inputs is not None,
         logit_processors=[*BUILT_IN, *map(own_name, args.kernels.logit_processor)],
         estimates=_reckons(args, model),
         is_embedding=model.pooling is not None,
@@ -309,6 +310,7 @@ def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCost
                 each.head_dim,
                 each.window,
                 None if each.latent is None else each.latent.rank,
+                each.stores,
             )
             for each in plan.attentions
         ),

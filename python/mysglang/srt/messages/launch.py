@@ -56,6 +56,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """True if requests may ask for hidden states."""
     hidden_size: int = 0
     """Numbers of a hidden state, and of a token's embedding."""
+    inputs_of_ids: bool = False
+    """True if layers have inputs of their own that are made of token ids, so that no prompt can be vectors alone."""
     logit_processors: list[str] = []
     """Names of the logit processors that requests may ask for."""
     memory_usage: dict[str, float] = {}

@@ -60,9 +60,12 @@ class ModelStores:
         return layout_of(self.specs, self.dtype, self.scales)
 
     def by_window(self, windows: Sequence[int]) -> Mapping[int | None, Sequence[AttentionSpec]]:
-        """Returns the layers in the page space of each of these windows, and under None those in the rows' space."""
+        """Returns the layers that store keys in the page space of each of these windows, and under None those in the
+        rows' space.
+        """
         layers: dict[int | None, list[AttentionSpec]] = {None: [], **{window: [] for window in windows}}
-        for spec in self.specs:
+        # Layers that attend over the keys of another one have no memory of their own.
+        for spec in {spec.layer_id: spec for spec in self.specs}.values():
             layers[spec.window if spec.window in layers else None].append(spec)
         return layers
 

@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
+    DecoderPlan,
     MixerPlan,
     RopePlan,
 )
@@ -32,9 +34,11 @@ from mysglang.srt.configs.mixer_plan import (
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
+from mysglang.srt.layers.altup import AltUpStreams, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import PagedAttention, SumOfMixers, Tempering
 from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
+from mysglang.srt.layers.layer_inputs import LayerInputs, NoLayerInputs
 from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
 from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
 from mysglang.srt.layers.linear_attention.gated_delta_net import (
@@ -50,6 +54,7 @@ from mysglang.srt.layers.linear_attention.state_layer import state_specs
 from mysglang.srt.layers.parameter import Section
 from mysglang.srt.layers.radix_attention import attention_specs
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
+from mysglang.srt.layers.shared_keys import SharedKeysAttention
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.models.decoder_layers import DecoderLayer, head_norm_of, layer_kind, norm_of
@@ -95,6 +100,7 @@ class Decoder(CheckpointModel):
         self.embed_tokens: VocabParallelEmbedding = (
             self._embedding(context) if stage.first or makes_logits_of_it else elsewhere()
         )
+        self.layer_inputs, self.streams = _layer_inputs(plan, size, context), _streams(plan, size, context)
         rotaries = Rotaries(config.context_len)
 
         def layer(index: int) -> DecoderLayer:
@@ -112,27 +118,49 @@ class Decoder(CheckpointModel):
         On a stage that is not the last, it returns the output of its last layer, which it has sent to the next stage.
         All tokens must be wanted there.
         """
-        x, residual = self._begin(batch)
-        *layers, last = self.layers.values()
-        whole = replace(batch, tail=None)
-        for layer in layers:
-            x, residual = layer(x, residual, whole)
-        x, residual = last(x, residual, batch)
+        x, residual, batch = self._begin(batch)
+        for layer, step in zip(self.layers.values(), self._steps(batch), strict=True):
+            x, residual = layer(x, residual, step)
+        assert residual is not None, "a stage has layers"
         return self._end(x, residual)
 
-    def _begin(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """Returns the input of the first layer, and the residual stream: [T, hidden_size] each."""
+    def _steps(self, batch: ForwardBatch) -> list[ForwardBatch]:
+        """The step as each layer takes it. Tokens that are not wanted go no further than the last layer that stores
+        something of them: what attends over keys of another layer behind it sees the others as a step of their own.
+        """
+        behind, tail = self._behind_last_store, batch
+        if behind and batch.tail is not None:
+            if batch.tail.step is None:
+                behind = 0  # they attend with all others
+            else:
+                inputs = None if batch.layer_inputs is None else batch.wanted(batch.layer_inputs)
+                tail = replace(batch.tail.step, tail=None, layer_inputs=inputs)
+        return [replace(batch, tail=None)] * (len(self.layers) - 1 - behind) + [batch] + [tail] * behind
+
+    @cached_property
+    def _behind_last_store(self) -> int:
+        """Layers of this stage behind the last one that stores something."""
+        storing = [self.plan.layers[int(index)].attention.stores for index in self.layers]
+        return storing[::-1].index(True) if True in storing else 0
+
+    def _begin(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None, ForwardBatch]:
+        """Input of the first layer, the residual stream ([T, hidden_size] each), and the step with the inputs that
+        layers have of their own.
+        """
         ids = batch.input_ids
         if not self.stage.first:
             shape = (2, len(ids), self.config.hidden_size)
             x, residual = self.stage.receive(torch.empty(shape, dtype=self.dtype, device=ids.device))
-            return x, residual
+            return x, residual, batch
         embedded: Tensor = self.embed_tokens(ids)
-        return embedded if batch.embeds is None else batch.embeds.put(embedded), None
+        if batch.embeds is not None:
+            embedded = batch.embeds.put(embedded)
+        batch = replace(batch, layer_inputs=self.layer_inputs(ids, embedded))
+        return self.streams.begin(embedded), None, batch
 
     def _end(self, x: Tensor, residual: Tensor) -> Tensor:
         if self.stage.last:
-            return self.norm.add(x, residual)[0]
+            return self.norm.add(*self.streams.end(x, residual))[0]
         # Apart, as the next layer would have had them: their sum would be rounded.
         self.stage.send(torch.stack((x, residual)))
         return x
@@ -182,7 +210,7 @@ class Decoder(CheckpointModel):
 
     def ignores(self, name: str) -> bool:
         behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
-        other = not self.config.reads(name)
+        other = not self.config.reads(name) or any(part in f".{name}" for part in self._unread)
         unused = name.removeprefix("model.").startswith(tuple(f"layers.{i}." for i in behind))
         computed = tuple({ending for mixer in self.plan.mixers for ending in mixer.computed})
         return other or unused or name.endswith(computed) or self._of_other_stage(name) or super().ignores(name)
@@ -199,12 +227,32 @@ class Decoder(CheckpointModel):
         return part in ENDS and end is not None and next(end.parameters(), None) is None
 
     @cached_property
+    def _unread(self) -> tuple[str, ...]:
+        """Parts of tensors' names, with dots around them, that layers have no use for."""
+        return tuple(
+            f".layers.{index}.{mixer.name}.{part}."
+            for index, layer in enumerate(self.plan.layers)
+            for mixer in layer.attention.members
+            for part in mixer.unread
+        )
+
+    @cached_property
     def _own_names(self) -> WeightNames:
         return self.weight_names()
 
     @cached_property
     def _other_layers(self) -> frozenset[str]:
         return frozenset(map(str, range(self.config.num_layers))) - frozenset(self.layers)
+
+
+def _layer_inputs(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> NoLayerInputs:
+    inside, inputs = context.under("layer_inputs"), plan.inputs
+    return NoLayerInputs() if inputs is None else LayerInputs(hidden_size, **structs.asdict(inputs), context=inside)
+
+
+def _streams(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> OneStream:
+    inside = context.under("streams")
+    return OneStream() if plan.altup is None else AltUpStreams(hidden_size, plan.altup.streams, inside)
 
 
 class Rotaries:
@@ -234,11 +282,11 @@ class Rotaries:
 
 def attention_of(
     plan: AttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> PagedAttention | LatentAttention:
+) -> PagedAttention | LatentAttention | SharedKeysAttention:
     """Returns the attention of the layer with this number."""
     norm, whole, latent, values = plan.qk_norm, plan.qk_norm_whole, plan.latent, plan.value_norm
     spec = AttentionSpec(
-        layer_id=index,
+        layer_id=index if plan.keys_of is None else plan.keys_of,
         num_heads=plan.num_heads,
         num_kv_heads=plan.num_kv_heads,
         head_dim=plan.head_dim,
@@ -261,6 +309,18 @@ def attention_of(
             ),
             rotaries.of(plan.rope, latent.rope_dim),
             norm=lambda size: head_norm_of(latent.norm, size, context),
+            bias=plan.bias,
+            output_bias=plan.output_bias,
+            context=context,
+        )
+    if not plan.stores:
+        assert not whole and not plan.qk_norm_turned, "heads are normed each, before they are turned"
+        assert not plan.output_gate and plan.tempering is None and not plan.sinks, "no such layer shares keys"
+        return SharedKeysAttention(
+            hidden_size,
+            spec,
+            rotaries.of(plan.rope, plan.head_dim),
+            head_norm=None if norm is None else lambda: head_norm_of(norm, plan.head_dim, context),
             bias=plan.bias,
             output_bias=plan.output_bias,
             context=context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from msgspec import structs
 from torch import Tensor, nn
 
@@ -21,16 +22,20 @@ from mysglang.srt.configs.layer_plan import (
     SharedExpertPlan,
 )
 from mysglang.srt.configs.mixer_plan import NoMixerPlan
+from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.layers.activation import expert_activation
+from mysglang.srt.layers.altup import AltUp, Laurel
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
+from mysglang.srt.layers.layer_inputs import LayerInput, NoLayerInput
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm
 from mysglang.srt.layers.moe.beside_mlp import MlpAndExperts
 from mysglang.srt.layers.moe.experts import MixtureOfExperts, Narrow, SharedExpert
 from mysglang.srt.layers.moe.parameter import FusedLayout
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.layers.sparse_mlp import SparseMLP
 
 
 class DecoderLayer(nn.Module):
@@ -77,15 +82,18 @@ class DecoderLayer(nn.Module):
 
 
 class ScaledDecoderLayer(DecoderLayer):
-    """A decoder layer that multiplies the residual stream by a number of the checkpoint, `layer_scalar`, at its end."""
+    """A layer that ends with an input of its own, if it has one. The residual stream is then multiplied by a number of
+    the checkpoint, `layer_scalar`.
+    """
 
     def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
         super().__init__(plan, mixer, hidden_size, context)
         self.layer_scalar = WeightParameter((1,), dtype=context.dtype)
         self.layer_scalar.centre = 1.0
+        self.layer_input = layer_input(plan, hidden_size, context)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        x, residual = super().forward(x, residual, batch)
+        x, residual = self.layer_input.add(*super().forward(x, residual, batch), batch)
         return x * self.layer_scalar, residual * self.layer_scalar
 
 
@@ -114,6 +122,45 @@ class NormedStreamLayer(DecoderLayer):
         # First: the MLP may use up its input.
         stream = x * kept_last
         return self._fed(x, x) * added_last, stream
+
+
+class AltUpLayer(DecoderLayer):
+    """A layer for one of several streams, whose output corrects them all, with LAuReL beside attention and an input of
+    its own for the other streams. Source: Gemma 3n.
+
+    Residual stream and output are [T, streams, hidden_size]: what was predicted of all streams, and corrections of it.
+    """
+
+    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
+        super().__init__(plan, mixer, hidden_size, context)
+        assert plan.altup is not None and plan.input is not None, "as Gemma 3n has both"
+        altup, eps = plan.altup, plan.norms.norm.eps
+        self.altup = AltUp(
+            hidden_size,
+            streams=altup.streams,
+            active=altup.active,
+            scaled=altup.scaled,
+            eps=eps,
+            context=context.under("altup"),
+        )
+        self.laurel = Laurel(hidden_size, altup.rank, eps, context.under("laurel"))
+        self.layer_input = LayerInput(hidden_size, **structs.asdict(plan.input), context=context.under("layer_input"))
+        # Streams, their predictions and the corrections in float32, and corrections in the dtype.
+        self.workspace_per_token = 4 * altup.streams * hidden_size * torch.float32.itemsize
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (before_attention, before_mlp), (after_attention, after_mlp) = self.norms_before, self.norms_after
+        (mixer,), active = self.mixers, self.altup.active
+        predicted = self.altup.predict(x if residual is None else x + residual)
+        normed, _ = before_attention.add(predicted[:, active].contiguous(), None)
+        attended = after_attention(mixer(normed, batch))
+        predicted = batch.wanted(predicted)
+        stream = (predicted[:, active] + attended + self.laurel(batch.wanted(normed))) * 0.5**0.5
+        fed, stream = before_mlp.add(stream, None)
+        corrections = self.altup.corrections(predicted, stream + after_mlp(self._fed(fed, stream)))
+        first = self.altup.first(predicted[:, active] + corrections[:, active])
+        corrections[:, 1:] += self.layer_input(first, batch).unsqueeze(1)
+        return corrections, predicted
 
 
 class ParallelDecoderLayer(DecoderLayer):
@@ -164,11 +211,21 @@ def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
         return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
     if plan.normed_stream is not None:
         return NormedStreamLayer
+    if plan.altup is not None:
+        return AltUpLayer
+    assert plan.input is None or plan.scaled_stream, "other layers have no inputs of their own"
     if plan.scaled_stream:
         return ExpertsBesideLayer if isinstance(plan.mlp, MlpAndExpertsPlan) else ScaledDecoderLayer
     if isinstance(plan.mlp, NoMlpPlan):
         return MixerLayer
     return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
+
+
+def layer_input(plan: LayerPlan, hidden_size: int, context: LayerContext) -> NoLayerInput:
+    """Returns the layer's own input, or the null one."""
+    if plan.input is None:
+        return NoLayerInput()
+    return LayerInput(hidden_size, **structs.asdict(plan.input), context=context.under("layer_input"))
 
 
 def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> GatedMLP:
@@ -182,6 +239,10 @@ def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> Pl
 def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
     scales = plan.gate_scale, plan.scale
     return ScaledMLP(hidden_size, plan.intermediate_size, plan.activation, scales, bias=plan.bias, context=context)
+
+
+def sparse_mlp(plan: SparseMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    return SparseMLP(hidden_size, plan.intermediate_size, plan.activation, plan.deviations, context)
 
 
 def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
@@ -235,6 +296,7 @@ MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
     GatedMlpPlan: gated_mlp,
     PlainMlpPlan: plain_mlp,
     ScaledMlpPlan: scaled_mlp,
+    SparseMlpPlan: sparse_mlp,
     MixturePlan: mixture,
     MlpAndExpertsPlan: mlp_and_experts,
     NoMlpPlan: no_mlp,

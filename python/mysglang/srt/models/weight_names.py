@@ -86,7 +86,7 @@ class WeightNames:
         found = [parameter] * count
         for name, (stacked, section) in self._sections.items():
             # If the stacked projection has a name of its own in the checkpoint, it is one tensor there.
-            if section < count > 1 and stacked in parts and stacked in theirs:
+            if section < count and stacked in parts and stacked in theirs:
                 found[section] = ".".join(name if part == stacked else part for part in parts)
         return [self._to_theirs(name) for name in found]
 

@@ -33,6 +33,8 @@ class AttentionShape:
     """Elements at the start of a key that are also its value; None: a value is stored beside its key, with the same
     size.
     """
+    stores: bool = True
+    """False if it attends over what another layer keeps."""
 
     @property
     def score_size(self) -> int:
@@ -40,8 +42,8 @@ class AttentionShape:
         return self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     @property
-    def kept_size(self) -> int:
-        """Elements that are kept of a token."""
+    def read_size(self) -> int:
+        """Elements that are read of a token."""
         return self.num_kv_heads * self.head_dim * (2 if self.latent_dim is None else 1)
 
     def part(self, tp_size: int) -> AttentionShape:
@@ -100,11 +102,11 @@ class DecoderCosts:
         starts = batch.high_lens - batch.lens
         write_bytes = 0
         for layer, number in self._layers.items():
-            kv_bytes = number * layer.kept_size * shape.dtype_bytes
+            kv_bytes = number * layer.read_size * shape.dtype_bytes
             # A product of a query and a key, and one of its score and a value.
             flops += number * 2.0 * layer.score_size * keys_seen(starts, batch.lens, layer.window)
             read_bytes += kv_bytes * keys_read(starts, batch.lens, layer.window)
-            write_bytes += kv_bytes * batch.new_tokens
+            write_bytes += kv_bytes * batch.new_tokens * layer.stores
         sheet.add(instruments.ESTIMATED_FLOPS, flops)
         sheet.add(instruments.ESTIMATED_READ_BYTES, read_bytes)
         sheet.add(instruments.ESTIMATED_WRITE_BYTES, write_bytes)

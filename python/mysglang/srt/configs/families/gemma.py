@@ -142,6 +142,8 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
 
     rope_of_layers: ClassVar[str | None] = FULL
     usual_theta: ClassVar[float] = 1e6
+    usual_vocab_size: ClassVar[int] = 262208
+    """`vocab_size` where config.json does not say it."""
 
     num_attention_heads: Heads = 8
     max_position_embeddings: Positions = 131072
@@ -153,7 +155,7 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
 
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
-        return {"vocab_size": 262208} | hf
+        return {"vocab_size": cls.usual_vocab_size} | hf
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         slides = self.slides(index)

@@ -12,7 +12,6 @@ from mysglang.srt.configs.decoder_config import (
     FULL,
     SLIDING,
     Cap,
-    Count,
     DecoderConfig,
     Experts,
     HeadDim,
@@ -22,7 +21,7 @@ from mysglang.srt.configs.decoder_config import (
     check_experts,
     check_layer_types,
 )
-from mysglang.srt.configs.families.gemma import Gemma3Config
+from mysglang.srt.configs.families.gemma3n import LayerInputKeys
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     DecoderPlan,
@@ -46,14 +45,14 @@ class PerLayer(msgspec.Struct, frozen=True):
     num_key_value_heads: Heads | None = None
 
 
-class Gemma4Heads(Gemma3Config, frozen=True, kw_only=True):
+class Gemma4Heads(LayerInputKeys, frozen=True, kw_only=True):
     """The keys of Gemma 4's config.json about attention, and the attention of its layers.
 
     Layers that see all keys have `global_head_dim` and `num_global_key_value_heads`; transformers 5 writes these as
     `per_layer_config`. With `attention_k_eq_v` their values are their keys before norm and rotation.
     """
 
-    usual_vocab_size: ClassVar[int | None] = 262144
+    usual_vocab_size: ClassVar[int] = 262144
     usual_rope: ClassVar[Mapping[str, Any]] = {
         SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
         FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
@@ -95,9 +94,6 @@ class Gemma4Heads(Gemma3Config, frozen=True, kw_only=True):
         """True if this layer has the window. The last layer always sees all keys."""
         return index + 1 < self.num_hidden_layers and super().slides(index)
 
-    def norm(self) -> NormPlan:
-        return NormPlan(eps=self.rms_norm_eps)
-
 
 NAMES = (
     ("router.proj", "mlp.router"),
@@ -112,27 +108,29 @@ NAMES = (
 
 
 class Gemma4Config(Gemma4Heads, frozen=True, kw_only=True):
-    """Gemma 4 (text) without embeddings for each layer: 31B, and 26B-A4B, which has experts beside its MLPs.
+    """Gemma 4 (text): 31B, 26B-A4B with experts beside its MLPs, and E2B and E4B with inputs for each layer.
 
-    Each layer ends with a factor of the residual stream.
+    Each layer ends with a factor of the residual stream. With `use_double_wide_mlp`, layers that attend over keys of
+    another have MLPs of twice the size.
     """
 
     final_logit_softcapping: Cap | None = None
-    hidden_size_per_layer_input: Count | None = 256
-    num_kv_shared_layers: Count = 0
+    use_double_wide_mlp: bool = False
     enable_moe_block: bool = False
     num_experts: Experts | None = None
     top_k_experts: Experts | None = None
     moe_intermediate_size: Width | None = None
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        return replace(super().plan(rope), renamed=NAMES if self.enable_moe_block else ())
+        plan = super().plan(rope)
+        return replace(plan, renamed=(*plan.renamed, *(NAMES if self.enable_moe_block else ())))
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         return replace(super().layer(index, rope), scaled_stream=True)
 
     def mlp(self, index: int) -> MlpPlan:
-        mlp = GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_activation)
+        wide = 2 if self.use_double_wide_mlp and self.keys_of(index) is not None else 1
+        mlp = GatedMlpPlan(intermediate_size=wide * self.intermediate_size, activation=self.hidden_activation)
         if not self.enable_moe_block:
             return mlp
         mixture = MixturePlan(
@@ -147,12 +145,6 @@ class Gemma4Config(Gemma4Heads, frozen=True, kw_only=True):
     def check(self) -> None:
         DecoderConfig.check(self)
         check_layer_types(self.layer_types, self.num_hidden_layers)
-        for key, value, missing in (
-            ("hidden_size_per_layer_input", self.hidden_size_per_layer_input, "embeddings for each layer"),
-            ("num_kv_shared_layers", self.num_kv_shared_layers, "layers that share keys and values"),
-        ):
-            if value:
-                raise ConfigError(f"config.json: {key} is {value}, and {missing} are not supported for Gemma 4")
         if self.use_bidirectional_attention == "all":
             raise ConfigError("config.json: use_bidirectional_attention is all, and attention is causal here only")
         if self.enable_moe_block:

@@ -100,6 +100,10 @@ class FlashInferBackend:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
         if isinstance(metadata, PrefillMetadata):
+            if not len(k):
+                # Another layer has stored the step's keys and values; rows with nothing before them read these alone.
+                loc = batch.loc_for(spec)
+                k, v = (stored.index_select(0, loc) for stored in self.kv_pool.slots(spec.layer_id))
             return self._prefill.forward(q, k, v, spec, metadata)
         assert isinstance(metadata, FlashInferMetadata)
         wrapper = metadata.wrappers.get(kind_of(spec)) or self._open(kind_of(spec), metadata, q.dtype)

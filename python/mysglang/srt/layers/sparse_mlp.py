@@ -1,0 +1,42 @@
+"""A gated MLP whose gate is cut off, so that few of its numbers are not zero (Gaussian top-k). Source: Gemma 3n."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.kernels.gemm import linear
+from mysglang.srt.layers.activation import plain_activation
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+
+
+class SparseMLP(nn.Module):
+    """down(act(relu(gate(x) - mean - deviations * standard deviation)) * up(x)), both of all numbers of gate(x)."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, act: str, deviations: float, context: LayerContext
+    ) -> None:
+        super().__init__()
+        self._activation, self._deviations = plain_activation(act), deviations
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden_size, (intermediate_size, intermediate_size), context=context.under("gate_up_proj")
+        )
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, context=context.under("down_proj"))
+        self._tp, self._size = context.tp, intermediate_size
+        self._ones = torch.ones(1, intermediate_size // context.tp.size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        kept = self._activation((gate.float() - self._cutoff(gate.float())).relu().to(x.dtype))
+        out: Tensor = self.down_proj(kept * up)
+        return out
+
+    def _cutoff(self, gate: Tensor) -> Tensor:
+        """[N, this rank's part of the gate] float32 -> [N, 1] from all ranks' parts.
+
+        Sums are products, whose deterministic form treats each row by itself.
+        """
+        sums = torch.cat((linear(gate, self._ones, None), linear(gate.square(), self._ones, None)), dim=-1)
+        mean, square = (self._tp.all_reduce(sums) / self._size).chunk(2, dim=-1)
+        return mean + self._deviations * (square - mean.square()).clamp(min=0.0).sqrt()

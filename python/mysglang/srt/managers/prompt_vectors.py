@@ -1,0 +1,29 @@
+"""Prompts that are vectors in the place of token ids (`input_embeds`), checked and packed for the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mysglang.srt.errors import InvalidRequest
+
+
+def packed_vectors(given: Sequence[object], size: int) -> bytes:
+    """Returns the rows as float32, one after another. size: numbers of a row.
+
+    Raises InvalidRequest for rows that are no vectors of this size, or not finite in float32.
+    """
+    # Row by row: other threads can run in between.
+    if not all(_is_vector(row, size) for row in given):
+        message = f"input_embeds must be lists of {size} numbers, the size of the model's hidden states."
+        raise InvalidRequest(message, param="input_embeds")
+    with np.errstate(over="ignore"):
+        rows = [np.asarray(row, dtype=np.float64).astype(np.float32) for row in given]
+    if not all(np.isfinite(row).all() for row in rows):
+        raise InvalidRequest("input_embeds must be finite in float32.", param="input_embeds")
+    return b"".join(row.tobytes() for row in rows)
+
+
+def _is_vector(row: object, size: int) -> bool:
+    return isinstance(row, list) and len(row) == size and set(map(type, row)) <= {int, float}
