@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, ChosenKeys
 from mysglang.srt.forward.host_pages import PageCopies, PagePairs
 from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.kernels.fp8 import LARGEST, bits
@@ -34,6 +34,11 @@ SPECS = [
 
 
 LATENT = [replace(spec, num_kv_heads=1, latent_dim=6) for spec in SPECS]
+# Two of the layers have an indexer, and keep its keys.
+CHOSEN = [
+    replace(spec, chosen=ChosenKeys(top_k=4, layer=min(spec.layer_id, 1), index_dim=0 if spec.layer_id == 3 else 5))
+    for spec in LATENT
+]
 
 
 def make_pool(dtype: torch.dtype = torch.float32, specs: Sequence[AttentionSpec] = SPECS) -> KvPool:
@@ -64,7 +69,7 @@ def contents(pool: KvPool, page: int) -> list[float]:
 @pytest.mark.parametrize("io", ["kernel", "direct"])
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("specs", [SPECS, LATENT], ids=["keys and values", "latent rows"])
+@pytest.mark.parametrize("specs", [SPECS, LATENT, CHOSEN], ids=["keys and values", "latent rows", "index keys"])
 def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype, specs: list[AttentionSpec]) -> None:
     pool = make_pool(dtype, specs)
     mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, platform=CpuPlatform()), CpuPlatform(), io, "")

@@ -83,10 +83,16 @@ def told(answer: Answer) -> list[float]:
         ("llama", {}, 2, {"draft_tokens": 3}),
         ("llama", {"tie_word_embeddings": True}, 3, {"host_tier": HostTierConfig(ratio=4.0)}),
         ("gemma2", WINDOWS, 2, {}),
-        ("deepseek_v3", {}, 2, {}),
+        ("deepseek_v32", {}, 2, {}),
         ("qwen3_next", HYBRID, 2, {"mamba_track_interval": 8}),
     ],
-    ids=["drafts", "three stages and their host tiers", "windows in one stage", "latent rows and experts", "states"],
+    ids=[
+        "drafts",
+        "three stages and their host tiers",
+        "windows in one stage",
+        "latent rows, index keys, experts",
+        "states",
+    ],
 )
 def test_stages_give_the_answers_of_one(
     family: str, sizes: dict[str, Any], stages: int, options: dict[str, Any], tmp_path: Path

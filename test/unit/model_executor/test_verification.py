@@ -42,6 +42,7 @@ CASES = [
     ("gemma2", 16, "erratic"),
     ("qwen3_moe", 1, "perfect"),
     ("deepseek_v2", 16, "erratic"),
+    ("glm_moe_dsa", 4, "erratic"),
 ]
 
 

@@ -13,7 +13,7 @@ from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SoloGroup
 from mysglang.srt.distributed.pipeline import WholeModel
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation, StateStep
+from mysglang.srt.forward.forward_batch import Ask, AttentionSpec, ForwardBatch, Rotation, StateStep
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.registry import model_class
@@ -35,6 +35,9 @@ class NoStore:
     ) -> None:
         assert rotation.cos_sin.shape[0] > 0 and positions.shape == loc.shape
 
+    def store_index(self, layer_id: int, loc: Tensor, keys: Tensor) -> None:
+        pass
+
 
 class NoAttention:
     """Gives back anything."""
@@ -46,6 +49,9 @@ class NoAttention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         return q.new_empty(len(q), spec.num_heads * spec.value_dim)
+
+    def forward_chosen(self, q: Tensor, rows: Tensor, spec: AttentionSpec, batch: ForwardBatch, ask: Ask) -> Tensor:
+        return self.forward(q, rows, rows, spec, batch)
 
 
 class ManyRanks(SoloGroup):

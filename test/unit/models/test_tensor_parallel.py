@@ -33,6 +33,7 @@ def logits(folder: Path, tp: ThreadGroup | SoloGroup) -> Tensor:
 
 STATES = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 ONE_GROUP = {"mamba_n_heads": 8, "mamba_n_groups": 1}
+KV_HEADS = {"num_key_value_heads": 8}
 SIZES = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), STATES),
     "nemotron_h": {"mamba_num_heads": 8, "n_groups": 4},
@@ -41,7 +42,7 @@ SIZES = {
     "stablelm": {"partial_rotary_factor": 0.5},
     "helium": {"head_dim": 12},
     "kimi_linear": {"linear_num_heads": 8},
-    "glm4_moe_lite": {"num_key_value_heads": 8},
+    **dict.fromkeys(("glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"), KV_HEADS),
     "phi": {"tie_word_embeddings": False},
 }
 """Sizes that some families need in addition to eight heads."""

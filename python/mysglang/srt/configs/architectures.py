@@ -14,6 +14,7 @@ from mysglang.srt.configs.families.arcee import ArceeConfig
 from mysglang.srt.configs.families.bamba import BambaConfig
 from mysglang.srt.configs.families.cohere import Cohere2Config, CohereConfig
 from mysglang.srt.configs.families.deepseek import DeepseekV2Config, DeepseekV3Config
+from mysglang.srt.configs.families.deepseek_v32 import DeepseekV32Config, GlmMoeDsaConfig
 from mysglang.srt.configs.families.dots1 import Dots1Config
 from mysglang.srt.configs.families.ernie4_5 import Ernie45Config, Ernie45MoeConfig
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
@@ -132,6 +133,8 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "InternLM3": InternLM3Config,
     "DeepseekV2": DeepseekV2Config,
     "DeepseekV3": DeepseekV3Config,
+    "DeepseekV32": DeepseekV32Config,
+    "GlmMoeDsa": GlmMoeDsaConfig,
     "Glm4MoeLite": Glm4MoeLiteConfig,
     "Bamba": BambaConfig,
     "GraniteMoeHybrid": GraniteHybridConfig,

@@ -7,12 +7,15 @@ computed, and of MLPs one in `models/decoder_layers.py`. Sizes are those of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
 from mysglang.srt.configs.checkpoint_tensors import Matrix as Matrix
 from mysglang.srt.configs.checkpoint_tensors import Size as Size
+from mysglang.srt.configs.latent_plan import ChoicePlan as ChoicePlan
+from mysglang.srt.configs.latent_plan import IndexerPlan as IndexerPlan
+from mysglang.srt.configs.latent_plan import LatentPlan as LatentPlan
 from mysglang.srt.configs.mlp_plan import FusedExpertsPlan as FusedExpertsPlan
 from mysglang.srt.configs.mlp_plan import GatedMlpPlan as GatedMlpPlan
 from mysglang.srt.configs.mlp_plan import LatentExpertsPlan as LatentExpertsPlan
@@ -23,20 +26,9 @@ from mysglang.srt.configs.mlp_plan import RouterPlan as RouterPlan
 from mysglang.srt.configs.mlp_plan import ScaledMlpPlan as ScaledMlpPlan
 from mysglang.srt.configs.mlp_plan import SharedExpertPlan as SharedExpertPlan
 from mysglang.srt.configs.mlp_plan import SparseMlpPlan as SparseMlpPlan
+from mysglang.srt.configs.norm_plan import NormPlan as NormPlan
 from mysglang.srt.configs.stream_plan import AltUpPlan, LayerInputPlan, LayerInputsPlan
 from mysglang.srt.utils.even_split import even_run
-
-NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
-"""An RMSNorm that multiplies by its weight, by nothing, or by 1 + its weight; or a LayerNorm, which subtracts the mean
-before, and adds a bias after.
-"""
-
-
-class NormPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A norm over hidden states, or over each head."""
-
-    eps: float
-    kind: NormKind = "rms"
 
 
 class RopePlan(msgspec.Struct, frozen=True):
@@ -96,47 +88,6 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Yields the matrices of this mixer in a checkpoint's layer."""
         yield from ()
-
-
-class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Multi-head latent attention: a token keeps one row for all heads, from which their keys and values are made.
-
-    DeepSeek-AI, "DeepSeek-V2" (arXiv 2405.04434), section 2.1.
-    """
-
-    query_rank: int | None
-    """Numbers that queries are made from, after a norm; None: they are made from the hidden state."""
-    rank: int
-    """Numbers of a row that keys and values are made from, after a norm."""
-    key_dim: int
-    """Size of each head's key without the part that has positions."""
-    rope_dim: int
-    """Size of the key part with rotary positions, which all heads share."""
-    value_dim: int
-    """Size of each head's value."""
-    interleaved: bool
-    """True if rotary positions rotate neighbouring numbers together; otherwise number i with i + rope_dim / 2."""
-    norm: NormPlan
-    """Norm of the rows, and of the vectors that queries are made from."""
-
-    def matrices(self, num_heads: int, hidden: Size) -> Iterator[Matrix]:
-        """Yields the matrices of latent attention in a checkpoint's layer."""
-        dim = self.key_dim + self.rope_dim
-        queries = Size("num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)", num_heads * dim)
-        if self.query_rank is None:
-            yield Matrix("self_attn.q_proj.weight", queries, hidden)
-        else:
-            narrow = Size("q_lora_rank", self.query_rank)
-            yield Matrix("self_attn.q_a_proj.weight", narrow, hidden)
-            yield Matrix("self_attn.q_b_proj.weight", queries, narrow)
-        row = Size("kv_lora_rank + qk_rope_head_dim", self.rank + self.rope_dim)
-        yield Matrix("self_attn.kv_a_proj_with_mqa.weight", row, hidden)
-        both = Size(
-            "num_attention_heads * (qk_nope_head_dim + v_head_dim)", num_heads * (self.key_dim + self.value_dim)
-        )
-        yield Matrix("self_attn.kv_b_proj.weight", both, Size("kv_lora_rank", self.rank))
-        values = Size("num_attention_heads * v_head_dim", num_heads * self.value_dim)
-        yield Matrix("self_attn.o_proj.weight", hidden, values)
 
 
 class Tempering(NamedTuple):
@@ -233,7 +184,9 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     @property
     def read_size(self) -> int:
         """Numbers that a layer reads of a token before it."""
-        return self.num_kv_heads * self.head_dim * (2 if self.latent is None else 1)
+        if self.latent is not None:
+            return self.head_dim + self.latent.index_dim
+        return 2 * self.num_kv_heads * self.head_dim
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Yields the matrices of attention in a checkpoint's layer."""

@@ -172,5 +172,8 @@ def _stage_problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
         part = plan.stage(stage, stages)
         if not part.attentions:
             yield f"{where} none of them attends over keys."
+        choices = [each.latent.choice for each in part.attentions if each.latent is not None and each.latent.choice]
+        if any(choice.layer not in own for choice in choices):
+            yield f"{where} some attend to the tokens that a layer of the stage before has chosen (indexer_types)."
         if plan.has_states and not part.has_states:
             yield f"{where} none of them keeps a state for each request, as others do."

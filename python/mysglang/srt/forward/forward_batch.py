@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,18 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.worker_batch import ForwardMode, ModelWorkerBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenKeys:
+    """A query attends only to the keys that an indexer has chosen for it (`layers/indexer.py`)."""
+
+    top_k: int
+    """How many these are. A query that sees no more keys attends to all of them."""
+    layer: int
+    """Id of the layer whose indexer chooses: this one, or one that runs before it."""
+    index_dim: int
+    """Size of the index keys that this layer stores; 0: it stores none, since another layer chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +51,8 @@ class AttentionSpec:
     """Latent rows: the first `latent_dim` numbers of a key are its value, so one row holds both. None: values are
     stored beside keys and have head_dim numbers.
     """
+    chosen: ChosenKeys | None = None
+    """Which keys a query attends to; None: all that it sees."""
     sinks: Tensor | None = field(default=None, compare=False)
     """[num_heads] float32, scaled: for each head the score of one more key, which all queries see and whose value is
     zero. It only makes the sum of exponents larger. None: there is none. Weights may change, the tensor does not."""
@@ -106,6 +120,10 @@ class KvStore(Protocol):
         self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
     ) -> None:
         """Rotates q and k in place, then stores keys and values. positions: [T] int64."""
+        ...
+
+    def store_index(self, layer_id: int, loc: Tensor, keys: Tensor) -> None:
+        """Write the index keys of a layer whose queries choose: [T, index_dim]."""
         ...
 
 
@@ -203,6 +221,19 @@ class TokenPlaces:
         )
 
 
+class IndexQueries(NamedTuple):
+    """The part of N queries that chooses keys."""
+
+    q: Tensor
+    """[N, index heads, index_dim], turned."""
+    weights: Tensor
+    """[N, index heads] float32, factors of the heads' scores, which are scaled."""
+
+
+Ask: TypeAlias = Callable[[Tensor], IndexQueries]
+"""[N] int64 numbers of tokens -> what chooses their keys."""
+
+
 class AttentionMetadata(Protocol):
     """Data that a backend computes once for a step; opaque to other code."""
 
@@ -233,6 +264,19 @@ class AttentionBackend(Protocol):
         q, k, v as they were stored, rotary positions applied. Rows that have nothing else in the cache may use k and v.
         A backend may read them in place, but only if the store holds the same numbers. If another layer has stored
         them, k and v are empty ([0, …]).
+        """
+        ...
+
+
+@runtime_checkable
+class ChoosesKeys(AttentionBackend, Protocol):
+    """A backend of layers with latent rows whose queries attend to chosen keys only."""
+
+    def forward_chosen(self, q: Tensor, rows: Tensor, spec: AttentionSpec, batch: ForwardBatch, ask: Ask) -> Tensor:
+        """Attend as `forward` does, over the keys that `spec.chosen` speaks of. All index keys of the step are stored.
+
+        ask: called with tokens of this step, if they see more than `top_k` keys and this layer's indexer chooses.
+        Otherwise the choice is the one that `spec.chosen.layer` has made in the same planned step.
         """
         ...
 
@@ -294,8 +338,8 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpandedRow:
-    """A row whose latent rows are expanded to keys and values of heads, for its new tokens to attend to."""
+class LoneRow:
+    """A row that attends by itself: over keys and values of heads, or over chosen keys."""
 
     tokens: slice
     """The row's tokens in the step."""
@@ -307,7 +351,8 @@ class ExpandedRow:
 class Expansion:
     """Keys and values that some rows of a step attend to in layers with latent rows."""
 
-    rows: tuple[ExpandedRow, ...]
+    rows: tuple[LoneRow, ...]
+    """Their latent rows are expanded to keys and values of heads, for the new tokens to attend to."""
     others: Tail | None
     """The tokens of the other rows, and they alone as a step; None: there are no others."""
     slots: Callable[[int], tuple[Tensor, Tensor]]

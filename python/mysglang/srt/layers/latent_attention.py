@@ -17,22 +17,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from mysglang.srt.forward.forward_batch import AttentionSpec, Expansion, ForwardBatch
+from mysglang.srt.forward.forward_batch import (
+    Ask,
+    AttentionSpec,
+    ChoosesKeys,
+    Expansion,
+    ForwardBatch,
+    IndexQueries,
+)
 from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.gemm import heads_linear
 from mysglang.srt.kernels.latent import absorb_queries, norm_and_turn
 from mysglang.srt.kernels.norm import rms_norm
 from mysglang.srt.layers.attention.expanding import MergedParts
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.indexer import Chooser
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
+
+AttendOthers: TypeAlias = Callable[[Tensor, ForwardBatch], Tensor]
+"""(tokens [N] of the rows that are not expanded, these rows as a step) -> [N, num_heads * value_dim]"""
 
 PIECE = 2048
 """Tokens of a cached beginning that keys and values of heads are made of at once."""
@@ -160,8 +173,25 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
+        q, rows = self._stored(x, self._query_input(x), batch)
+        if batch.tail is not None and batch.tail.step is not None:
+            heads = self._attend(batch.wanted(q), rows, batch.tail.step)
+        elif batch.expanded is None:
+            heads = batch.wanted(self._attend(q, rows, batch))
+        else:
+            others = partial(self._attend_others, q, rows)
+            heads = batch.wanted(self._attend_expanded(q, batch.expanded, others))
+        out: Tensor = self.o_proj(heads)
+        return out
+
+    def _stored(self, x: Tensor, low: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Queries [T, num_heads, key_dim + rope_dim] and latent rows [T, latent_dim + rope_dim], which are stored.
+
+        low: what queries are made from.
+        """
         latent_dim, key_dim = self.attn.spec.value_dim, self._sizes.key_dim
-        q = self._queries(x).view(len(x), self.kv_b_proj.num_heads, -1)
+        direct = self._sizes.query_rank is None
+        q = (self.q_proj if direct else self.q_b_proj)(low).view(len(x), self.kv_b_proj.num_heads, -1)
         rows = self.kv_a_proj_with_mqa(x)
         gain, eps = self.kv_a_layernorm.gain, self.kv_a_layernorm.eps
         if self.rotary is None:
@@ -171,14 +201,7 @@ class LatentAttention(nn.Module):
             turned, cos_sin, interleaved = q[..., key_dim:], self.rotary.cos_sin, self._sizes.interleaved
             norm_and_turn(turned, rows, gain, eps, batch.positions, cos_sin, interleaved)
         self.attn.store(rows, rows[:, :latent_dim], batch)
-        if batch.tail is not None and batch.tail.step is not None:
-            heads = self._attend(batch.wanted(q), rows, batch.tail.step)
-        elif batch.expanded is None:
-            heads = batch.wanted(self._attend(q, rows, batch))
-        else:
-            heads = batch.wanted(self._attend_expanded(q, rows, batch.expanded))
-        out: Tensor = self.o_proj(heads)
-        return out
+        return q, rows
 
     def _attend(self, q: Tensor, rows: Tensor, step: ForwardBatch) -> Tensor:
         """Attends over the latent rows. q: [N, num_heads, key_dim + rope_dim] of the step -> [N, num_heads *
@@ -188,17 +211,19 @@ class LatentAttention(nn.Module):
         sums = step.attn_backend.forward(up.absorb(q), rows, rows[:, : spec.value_dim], spec, step)
         return up.values(sums.view(len(sums), up.num_heads, -1)).flatten(1)
 
-    def _attend_expanded(self, q: Tensor, rows: Tensor, expansion: Expansion) -> Tensor:
-        """Attends, with some rows over expanded keys and values: [T, num_heads, key_dim + rope_dim] -> [T, num_heads *
-        value_dim].
-        """
+    def _attend_others(self, q: Tensor, rows: Tensor, tokens: Tensor, step: ForwardBatch) -> Tensor:
+        """The tokens [N] of rows that are not expanded, which make up this step."""
+        return self._attend(q[tokens], rows, step)
+
+    def _attend_expanded(self, q: Tensor, expansion: Expansion, others: AttendOthers) -> Tensor:
+        """[T, num_heads, key_dim + rope_dim] -> [T, num_heads * value_dim]: some rows over keys and values of heads."""
         out = q.new_empty(len(q), self.kv_b_proj.num_heads * self._sizes.value_dim)
         cache, _ = expansion.slots(self.attn.spec.layer_id)
         for row in expansion.rows:
             out[row.tokens] = self._expand(q[row.tokens].transpose(0, 1), cache, row.keys)
-        if (others := expansion.others) is not None:
-            assert others.step is not None, "they are a step"
-            out[others.tokens] = self._attend(q[others.tokens], rows, others.step)
+        if (rest := expansion.others) is not None:
+            assert rest.step is not None, "they are a step"
+            out[rest.tokens] = others(rest.tokens, rest.step)
         return out
 
     def _expand(self, q: Tensor, cache: Tensor, keys: Tensor) -> Tensor:
@@ -216,8 +241,65 @@ class LatentAttention(nn.Module):
             merged.add(*dense_attention(q, k, v, self.attn.spec.scale, start == begin))
         return merged.out.transpose(0, 1).flatten(1).to(q.dtype)
 
-    def _queries(self, x: Tensor) -> Tensor:
-        """Returns the queries of this rank's heads, [T, num_heads * (key_dim + rope_dim)]."""
-        direct = self._sizes.query_rank is None
-        out: Tensor = self.q_proj(x) if direct else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+    def _query_input(self, x: Tensor) -> Tensor:
+        """[T, query_rank] that queries are made from, or the hidden states themselves."""
+        if self._sizes.query_rank is None:
+            return x
+        low: Tensor = self.q_a_layernorm(self.q_a_proj(x))
+        return low
+
+
+class ChosenLatentAttention(LatentAttention):
+    """Latent attention of queries that choose the tokens they attend to (DSA); `layers/indexer.py` says how.
+
+    The step's plan says which rows choose: `forward_batch.ChoosesKeys`. The others attend as in any latent layer. The
+    last layer attends with all tokens, also where only those of the tail are wanted: the choice of a layer before it
+    is of all tokens.
+    """
+
+    indexer: Chooser
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: AttentionSpec,
+        sizes: LatentSizes,
+        rotary: RotaryEmbedding,
+        *,
+        norm: Callable[[int], RMSNorm],
+        bias: bool,
+        output_bias: bool,
+        indexer: Chooser,
+        context: LayerContext,
+    ) -> None:
+        """indexer: what chooses the tokens; the other arguments are those of `LatentAttention`."""
+        super().__init__(
+            hidden_size, spec, sizes, rotary, norm=norm, bias=bias, output_bias=output_bias, context=context
+        )
+        self.indexer = indexer
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        low = self._query_input(x)
+        q, rows = self._stored(x, low, batch)
+        self.indexer.store(x, self.attn.spec.layer_id, batch)
+
+        def choose(tokens: Tensor) -> IndexQueries:
+            return self.indexer.queries(x[tokens], low[tokens], batch.positions[tokens])
+
+        def others(tokens: Tensor, step: ForwardBatch) -> Tensor:
+            return self._attend_chosen(q[tokens], rows[tokens], step, lambda those: choose(tokens[those]))
+
+        if batch.expanded is None:
+            heads = self._attend_chosen(q, rows, batch, choose)
+        else:
+            heads = self._attend_expanded(q, batch.expanded, others)
+        out: Tensor = self.o_proj(batch.wanted(heads))
         return out
+
+    def _attend_chosen(self, q: Tensor, rows: Tensor, step: ForwardBatch, ask: Ask) -> Tensor:
+        """Attends over chosen rows; shapes are those of `_attend`."""
+        backend, up = step.attn_backend, self.kv_b_proj
+        assert isinstance(backend, ChoosesKeys), "another backend would attend to all tokens"
+        sums = backend.forward_chosen(up.absorb(q), rows, self.attn.spec, step, ask)
+        return up.values(sums.view(len(sums), up.num_heads, -1)).flatten(1)

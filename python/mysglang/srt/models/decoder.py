@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
+    ChoicePlan,
     DecoderPlan,
+    LatentPlan,
     MixerPlan,
     RopePlan,
 )
@@ -33,11 +35,12 @@ from mysglang.srt.configs.mixer_plan import (
 )
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, ChosenKeys, ForwardBatch, StateSpec
 from mysglang.srt.layers.altup import AltUpStreams, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import PagedAttention, SumOfMixers, Tempering
-from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
+from mysglang.srt.layers.indexer import ChosenElsewhere, Indexer, IndexerSizes
+from mysglang.srt.layers.latent_attention import ChosenLatentAttention, LatentAttention, LatentSizes
 from mysglang.srt.layers.layer_inputs import LayerInputs, NoLayerInputs
 from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
 from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
@@ -297,22 +300,8 @@ def attention_of(
         latent_dim=None if latent is None else latent.rank,
     )
     if latent is not None:
-        assert norm is None, "no head is normed"
-        return LatentAttention(
-            hidden_size,
-            spec,
-            LatentSizes(
-                query_rank=latent.query_rank,
-                key_dim=latent.key_dim,
-                value_dim=latent.value_dim,
-                interleaved=latent.interleaved,
-            ),
-            rotaries.of(plan.rope, latent.rope_dim),
-            norm=lambda size: head_norm_of(latent.norm, size, context),
-            bias=plan.bias,
-            output_bias=plan.output_bias,
-            context=context,
-        )
+        assert norm is None, "latent rows are normed in another way"
+        return latent_attention_of(plan, latent, spec, hidden_size, rotaries.of(plan.rope, latent.rope_dim), context)
     if not plan.stores:
         assert not whole and not plan.qk_norm_turned, "heads are normed each, before they are turned"
         assert not plan.output_gate and plan.tempering is None and not plan.sinks, "no such layer shares keys"
@@ -342,6 +331,65 @@ def attention_of(
         output_gate=plan.output_gate,
         context=context,
     )
+
+
+def latent_attention_of(
+    plan: AttentionPlan,
+    latent: LatentPlan,
+    spec: AttentionSpec,
+    hidden_size: int,
+    rotary: RotaryEmbedding | None,
+    context: LayerContext,
+) -> LatentAttention:
+    """Returns attention over latent rows: over all of them, or over those that are chosen."""
+    sizes = LatentSizes(
+        query_rank=latent.query_rank,
+        key_dim=latent.key_dim,
+        value_dim=latent.value_dim,
+        interleaved=latent.interleaved,
+    )
+    norm = partial(head_norm_of, latent.norm, context=context)
+    if (choice := latent.choice) is None:
+        return LatentAttention(
+            hidden_size,
+            spec,
+            sizes,
+            rotary,
+            norm=norm,
+            bias=plan.bias,
+            output_bias=plan.output_bias,
+            context=context,
+        )
+    assert rotary is not None, "an indexer's keys are turned as those of the layer"
+    keys = ChosenKeys(top_k=choice.top_k, layer=choice.layer, index_dim=latent.index_dim)
+    return ChosenLatentAttention(
+        hidden_size,
+        replace(spec, chosen=keys),
+        sizes,
+        rotary,
+        norm=norm,
+        bias=plan.bias,
+        output_bias=plan.output_bias,
+        indexer=indexer_of(choice, latent, hidden_size, rotary, context.under("indexer")),
+        context=context,
+    )
+
+
+def indexer_of(
+    choice: ChoicePlan, latent: LatentPlan, hidden_size: int, rotary: RotaryEmbedding, context: LayerContext
+) -> Indexer | ChosenElsewhere:
+    """Returns the part of a layer that chooses the tokens its queries attend to."""
+    if (plan := choice.indexer) is None:
+        return ChosenElsewhere()
+    assert latent.query_rank is not None, "its queries are made from the same vectors as the layer's"
+    sizes = IndexerSizes(
+        heads=plan.heads,
+        head_dim=plan.head_dim,
+        rope_dim=latent.rope_dim,
+        interleaved=plan.interleaved,
+        eps=plan.norm.eps,
+    )
+    return Indexer(hidden_size, latent.query_rank, sizes, rotary, context)
 
 
 def linear_attention_of(

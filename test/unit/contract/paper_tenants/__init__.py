@@ -10,18 +10,13 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
         eagle3          penalties, minimum lengths, masks and log-probabilities of several tokens of a row in a step:
                         rows with these verify one at a time
         eagle3          trees: a depth beside the place in the row, an ancestor mask, moves after acceptance
-        sparse_indexer  whether an attention backend plans well for late rows: that is a word of a whole worker
     spaces, stores, states
-        sparse_indexer  two stores of one layer; a layout for each store; a store that is not keys and values of equal
-                        shape, which host copies, storage and identity are made of
-        sparse_indexer  pages of different sizes in different spaces: they share the entries of TableWrites
         eagle3          that a store is advisory
     several models
         eagle3          what one model leaves for another: hidden states of named layers
         eagle3          a slot's buffers as tensors that programs share, in the budget, and reset when a slot is opened
         qwen2_5_vl      a step of an encoder: programs take token ids alone
         qwen2_5_vl      given embeddings that are on the device already, in captured steps, or for a later layer
-        sparse_indexer  attention that is no AttentionPlan; a choice that one layer makes for its own attention
     positions and keys
         qwen2_5_vl      positions of three rows, and a position that is the index plus an offset of the slot
         qwen2_5_vl      keys of the prefix cache that are not the ids of the input
@@ -41,6 +36,8 @@ The contract can already express:
 - a second model whose pages have the numbers of the first, and its work for the steps of the first;
 - the buffers of each slot, and which of them may be lost;
 - an encoder without stores;
+- keys of an indexer beside latent rows, and the choice that a layer makes for itself and for layers behind it
+  (DeepSeek-V3.2, which was a tenant here: `layers/indexer.py`, `layers/attention/choosing.py`);
 - an install as a prompt of which all but one token is cached;
 - a step without rows.
 """

@@ -8,6 +8,8 @@ import torch
 
 from fixtures.attention_cases import LATENT, PLAIN
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import ChosenKeys
+from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.factory import (
     AskedBackends,
@@ -16,7 +18,10 @@ from mysglang.srt.layers.attention.factory import (
     LateAttention,
     choose_backends,
     choose_for_late_rows,
+    create_attention_backend,
 )
+from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
+from mysglang.srt.mem_cache.kv_pool.layouts import layout_of
 
 ALL = ("sgl_kernel", "flashinfer", "triton", "torch_native")
 OPEN = AskedBackends()
@@ -131,3 +136,20 @@ def test_without_a_backend_for_late_rows_steps_wait(installed: set[str]) -> None
     fast = ChosenBackends("flashinfer", "sgl_kernel")
     found = choose_for_late_rows(fast, ALL, task, host_reads=False)
     assert found.names == fast and "flashinfer must know how long rows are" in found.why_exact
+
+
+def test_chosen_keys_are_gathered_on_the_host(installed: set[str]) -> None:
+    """So lengths must be known there, and no step is captured; and results depend on how wide a step is."""
+    spec = replace(LATENT, chosen=ChosenKeys(top_k=4, layer=0, index_dim=8))
+    found = choose_backends(OPEN, ALL, [spec], torch.bfloat16)
+    assert found == ChosenBackends("triton", "triton")
+    task = AttentionTask([spec], torch.bfloat16, torch.bfloat16)
+    assert "gathered on the host" in choose_for_late_rows(found, ALL, task, host_reads=False).why_exact
+    assert choose_for_late_rows(found, ALL, task, host_reads=True).why_exact == ""
+    with pytest.raises(ConfigError, match=r"invariant_torch: .* choose the tokens they attend to"):
+        choose_backends(OPEN, ("invariant_torch",), [spec], torch.bfloat16)
+    pool = layout_of([spec], torch.float32).make_store([spec], 0, SpaceShape(3, 4), torch.device("cpu"))
+    backend = create_attention_backend(
+        ChosenBackends("torch_native", "torch_native"), pool, [torch.zeros(2, 3, dtype=torch.int32)], [spec]
+    )
+    assert decode_capture(backend) is None and prompt_capture(backend, [spec]) is None

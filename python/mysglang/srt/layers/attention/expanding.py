@@ -9,8 +9,6 @@ prompt without a cached beginning that is always less. Behind a long beginning b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,15 +16,15 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import (
+    Ask,
     AttentionBackend,
     AttentionMetadata,
     AttentionSpec,
-    ExpandedRow,
+    ChoosesKeys,
     Expansion,
     ForwardBatch,
-    Tail,
 )
-from mysglang.srt.forward.worker_batch import Longs
+from mysglang.srt.layers.attention.lone_rows import lone_rows, rows_alone
 from mysglang.srt.layers.attention.page_reader import PageReader
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
@@ -55,7 +53,11 @@ class ExpandingBackend:
     lengths on the host.
     """
 
-    def __init__(self, inner: AttentionBackend, pool: KvPool, page_table: Tensor) -> None:
+    def __init__(
+        self, inner: AttentionBackend, pool: KvPool, page_table: Tensor, *, longest: int | None = None
+    ) -> None:
+        """longest: longer rows are never expanded, since their queries choose what they attend to; None: any may be."""
+        self._longest = longest
         self.kv_pool = pool
         self._inner = inner
         self._pages = PageReader(page_table, pool.page_size)
@@ -66,52 +68,22 @@ class ExpandingBackend:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         return self._inner.forward(q, k, v, spec, batch)
 
+    def forward_chosen(self, q: Tensor, rows: Tensor, spec: AttentionSpec, batch: ForwardBatch, ask: Ask) -> Tensor:
+        assert isinstance(self._inner, ChoosesKeys), "it is the backend of layers that choose"
+        return self._inner.forward_chosen(q, rows, spec, batch, ask)
+
     def expansion(self, batch: ForwardBatch) -> Expansion | None:
         host = batch.host
         fresh = host.extend_lens == host.seq_lens
         chosen = (host.extend_lens >= LONG) | (fresh & (host.extend_lens >= FRESH))
+        if self._longest is not None:
+            chosen &= host.seq_lens <= self._longest
         if batch.mode.is_decode or not chosen.any():
             return None
         others = np.flatnonzero(~chosen)
-        rows = tuple(self._rows(batch, np.flatnonzero(chosen)))
-        return Expansion(rows, self._alone(batch, others) if len(others) else None, self.kv_pool.slots)
-
-    def _rows(self, batch: ForwardBatch, rows: Longs) -> Iterator[ExpandedRow]:
-        host = batch.host
-        ends = np.cumsum(host.extend_lens)
-        for row in rows:
-            positions = np.arange(host.seq_lens[row], dtype=np.int64)[None]
-            keys = self._pages.kv_slots(host.slots[row : row + 1].astype(np.int64), positions).squeeze(0)
-            yield ExpandedRow(slice(int(ends[row] - host.extend_lens[row]), int(ends[row])), keys)
-
-    def _alone(self, batch: ForwardBatch, rows: Longs) -> Tail:
-        """Returns the tokens of these rows, and the step with them alone, planned."""
-        host = batch.host
-        tokens = np.flatnonzero(np.isin(np.repeat(np.arange(host.num_rows), host.extend_lens), rows))
-        at, of = self._pages.on_device(tokens), self._pages.on_device(rows)
-        step = replace(
-            batch,
-            host=replace(
-                host,
-                input_ids=host.input_ids[tokens],
-                slots=host.slots[rows],
-                seq_lens=host.seq_lens[rows],
-                extend_lens=host.extend_lens[rows],
-                out_cache_locs=tuple(locs[tokens] for locs in host.out_cache_locs),
-                yields=host.yields[rows],
-                shared=None,
-            ),
-            input_ids=batch.input_ids.index_select(0, at),
-            positions=batch.positions.index_select(0, at),
-            slots=batch.slots.index_select(0, of),
-            seq_lens=batch.seq_lens.index_select(0, of),
-            extend_lens=batch.extend_lens.index_select(0, of),
-            out_cache_locs=tuple(locs.index_select(0, at) for locs in batch.out_cache_locs),
-            attn_metadata=None,
-            tail=None,
-        )
-        step.attn_metadata = self._inner.plan(step)
-        return Tail(at, step)
+        rows = lone_rows(batch, np.flatnonzero(chosen), self._pages)
+        alone = rows_alone(batch, others, self._inner.plan) if len(others) else None
+        return Expansion(rows, alone, self.kv_pool.slots)
 
 
 class MergedParts:

@@ -21,6 +21,7 @@ from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
+from mysglang.srt.layers.attention.choosing import ChoosingBackend
 from mysglang.srt.layers.attention.expanding import ExpandingBackend
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.stand_in import NOTHING_TO_BUILD, BackgroundBuild, KernelBuild
@@ -58,6 +59,11 @@ SPECIALITIES = (
         lambda spec: spec.latent_dim is not None,
         frozenset({"cpu", "invariant_torch", "torch_native", "triton"}),
         "it does not attend over latent rows (multi-head latent attention)",
+    ),
+    Speciality(
+        lambda spec: spec.chosen is not None,
+        frozenset({"cpu", "torch_native", "triton"}),
+        "results of layers that choose the tokens they attend to (DSA) depend on how many tokens a step has",
     ),
     Speciality(lambda spec: spec.sinks is not None, OVER_PAIRS, "it has no attention sinks"),
     Speciality(lambda spec: spec.chunked, OVER_PAIRS, "it does not attend within chunks"),
@@ -179,6 +185,8 @@ def choose_for_late_rows(
     """
     if host_reads:
         return LateAttention(chosen, "")
+    if any(spec.chosen is not None for spec in task.specs):
+        return LateAttention(chosen, "the keys that an indexer chooses from are gathered on the host")
     able = [name for name in dict.fromkeys((chosen.decode, *available)) if _takes_bounds(name, task)]
     prompts = [name for name in (chosen.prefill, *able) if name in able and name not in DECODE_ONLY]
     if not prompts or (chosen.prefill in ASKED_FOR_ITSELF and chosen.prefill in EXACT):
@@ -280,9 +288,12 @@ def _create(
     one = names.decode == names.prefill and not names.stand_in
     both = split(prefill, prefill if one else make(names.decode))
     latent = any(spec.latent_dim is not None for spec in specs)
+    top_k = next((spec.chosen.top_k for spec in specs if spec.chosen is not None), None)
+    if top_k is not None:
+        both = ChoosingBackend(both, pool, page_table, top_k=top_k)
     # Deterministic inference attends in one way, and elsewhere than on a CPU dense attention has no kernel.
     if latent and names.prefill in ("cpu", "torch_native") and page_table.device.type == "cpu":
-        return ExpandingBackend(both, pool, page_table)
+        return ExpandingBackend(both, pool, page_table, longest=top_k)
     return both
 
 

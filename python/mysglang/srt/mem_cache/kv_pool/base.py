@@ -83,6 +83,14 @@ class KvPool(ABC):
     ) -> None:
         """Turn q [T, num_heads * head_dim] and k in place, then write the tokens' keys and values as `store` does."""
 
+    def store_index(self, layer_id: int, loc: Tensor, keys: Tensor) -> None:
+        """Write the tokens' index keys [T, index_dim], for layers that keep such (`AttentionSpec.chosen`)."""
+        self.index_slots(layer_id).index_copy_(0, loc, keys)
+
+    def index_slots(self, layer_id: int) -> Tensor:
+        """Stored index keys [KV slots, index_dim] of a layer, those of page 0 first."""
+        raise AssertionError(f"layer {layer_id} keeps no index keys")
+
     @abstractmethod
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """Returns the stored keys [KV slots, num_kv_heads, head_dim] and values [KV slots, num_kv_heads, value_dim] of

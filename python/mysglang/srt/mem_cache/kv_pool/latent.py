@@ -3,6 +3,7 @@
     row of a token    [ latent, the first `latent_dim` numbers | rotary part ]
     key               all of it
     value             the latent
+    index key         beside the row, in a tensor of its own, in layers whose queries choose tokens by it
 
 DeepSeek-AI, "DeepSeek-V2" (arXiv 2405.04434), section 2.1. The keys and values of single heads are made from the
 latent when a step attends, or never: see `layers/latent_attention.py`.
@@ -31,7 +32,7 @@ class LatentLayout:
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
         """Returns bytes that one token's rows take in these layers."""
-        return sum(spec.head_dim for spec in specs) * self.dtype.itemsize
+        return sum(spec.head_dim + index_dim(spec) for spec in specs) * self.dtype.itemsize
 
     def make_store(
         self, specs: Sequence[AttentionSpec], space: int, shape: SpaceShape, device: torch.device
@@ -48,8 +49,15 @@ class LatentLayout:
         )
 
 
+def index_dim(spec: AttentionSpec) -> int:
+    """Returns the size of the index keys that the layer stores; 0: it stores none."""
+    return 0 if spec.chosen is None else spec.chosen.index_dim
+
+
 class LatentKvPool(KvPool):
-    """A pool with one buffer for each layer: [KV slots, 1, head_dim]. A value is a view of the beginning of its key."""
+    """A pool with a buffer of rows for each layer: [KV slots, 1, head_dim]. A value is a view of the beginning of its
+    key. Layers whose queries choose have a second buffer, of index keys: [KV slots, index_dim].
+    """
 
     def __init__(
         self,
@@ -69,6 +77,11 @@ class LatentKvPool(KvPool):
         slots = (num_pages + 1) * page_size
         # Zeros, since a masked key's score may be -inf but its value is still multiplied, and 0 * NaN is NaN.
         self._rows = {spec.layer_id: torch.zeros(slots, 1, spec.head_dim, dtype=dtype, device=device) for spec in specs}
+        self._index = {
+            spec.layer_id: torch.zeros(slots, size, dtype=dtype, device=device)
+            for spec in specs
+            if (size := index_dim(spec))
+        }
         self._value_dims = {spec.layer_id: spec.value_dim for spec in specs}
 
     @property
@@ -94,17 +107,29 @@ class LatentKvPool(KvPool):
         return rows, rows[..., : self._value_dims[layer_id]]
 
     def buffers(self, layer_id: int) -> tuple[Tensor, ...]:
-        return (self._rows[layer_id],)
+        index = self._index.get(layer_id)
+        return (self._rows[layer_id],) if index is None else (self._rows[layer_id], index)
+
+    def store_index(self, layer_id: int, loc: Tensor, keys: Tensor) -> None:
+        self.arrivals.wait(layer_id)
+        super().store_index(layer_id, loc, keys)
+
+    def index_slots(self, layer_id: int) -> Tensor:
+        return self._index[layer_id]
 
     def release(self) -> None:
-        for rows in self._rows.values():
-            rows.untyped_storage().resize_(0)
+        for buffer in self._all:
+            buffer.untyped_storage().resize_(0)
 
     def resume(self) -> None:
-        for rows in self._rows.values():
-            rows.untyped_storage().resize_(rows.nbytes)
-            rows.zero_()
+        for buffer in self._all:
+            buffer.untyped_storage().resize_(buffer.nbytes)
+            buffer.zero_()
 
     @property
     def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self._rows.values())
+        return sum(buffer.nbytes for buffer in self._all)
+
+    @property
+    def _all(self) -> list[Tensor]:
+        return [*self._rows.values(), *self._index.values()]

@@ -45,6 +45,12 @@ class KvStores(KvPool):
     ) -> None:
         self._store_of[layer_id].store_rotated(layer_id, loc, q, k, v, positions, rotation)
 
+    def store_index(self, layer_id: int, loc: Tensor, keys: Tensor) -> None:
+        self._store_of[layer_id].store_index(layer_id, loc, keys)
+
+    def index_slots(self, layer_id: int) -> Tensor:
+        return self._store_of[layer_id].index_slots(layer_id)
+
     @property
     def dtype(self) -> torch.dtype:
         return self._stores[0].dtype
