@@ -75,7 +75,7 @@ class OneBatch:
     """Runs batches on one worker, one after another, each on an empty KV cache."""
 
     def __init__(self, worker: Worker, chunk: int) -> None:
-        """`chunk`: tokens that a prefill step may hold."""
+        """`chunk`: the largest number of tokens in a prefill step."""
         self._worker = worker
         self.chunk = chunk
 

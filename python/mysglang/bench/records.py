@@ -27,17 +27,17 @@ class RequestRecord:
 
     @property
     def latency(self) -> float:
-        """Until the last byte."""
+        """Seconds from sending the request until the last byte."""
         return self.end - self.start
 
     @property
     def ttft(self) -> float:
-        """Until the first token; an answer without any counts from its end."""
+        """Seconds until the first token; for an answer without tokens, until its end."""
         return (self.arrivals[0][0] if self.arrivals else self.end) - self.start
 
     @property
     def last_token(self) -> float:
-        """Until the last token."""
+        """Time of the last token; for an answer without tokens, of its end."""
         return (self.arrivals[-1][0] if self.arrivals else self.end) - self.start
 
     @property

@@ -34,7 +34,7 @@ class ApiClient:
     """One server. Raises Failed where it cannot be reached, ServerRefused for an error that it answers."""
 
     def __init__(self, base_url: str, api_key: str | None = None, *, hint: str = "") -> None:
-        """`hint` ends the error where no server answers. Raises Refused for what is no URL."""
+        """`hint` ends the error message when no server answers. Raises Refused for an invalid URL."""
         parts = urlsplit(base_url)
         try:
             port = parts.port

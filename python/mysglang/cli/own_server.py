@@ -31,7 +31,7 @@ _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 def parse_for_server(parser: ToolParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns the command's options, and the words for a server of its own, which only --model-path allows.
 
-    Raises Refused, or ConfigError for what is no option of a server.
+    Raises Refused, or ConfigError for an unknown option.
     """
     options, flags = parser.parse_before_server(argv)
     if options.model_path is None:
@@ -92,6 +92,6 @@ def _wait_ready(process: subprocess.Popen[str]) -> str:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel ask the server to end when this process ends for any reason. Linux only."""
+    """Makes the kernel ask the server to end when this process ends for any reason. Linux only."""
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -18,7 +18,7 @@ class Scored:
 
     @property
     def right(self) -> bool:
-        """Exact match; a judgement of the text as a whole."""
+        """True if the answer is exactly the expected one."""
         return self.answer == self.expected
 
 

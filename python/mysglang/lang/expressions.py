@@ -206,7 +206,7 @@ class VarScopeEnd(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Expression):
-    """Have the backend cache all text so far."""
+    """Asks the backend to cache all text so far."""
 
     def visit(self, visitor: Visitor) -> None:
         visitor.commit()

@@ -171,7 +171,7 @@ class Interpreter:
         return Prompt(self.text_, tuple(self.messages_), self.role, partial, tuple(self._media))
 
     def set_result(self, name: str | None, value: object, meta: Any) -> None:
-        """Give a variable its value, which is final."""
+        """Sets the value of a variable, which is final."""
         with self._changed:
             if name is not None:
                 self.variables[name] = value

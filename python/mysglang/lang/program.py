@@ -36,7 +36,9 @@ class SglFunction:
         num_api_spec_tokens: int | None = None,
         bind_arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Raises TypeError if the first argument of `func` is not `s`, ValueError for less than one token."""
+        """Raises TypeError if the first argument of `func` is not `s`, ValueError if `num_api_spec_tokens` is less than
+        one.
+        """
         if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
             raise ValueError(f"num_api_spec_tokens must be at least 1; got {num_api_spec_tokens}.")
         parameters = list(inspect.signature(func).parameters.values())
@@ -125,7 +127,7 @@ class SglFunction:
         return trace(self.func, given, backend_or_default(backend).get_chat_template())
 
     def cache(self, backend: Backend | None = None) -> None:
-        """Have the backend cache the text that all runs begin with, if it is long enough to be worth a request."""
+        """Asks the backend to cache the text that all runs begin with, if it is long enough to be worth a request."""
         found = backend_or_default(backend)
         placeholders = {name: Argument(name) for name in self.arg_names}
         prefix = common_prefix(self.func, {**placeholders, **self.bind_arguments}, found.get_chat_template())

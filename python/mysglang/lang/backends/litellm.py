@@ -26,7 +26,7 @@ class LiteLLM(Backend):
     is_chat_model = True
 
     def __init__(self, model_name: str, chat_template: ChatFormat | None = None, **client_options: Any) -> None:
-        """`model_name` as litellm has it, such as "openai/gpt-4o"; `client_options` are those of
+        """`model_name`: a name that litellm knows, such as "openai/gpt-4o". `client_options`: arguments of
         `litellm.completion`, such as `api_key`, `base_url`, `timeout`. Raises ImportError without the package litellm.
         """
         self._litellm = import_client("litellm", "LiteLLM")

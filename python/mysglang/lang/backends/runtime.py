@@ -20,7 +20,7 @@ class Runtime(NativeBackend):
     """
 
     def __init__(self, *, chat_template_name: str | None = None, **options: Any) -> None:
-        """Returns when the model is ready. Raises ConfigError, WorkerDied."""
+        """Starts an engine, and returns when its model is ready. Raises ConfigError, WorkerDied."""
         self.engine = Engine(**options)
         try:
             self._chat_template = self.find_chat_template(

@@ -81,7 +81,7 @@ class RuntimeEndpoint(NativeBackend):
         return dict(self._json("GET", "/server_info"))
 
     def start_profile(self, **options: Any) -> None:
-        """Have the server record its steps; `options` are the fields of POST /start_profile."""
+        """Asks the server to record its steps; `options` are the fields of POST /start_profile."""
         _check(self._send("POST", "/start_profile", options))
 
     def stop_profile(self) -> None:

@@ -22,8 +22,8 @@ class VertexAI(Backend):
     is_chat_model = True
 
     def __init__(self, model_name: str, safety_settings: Any = None, **client_options: Any) -> None:
-        """The project and the place are those of GCP_PROJECT_ID and GCP_LOCATION, as in SGLang; `client_options` are
-        further ones of `genai.Client`. Raises ImportError without the package google-genai, KeyError without a project.
+        """Project and location are taken from GCP_PROJECT_ID and GCP_LOCATION, as in SGLang. `client_options`: more
+        arguments of `genai.Client`. Raises ImportError without the package google-genai, KeyError without a project.
         """
         genai = import_client("google.genai", "VertexAI")
         self._types = import_client("google.genai.types", "VertexAI")

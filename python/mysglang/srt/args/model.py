@@ -87,6 +87,6 @@ class ModelArgs:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """`json_model_override_args`, read. Raises ValueError for what is no JSON."""
+        """The parsed `json_model_override_args`. Raises ValueError for invalid JSON."""
         value: dict[str, Any] = json.loads(self.json_model_override_args)
         return value

@@ -48,10 +48,10 @@ class ParallelArgs:
 
     @property
     def ranks_per_gpu(self) -> int:
-        """Ranks that divide the memory of a GPU."""
+        """Number of ranks that share the memory of a GPU."""
         return self.num_ranks if self.gpu_id_step == 0 else 1
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute."""
+        """Number of processes that compute."""
         return self.tp_size * self.pp_size

@@ -124,14 +124,14 @@ class ScheduleArgs:
 
     @property
     def priorities(self) -> Literal["none", "high_first", "low_first"]:
-        """Which requests are tried first by what they say themselves."""
+        """The order that priorities give: high numbers first, low numbers first, or none."""
         if not self.has_priorities:
             return "none"
         return "low_first" if self.schedule_low_priority_values_first else "high_first"
 
     @property
     def most_wait_tokens(self) -> int:
-        """Prompt tokens for which running requests wait at most where steps are not kept short; 0: for all."""
+        """Number of prompt tokens for which running requests wait at most, if steps are not kept short; 0: no limit."""
         return DECODE_WAIT_TOKENS if self.decode_wait_tokens is None else self.decode_wait_tokens
 
     @property

@@ -50,7 +50,7 @@ class SpeculativeArgs:
 
     @property
     def drafts(self) -> int:
-        """Drafts of a row in a step at most; 0: none are tried. Resolved."""
+        """Largest number of draft tokens per row and step; 0: no drafts. For resolved options."""
         return 0 if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
 
     def complaint(self) -> str | None:

@@ -134,7 +134,7 @@ class ModelSizes:
 
     @property
     def active_parameters(self) -> int:
-        """Elements that one token is multiplied with."""
+        """Number of weights that one token is multiplied with."""
         return sum(weights.used * weights.elements for weights in self.layers) + self.head
 
     def kv_token_bytes(self, windows_share: float = 1.0) -> float:

@@ -68,12 +68,12 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stacked(self) -> Mapping[str, tuple[str, ...]]:
-        """Projections that are one here -> those that they are in a checkpoint, in order."""
+        """Maps each fused projection to the names of its parts in a checkpoint, in order."""
         return {}
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Modules of it that a checkpoint may have and that nothing is computed with."""
+        """Names of modules that a checkpoint may have for this layer, and that are not used."""
         return ()
 
     @property
@@ -173,17 +173,17 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
 
     @property
     def rope_dim(self) -> int:
-        """Numbers of a key that rotary positions turn."""
+        """Number of elements of a key that rotary positions rotate."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def kept_size(self) -> int:
-        """Numbers that a layer keeps of a token."""
+        """Number of elements that a layer stores for each token."""
         return self.read_size if self.stores else 0
 
     @property
     def read_size(self) -> int:
-        """Numbers that a layer reads of a token before it."""
+        """Number of elements that a layer reads for each earlier token."""
         if self.latent is not None:
             return self.head_dim + self.latent.index_dim
         return 2 * self.num_kv_heads * self.head_dim
@@ -351,7 +351,7 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Keys that a query sees, itself included, by layer that attends; None: all."""
+        """Number of keys that a query sees, itself included, for each layer that attends; None: all."""
         return tuple(attention.window for attention in self.attentions)
 
     def stage(self, number: int, stages: int) -> DecoderPlan:

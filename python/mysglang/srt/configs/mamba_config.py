@@ -52,7 +52,7 @@ class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def mamba_inner(self) -> int:
-        """Numbers that all heads give."""
+        """Number of output elements of all heads together."""
         return self.mamba_expand * self.hidden_size
 
     def check(self) -> None:

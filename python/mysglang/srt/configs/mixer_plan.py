@@ -170,7 +170,7 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
 
     @property
     def inner(self) -> int:
-        """Numbers that all heads give."""
+        """Number of output elements of all heads together."""
         return self.heads * self.head_dim
 
     @property

@@ -135,7 +135,7 @@ class AnswerMasks:
     """Implements MaskFiller for AnswerGrammars of one backend."""
 
     def __init__(self, backend: Callable[[], GrammarBackend], vocab_size: int, eos_ids: Sequence[int]) -> None:
-        """`backend` gives the one that made the grammars; by then it is there."""
+        """`backend` returns the backend that made the grammars; it is called only after a grammar was made."""
         self._backend = backend
         self._free = free_mask(vocab_size, eos_ids)
         self._last_word = free_mask(vocab_size, ())[-1]

@@ -39,7 +39,7 @@ class JsonStyle:
 
     @property
     def pattern(self) -> str | None:
-        """All of this as a regular expression; None: any whitespace."""
+        """All allowed whitespace as a regular expression; None: any whitespace."""
         if self.whitespace_pattern is not None:
             return self.whitespace_pattern
         if not self.any_whitespace:
@@ -56,7 +56,7 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Take a token; False if it is not allowed."""
+        """Takes a token; returns False if it is not allowed."""
         ...
 
     def forced_text(self) -> str:
@@ -64,7 +64,7 @@ class Matcher(Protocol):
         ...
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens."""
+        """Takes back the last `count` tokens."""
         ...
 
 

@@ -83,7 +83,7 @@ class Frames(Generic[Message]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Returns the messages that are complete now. Raises msgspec.MsgspecError for what is none."""
+        """Returns the messages that are complete now. Raises msgspec.MsgspecError for an invalid message."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= LENGTH_BYTES:

@@ -139,7 +139,7 @@ class GrammarCompiler:
     def __init__(
         self, setup: CompilerSetup, make_backend: Callable[[], GrammarBackend], *, eager: bool = False
     ) -> None:
-        """`make_backend`, called in the thread, makes what the process makes from `setup`.
+        """`make_backend` is called in the thread; it makes the backend that the process makes from `setup`.
 
         `eager`: load the libraries now, here and in the process, and not when the first grammar comes.
         """

@@ -50,7 +50,7 @@ class SharedBackend:
     """A GrammarBackend that keeps the data from which it loaded grammars, for the other ranks (a `Freight`)."""
 
     def __init__(self, make_backend: Callable[[], GrammarBackend]) -> None:
-        """`make_backend` is called when the backend is first needed, in whichever thread that is; it caches."""
+        """`make_backend` is called in any thread, each time the backend is needed; it must cache its result."""
         self._backend = make_backend
         self._loaded_from: dict[GrammarSpec, deque[bytes]] = {}
 

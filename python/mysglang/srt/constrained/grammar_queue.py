@@ -185,8 +185,8 @@ class GrammarQueue:
         patience_s: float = math.inf,
         clock: Callable[[], float] = AWAKE.now,
     ) -> None:
-        """`cut`: for all of the grammars; see AnswerGrammar. `freight`: how grammars come to other ranks; None: there
-        are no other ranks. `patience_s`: how long a request waits for its grammar.
+        """`cut` is passed to every grammar; see AnswerGrammar. `freight` sends grammars to other ranks; None: there are
+        no other ranks. `patience_s`: how long a request waits for its grammar.
         """
         self._cut = cut
         self._compiler = compiler

@@ -29,7 +29,7 @@ class Continuations:
     """Tokens that may follow tokens whose last byte is one of NEXT_BYTE."""
 
     def __init__(self, pieces: Sequence[bytes], words: int) -> None:
-        """pieces: per token. words: of a mask."""
+        """`pieces`: the bytes of each token. `words`: the number of 32-bit words in a mask."""
         order = {lead: number for number, lead in enumerate(NEXT_BYTE, 1)}
         self._kind = bytes(order.get(piece[-1], 0) if piece else 0 for piece in pieces)
         first = np.array([piece[0] if piece else 0 for piece in pieces], dtype=np.int32)

@@ -24,7 +24,7 @@ class AllRanks:
     """
 
     def __init__(self, *groups: Agrees, size: int = 1) -> None:
-        """`size`: how many ranks there are in all."""
+        """`size`: the number of ranks."""
         self._groups = groups
         self.size = size
 

@@ -27,7 +27,7 @@ class Group(Protocol):
 
     @property
     def not_captured(self) -> str:
-        """Why no step with these verbs can be captured as a graph, a clause; empty: it can be."""
+        """The reason why no step with these operations can be captured as a graph, as a clause; empty if it can be."""
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:

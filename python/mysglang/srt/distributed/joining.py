@@ -29,7 +29,7 @@ class Joining:
     def __init__(
         self, name: str, address: str, port: int, make: Callable[[float], UpdateGroup], timeout_s: float
     ) -> None:
-        """`make`: joins the group within so many seconds, called in the thread that waits."""
+        """`make` joins the group within so many seconds; it is called in the thread that waits."""
         self.done: Future[None] = Future()
         self.group: UpdateGroup | None = None
         """Once it is there."""

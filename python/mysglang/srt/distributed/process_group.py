@@ -99,7 +99,7 @@ class ProcessGroup:
     not_captured = ""
 
     def __init__(self, group: Any, place: Place, device: torch.device) -> None:
-        """`group`: one of torch's, which holds tensors of `device`."""
+        """`group`: a group of torch's, for tensors on `device`."""
         self.rank = place.rank
         self.size = place.size
         self._group = group
@@ -161,7 +161,7 @@ class ThroughHost:
     not_captured = "ranks share a device (--gpu-id-step 0), and a graph cannot contain their exchange through the host"
 
     def __init__(self, inner: ProcessGroup) -> None:
-        """`inner`: a group of the same ranks, which holds tensors of the CPU."""
+        """`inner`: a group of the same ranks, for tensors on the CPU."""
         self.rank = inner.rank
         self.size = inner.size
         self._inner = inner

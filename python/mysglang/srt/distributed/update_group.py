@@ -23,7 +23,7 @@ class UpdateGroup:
     """A group that this process has joined. `leave` it in the end."""
 
     def __init__(self, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float):
-        """Waits for all members. Raises RuntimeError or ValueError of torch's if they do not come within `timeout_s`
+        """Waits for all members. Raises torch's RuntimeError or ValueError if they do not join within `timeout_s`
         seconds.
         """
         timeout = timedelta(seconds=timeout_s)

@@ -228,7 +228,7 @@ def _inside(item: object) -> Iterable[object]:
 def validate(model: type[Model], data: dict[str, object], fields: FieldReport = REFUSED) -> Model:
     """Returns `data` as a `model`. Raises InvalidRequest with every finding in one line; `param` is the first field.
 
-    `fields`: hears of fields that change nothing.
+    `fields` receives the fields that change nothing.
     """
     try:
         return model.model_validate(data, context=fields)

@@ -119,12 +119,12 @@ class MemoryReturn:
     """Collects the wishes of several bodies to give memory back, and fulfils them in one go."""
 
     def __init__(self, give_back: Callable[[], None] | None = None) -> None:
-        """`give_back`: runs in a thread; None for what the C library has for it."""
+        """`give_back` runs in a thread; None: the C library's `malloc_trim`, if it has one."""
         self._give_back = _give_back() if give_back is None else give_back
         self._timers: list[asyncio.TimerHandle] = []
 
     def soon(self) -> None:
-        """Give back after a while. Called on the event loop."""
+        """Schedules a return of memory after a while. Called on the event loop."""
         for timer in self._timers:
             timer.cancel()
         loop = asyncio.get_running_loop()

@@ -78,7 +78,7 @@ class RecentRequests:
     """Keeps open requests, and finished ones for WINDOW_S."""
 
     def __init__(self, folder: Path, *, contents: bool, clock: Callable[[], float] = time.time) -> None:
-        """Files go to `folder`/HOST, which is made. Raises ConfigError if that cannot be."""
+        """Makes the folder `folder`/HOST for the files. Raises ConfigError if this fails."""
         self._folder = folder / socket.gethostname()
         try:
             check_folder(self._folder)

@@ -44,7 +44,9 @@ class Reception:
     """Creates the protocol of each new connection for uvicorn."""
 
     def __init__(self, make: Callable[..., asyncio.Protocol], most: int) -> None:
-        """`make`: what serves a connection, given uvicorn's keywords. `most`: connections that are served at once."""
+        """`make` makes the protocol of a connection from uvicorn's keyword arguments. `most`: the largest number of
+        connections that are served at once.
+        """
         self._make = make
         self._most = most
         self._full = False

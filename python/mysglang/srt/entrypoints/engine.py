@@ -60,7 +60,9 @@ class Engine:
     """A model that generates, or makes vectors. `options` are those of the server, by name; see `ServerArgs`."""
 
     def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
-        """Launch, and return when ready. Raises ConfigError, or WorkerDied if a process ended before it was ready."""
+        """Starts the engine, and returns when it is ready. Raises ConfigError, or WorkerDied if a process ended before
+        that.
+        """
         if server_args is None:
             defaults = {"log_level": "error", "max_queued_requests": UNQUEUED}
             server_args = ServerArgs.from_kwargs(**{**defaults, **options})
@@ -198,7 +200,7 @@ class Engine:
 
     @property
     def weights(self) -> EngineWeights:
-        """The verbs that change and read the weights; the usual ones are here under SGLang's names, too."""
+        """The functions that change and read the weights; Engine has the usual ones too, under SGLang's names."""
         return EngineWeights(self._front.tokenizer_manager, self._await)
 
     def update_weights_from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:

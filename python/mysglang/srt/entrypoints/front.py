@@ -47,7 +47,7 @@ class Signs(Protocol):
 
     @property
     def last_heartbeat(self) -> float:
-        """When that came: seconds of the AWAKE clock; 0 for never."""
+        """Time of the last heartbeat in seconds of the AWAKE clock; 0 if there was none."""
         ...
 
     def quietest(self) -> tuple[str, float]:
@@ -84,7 +84,7 @@ class Manager(Protocol):
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
 
     def notify_fronts(self, order: FrontOrder) -> None:
-        """Have the other fronts of this server do the same."""
+        """Makes the other fronts of this server do the same."""
         ...
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int: ...

@@ -76,7 +76,7 @@ class Connections:
 
     @property
     def cut(self) -> int:
-        """Clients that were cut off since they did not read, of all fronts."""
+        """Number of clients, of all fronts, that were disconnected since they did not read."""
         return self.board.total(Column.SLOW_CLIENTS_CUT)
 
     def note_cut(self) -> None:

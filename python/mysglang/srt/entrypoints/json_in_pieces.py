@@ -49,7 +49,7 @@ class PieceReader:
     """Reads one JSON text piece by piece, so that other work can run in between."""
 
     def __init__(self, body: memoryview, layout: JsonLayout, checkpoint: Callable[[], None]) -> None:
-        """`checkpoint`: called between pieces; what it raises ends the work."""
+        """`checkpoint` is called between pieces; an exception that it raises ends the work."""
         self._body = body
         self._layout = layout
         self._checkpoint = checkpoint

@@ -112,7 +112,7 @@ class Subprocesses:
     """The children of one server: a scheduler for each rank, the detokenizers, and further fronts if there are some."""
 
     def __init__(self, server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> None:
-        """Start them all, side by side. Must run in the event loop that watches them."""
+        """Starts all processes at once. Must run in the event loop that watches them."""
         self._modules = modules
         self.ipc_dir = make_ipc_dir()
         serving = server_args.serving

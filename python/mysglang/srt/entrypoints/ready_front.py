@@ -84,7 +84,7 @@ class FrontLinks:
         )
 
     async def beat(self) -> None:
-        """Tell the others for ever that this one is alive."""
+        """Reports to the other fronts that this one is alive, in an endless loop."""
         while True:
             self.fronts.notify(FrontBeat(front=self.fronts.index))
             await asyncio.sleep(BEAT_S)

@@ -53,7 +53,7 @@ class Runtime:
     """
 
     def __init__(self, server_args: ServerArgs, model_config: ModelConfig, subprocesses: Subprocesses) -> None:
-        """Around children that were launched, which end with it. `server_args` have paths of this machine
+        """Takes over processes that were launched, and ends them when it ends. `server_args` have paths of this machine
         (`launcher.find_model`).
         """
         self.server_args = server_args
@@ -119,11 +119,11 @@ class Runtime:
         return await asyncio.shield(self._watching)
 
     def drain(self) -> None:
-        """Have the other fronts accept no more requests."""
+        """Makes the other fronts refuse new requests."""
         self._links.fronts.notify(DrainReq())
 
     def cut_off(self, why: str) -> None:
-        """Tell every open request that it ends now."""
+        """Ends every open request now."""
         self._links.fronts.notify(EndReq(why=why, kind="shutting_down"))
         if self._manager is not None:
             self._manager.fail_all(ShuttingDown(why))

@@ -99,7 +99,7 @@ class Sessions:
     """Serves sessions: generates as the manager does, and resolves `session_params`."""
 
     def __init__(self, manager: Manager, num_keys: int = 1, clock: Callable[[], float] = AWAKE.now) -> None:
-        """`num_keys`: API keys that share the room for sessions."""
+        """`num_keys`: the number of API keys that share the space for sessions."""
         self._manager = manager
         self._clock = clock
         self._number = SharedRoom(MAX_SESSIONS, num_keys)

@@ -247,7 +247,7 @@ class AttentionBackend(Protocol):
 
     @property
     def kv_pool(self) -> KvStore:
-        """The store that the backend reads; layers store there before they attend."""
+        """The store of keys and values that the backend reads; layers store there before they attend."""
         ...
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -375,7 +375,9 @@ class Embeds:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last token of each row, which alone goes on after the keys and values of the last layer are stored."""
+    """The last token of each row. Only these are computed further, once the last layer has stored its keys and
+    values.
+    """
 
     tokens: Tensor
     """[R] int64, where they stand among the tokens of the step."""

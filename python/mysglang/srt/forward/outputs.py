@@ -69,7 +69,7 @@ class BatchResult:
         return self._choose is not None
 
     def sample(self, mask: TokenMask) -> None:
-        """Have the tokens of a step that waits for it chosen under `mask`."""
+        """Chooses the tokens of a step that waits for `mask`."""
         assert self._choose is not None, "this step has chosen its tokens"
         self._finish = self._choose(mask).complete
         self._choose = None

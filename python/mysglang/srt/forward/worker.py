@@ -112,7 +112,7 @@ class WorkerCapacity:
 
     @property
     def window_tokens(self) -> int:
-        """Tokens that the spaces of layers with a window hold together."""
+        """Number of tokens that the spaces of all layers with a window hold together."""
         return sum(shape.num_tokens for shape in self.spaces if shape.window is not None)
 
 

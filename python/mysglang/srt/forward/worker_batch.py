@@ -260,7 +260,7 @@ class ModelWorkerBatch:
 
     @property
     def most_lens(self) -> Ints:
-        """[R] as `seq_lens`, where the host knows them, and at most so many elsewhere."""
+        """[R]: `seq_lens` where the host knows them, and an upper bound elsewhere."""
         return self.seq_lens if self.high_lens is None else self.high_lens
 
     @property

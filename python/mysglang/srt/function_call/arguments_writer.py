@@ -72,7 +72,7 @@ def unquoted(text: str, types: frozenset[str]) -> str:
 
 
 def literal(source: str) -> str:
-    """Returns the JSON text of a Python literal; of what is none, a string with its source."""
+    """Returns the JSON text of a Python literal; for any other source, a JSON string with this source."""
     bare = source.strip()
     found = _as_word(bare) or _as_literal(bare)
     return json_text(source) if found is None else found[0]

@@ -170,8 +170,8 @@ def _unpack_experts(weights: Tensor) -> Tensor:
 
 
 def workspace_per_token(*, top_k: int, width: int, inner: int, dtype: torch.dtype) -> int:
-    """Returns bytes that `fused_experts` needs on a device for a token, in addition to its arguments and result: the
-    intermediate results of its experts, and their indices.
+    """Returns the number of bytes that `fused_experts` needs on a device for each token, in addition to its arguments
+    and result: the intermediate results of its experts, and their indices.
     """
     return top_k * ((width + inner) * dtype.itemsize + 2 * torch.int32.itemsize)
 

@@ -41,7 +41,7 @@ def _pack_linear_weight(weight: Tensor) -> Tensor:
 
 
 def _unpack_linear_weight(weight: Tensor) -> Tensor:
-    """Returns the opposite: the weight [output, input] that was packed."""
+    """Returns the weight [output, input] that was given to `pack_linear_weight`."""
     return weight
 
 

@@ -47,7 +47,7 @@ _missed: set[str] = set()
 
 
 def use_ops(numerics: Numerics) -> None:
-    """Say what all ops of this process are chosen by from now on. The composition root of a worker does, first of all.
+    """Sets how ops of this process choose their implementations from now on. A worker calls this before anything else.
 
     Raises ConfigError where the environment asks for the references, which are not invariant.
     """

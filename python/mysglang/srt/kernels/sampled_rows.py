@@ -33,7 +33,7 @@ class RowLogprobs(NamedTuple):
 
     @classmethod
     def over(cls, packed: Tensor, rows: int) -> RowLogprobs:
-        """Returns the parts of such a piece."""
+        """Returns the log-probabilities in a piece of this layout."""
         chosen, best = packed[:rows], packed[rows:].view(2, rows, (len(packed) - rows) // (2 * rows))
         return cls(packed, chosen, best[0], best[1].view(torch.int32))
 
@@ -85,7 +85,7 @@ def _sample_rows(
 
 
 def _edited(x: Tensor, row: np.void, entries: np.ndarray, line: Tensor | None) -> Tensor:
-    """Returns the row's logits after all that changes them, before the temperature."""
+    """Returns the row's logits after all edits, before the temperature."""
     if line is not None:
         generated, strength = line >> 1, float(row["repetition"])
         x = x - float(row["frequency"]) * generated

@@ -126,7 +126,7 @@ class ScaledMLP(nn.Module):
         bias: bool = False,
         context: LayerContext,
     ) -> None:
-        """scales: of the gate, and of what the MLP gives."""
+        """`scales`: factor of the gate, and factor of the MLP's output."""
         super().__init__()
         self._activation, self._scales = plain_activation(act), scales
         self.gate_up_proj = MergedColumnParallelLinear(
@@ -274,7 +274,9 @@ class SumOfMixers(nn.Module):
     """Adds the outputs of several mixers of the same input, each scaled before and after."""
 
     def __init__(self, mixers: Mapping[str, nn.Module], scales: Sequence[tuple[float, float]]) -> None:
-        """`mixers`: by their names in a checkpoint. `scales`: of each, the factor before and the one behind it."""
+        """`mixers`: by their names in a checkpoint. `scales`: for each mixer, a factor of its input and a factor of its
+        output.
+        """
         super().__init__()
         for name, mixer in mixers.items():
             self.add_module(name, mixer)

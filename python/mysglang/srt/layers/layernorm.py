@@ -32,7 +32,9 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.gain, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns (norm(x + residual), x + residual). Without a residual, x becomes it. Consumes both."""
+        """Returns (norm(x + residual), x + residual). Without a residual, the second is x. Both arguments are
+        overwritten.
+        """
         if residual is None:
             return rms_norm(x, self.gain, self.eps), x
         return fused_add_rms_norm(x, residual, self.gain, self.eps)
@@ -80,7 +82,7 @@ class SplitRMSNorm(RMSNorm):
     """An RMSNorm over all heads of queries, or of keys, together. Each rank has only some of them."""
 
     def __init__(self, section: Section, eps: float, context: LayerContext) -> None:
-        """`section`: this rank's numbers of all."""
+        """`section`: this rank's part of the elements."""
         super().__init__(section.size, eps, context)
         self.weight = WeightParameter((section.size,), (section,), dtype=context.dtype)
         self.weight.centre = 1.0
@@ -117,7 +119,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self._gain(), self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns (norm(x + residual), x + residual). Without a residual, x becomes it."""
+        """Returns (norm(x + residual), x + residual). Without a residual, the second is x."""
         total = x if residual is None else x + residual
         return self(total), total
 
@@ -151,7 +153,7 @@ class NoNorm(nn.Module):
     """A null object for a layer that takes the residual stream without a norm."""
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns (x + residual, a copy of it), since the layer may overwrite the first."""
+        """Returns (x + residual, a copy of it). The copy is needed since the layer may overwrite the first."""
         total = x if residual is None else x + residual
         return total, total.clone()
 

@@ -39,7 +39,7 @@ class LinearBase(nn.Module):
         self.method.process_weights_after_loading(self)
 
     def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
-        """Let weights be loaded again; see `LinearMethod`."""
+        """Makes the weights loadable again; see `LinearMethod`."""
         self.method.reopen_weights(self, layouts)
 
     def values_of(self, name: str) -> Tensor:
@@ -50,7 +50,9 @@ class LinearBase(nn.Module):
         return self.method.plain_weight(self)
 
     def stored_in_runs(self, runs: tuple[int, ...]) -> None:
-        """Say that a checkpoint's tensor of all sections has so many rows of each in turn (`WeightParameter.runs`)."""
+        """Declares that a checkpoint's tensor of all sections has that many rows of each section in turn
+        (`WeightParameter.runs`).
+        """
         for parameter in self.parameters(recurse=False):
             assert isinstance(parameter, WeightParameter)
             parameter.runs = runs

@@ -30,7 +30,7 @@ class MakesLogits(Protocol):
         ...
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
-        """Returns Log-probabilities of prompt tokens under the plain distribution, without temperature and
+        """Returns the log-probabilities of prompt tokens under the plain distribution, without temperature and
         penalties.
         """
         ...
@@ -48,7 +48,7 @@ class LogitsProcessor:
         return self._compute_logits(hidden if rows is None else hidden.index_select(0, rows))
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
-        """Returns Log-probabilities of prompt tokens under the plain distribution, without temperature and
+        """Returns the log-probabilities of prompt tokens under the plain distribution, without temperature and
         penalties.
         """
 

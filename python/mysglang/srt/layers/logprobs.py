@@ -63,7 +63,8 @@ class Logprobs:
 def find_logprobs(
     logits_of: Callable[[int, int], Tensor], chosen: Tensor, query: LogprobQuery, vocab_size: int
 ) -> Logprobs:
-    """Answer the query. `logits_of(begin, end)` gives the logits [end - begin, vocab] of a run of positions.
+    """Computes the log-probabilities that the query asks for. `logits_of(begin, end)` returns the logits [end - begin,
+    vocab] of a range of positions.
 
     chosen: [N] int64 ids. Works in runs of at most CHUNK_BYTES.
     """

@@ -142,7 +142,9 @@ class FinishesWeights(Protocol):
     """A module that converts its parameters after loading. The loader calls these methods."""
 
     def process_weights_after_loading(self) -> None:
-        """Make it; afterwards nothing can be loaded until `reopen_weights`."""
+        """Converts the loaded weights to the form that the module computes with. Afterwards nothing can be loaded until
+        `reopen_weights`.
+        """
         ...
 
     def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
@@ -153,7 +155,7 @@ class FinishesWeights(Protocol):
         ...
 
     def values_of(self, name: str) -> Tensor:
-        """Returns the values that it computes with, of its parameter of that name."""
+        """Returns the values that the module computes with for its parameter of that name."""
         ...
 
 
@@ -163,14 +165,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def replace_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put what was made of a loaded parameter in its place; nothing is loaded into it until `restore_parameter`."""
+    """Replaces a loaded parameter by the tensor that was made from it. Nothing can be loaded into it until
+    `restore_parameter`.
+    """
     if tensor is not getattr(module, name):
         delattr(module, name)
         setattr(module, name, tensor)
 
 
 def restore_parameter(module: nn.Module, name: str, parameter: WeightParameter) -> None:
-    """Put a parameter in the place of what was made of it."""
+    """Puts a parameter back in the place of the tensor that was made from it."""
     delattr(module, name)
     module.register_parameter(name, parameter)
 

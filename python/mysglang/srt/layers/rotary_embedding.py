@@ -173,8 +173,8 @@ class RotaryEmbedding(nn.Module):
         turned: int | None = None,
         interleaved: bool = False,
     ) -> None:
-        """`turned`: the first dimensions of a head, an even number of them; None: all. `interleaved`: 2i is turned
-        together with 2i + 1.
+        """`turned`: number of dimensions of a head that are rotated, an even number of the first ones; None: all.
+        `interleaved`: True if dimension 2i is rotated together with 2i + 1.
         """
         super().__init__()
         turned = head_dim if turned is None else turned

@@ -70,7 +70,7 @@ class SamplingOps:
 
     @classmethod
     def choose(cls, *, reference: bool = False) -> SamplingOps:
-        """Returns the device's, or plain torch, which sorts."""
+        """Returns the device's sampling operations, or those in plain torch, which sort."""
         if reference:
             greedy, draw = sampling.greedy_tokens.reference, sampling.draw_tokens.reference
             return cls(greedy, draw, apply_token_bitmask.reference)

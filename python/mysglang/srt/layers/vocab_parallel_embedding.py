@@ -62,7 +62,7 @@ class ParallelLMHead(LinearBase):
         bias: bool = False,
         context: LayerContext,
     ) -> None:
-        """scale: factor of the logits. cap: their soft cap, after the scale; 0: none."""
+        """`scale`: factor of the logits. `cap`: soft cap of the scaled logits; 0: none."""
         rows = vocabulary_rows(vocab_size, context.tp)
         super().__init__(Section(hidden_size, 0, hidden_size), (rows,), bias=bias, context=context)
         self.vocab_size = vocab_size

@@ -71,7 +71,7 @@ class Search:
 
     @property
     def wanted(self) -> int:
-        """Continuations of each beam that must be known: so many that `width` of them do not end."""
+        """Number of continuations that must be known for each beam, so that `width` of them do not end."""
         return max(2, 1 + len(self.stop_ids)) * self.width
 
     @property
@@ -100,7 +100,7 @@ class Search:
         self.open = [beam for rank, beam in enumerate(grown) if rank not in over][: self.width]
 
     def best(self, count: int, aborted: Abort | None = None) -> list[Beam]:
-        """Returns the best answers, best first; of a search that was `aborted`, the best beginnings behind the whole
+        """Returns the best answers, best first. For an `aborted` search, unfinished answers follow the finished
         ones.
         """
         begun = sorted(self.open, key=lambda beam: -self.score(beam)) if aborted is not None else []
@@ -117,7 +117,7 @@ class Search:
 
 
 def wants_beams(obj: GenerateReqInput) -> bool:
-    """True if any of its prompts asks for beam search."""
+    """True if any prompt of the request asks for beam search."""
     params = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
     return any(one.beam_width is not None for one in params)
 
@@ -157,7 +157,7 @@ class _Task:
     """Cached tokens of the prompt, in the first round."""
 
     async def chunk(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
-        """Returns a beam as the answer that the client gets."""
+        """Returns a beam as the answer that the client receives."""
         prompt, params = unpack_ids(self.request.input_ids), self.request.sampling_params
         return GenerationChunk(
             index=index,
@@ -175,7 +175,7 @@ class _Task:
 
 
 async def _advance(going: Sequence[_Task], generate: Generate, step: GenerateReqInput) -> Abort | None:
-    """Run one round of these searches; why it was aborted, if it was."""
+    """Runs one round of these searches. Returns the reason if it was aborted."""
     found: dict[int, GenerationChunk] = {}
     async with aclosing(generate(step)) as chunks:
         async for chunk in chunks:
@@ -197,7 +197,7 @@ def _first(params: SamplingParams | list[SamplingParams]) -> SamplingParams:
 
 
 def _alone(obj: GenerateReqInput) -> GenerateReqInput:
-    """Returns the request with one answer for each prompt."""
+    """Returns the request, changed to one answer for each prompt."""
     for name in _NOT_BESIDE:
         if (asked := getattr(obj, name)) is not None and asked is not False:
             raise InvalidRequest(f"{name}: not together with beam search.", param=name)
@@ -245,7 +245,7 @@ def _search(params: SamplingParams, limits: FrontLimits) -> Search:
 
 
 def _round(obj: GenerateReqInput, name: str, going: Sequence[_Task]) -> GenerateReqInput:
-    """Builds a request for one more token of every open beam, under the name of the client's request."""
+    """Builds a request for one more token of each open beam, with the id of the client's request."""
     prompts: list[int | list[int]] = []
     params: list[SamplingParams] = []
     wanted: list[int] = []

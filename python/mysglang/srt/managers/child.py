@@ -94,7 +94,7 @@ def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
 
 
 def _end_by(link: ParentLink, cause: str) -> None:
-    """End this process at once, of a thread that it cannot serve without."""
+    """Ends this process at once, since a thread that it needs has died."""
     report_to_parent(link, Failed([cause]))
     os._exit(1)
 

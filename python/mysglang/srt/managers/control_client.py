@@ -50,7 +50,7 @@ class ControlClient:
         num_fronts: int = 1,
         num_ranks: int = 1,
     ) -> None:
-        """A question's number modulo `num_fronts` is the front that asked. Each of `num_ranks` answers it."""
+        """A call's number modulo `num_fronts` is the front that called. Each of `num_ranks` ranks answers it."""
         self._to_scheduler = to_scheduler
         self._timeout_s = timeout_s
         self._waiting: dict[int, Waiting] = {}
@@ -59,7 +59,7 @@ class ControlClient:
         self._num_fronts = num_fronts
 
     async def flush_cache(self) -> FlushCacheReqOutput:
-        """Empties the prefix cache. Raises Aborted (503) if no reply comes, ServerEnded."""
+        """Empties the prefix cache. Raises Aborted (503) if no reply comes, or ServerEnded."""
         return await self._ask(lambda number: FlushCacheReqInput(id=number), FlushCacheReqOutput)
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
@@ -67,14 +67,14 @@ class ControlClient:
         return await self._ask(lambda number: GetInternalStateReq(id=number), GetInternalStateReqOutput)
 
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
-        """Have the command carried out that `make` creates from its number, within `patience_s` seconds if it may take
-        long. Raises the errors of `ask`.
+        """Sends the command that `make` builds from its number, and returns the reply. `patience_s`: how many seconds
+        it may take. Raises the errors of `ask`.
         """
         return await self._ask(make, ControlReqOutput, patience_s)
 
     @property
     def num_waiting(self) -> int:
-        """Questions that were not answered yet."""
+        """Number of calls that were not answered yet."""
         return len(self._waiting)
 
     def answer(self, reply: Reply) -> None:

@@ -113,7 +113,7 @@ class DetokenizerManager:
         """The requests that are not finished, oldest first."""
 
     def event_loop(self) -> NoReturn:
-        """Turn every message into its answer, for ever."""
+        """Answers every message, in an endless loop."""
         while True:
             self.beat()
             self._receiver.poll(POLL_MS)
@@ -126,7 +126,7 @@ class DetokenizerManager:
             self._sender.send(DetokenizerBeat(detokenizer=self._index, open_texts=len(self.decode_status)))
 
     def handle_messages(self) -> None:
-        """Handle the messages that are there now."""
+        """Handles the messages that have arrived."""
         for message in self._receiver.drain():
             self._sender.send(self.handle_batch_token_id_out(message))
 
@@ -184,7 +184,7 @@ class DetokenizerManager:
 
 
 def run_detokenizer_process(link: ParentLink) -> None:
-    """Serve until the process is ended. Raises what keeps it from going on."""
+    """Serves until the process is ended. Raises the error that stops it."""
     launch = msgspec.json.decode(link.spec, type=DetokenizerLaunch)
     args, ports = launch.server_args, launch.port_args
     set_title(detokenizer_title(launch.index))

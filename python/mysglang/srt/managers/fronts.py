@@ -69,7 +69,9 @@ class Board:
 
     @classmethod
     def at(cls, path: Path, num_fronts: int, front: int) -> Board:
-        """Returns the one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        """Returns the board in the file `path`, which is created if it does not exist. The file may be removed
+        afterwards.
+        """
         with path.open("a+b") as file:
             file.truncate(board_bytes(num_fronts))
             return cls(mmap.mmap(file.fileno(), board_bytes(num_fronts)), front)
@@ -91,8 +93,8 @@ class OpenNames(Protocol):
     """The names of all open requests, as one front reads and writes them."""
 
     def note(self, names: Collection[str]) -> str | None:
-        """Note that requests of these names, none of which is noted here, are open. One of them that is open at another
-        front, if there is one: then none is noted.
+        """Records that requests with these names, none of which is recorded here, are open. If one of the names is open
+        at another front, records none, and returns that name.
         """
         ...
 

@@ -43,15 +43,15 @@ class CallDesk(Protocol):
     """The part of the TokenizerManager that answers calls."""
 
     async def open_call(self, obj: GenerateReqInput) -> Call:
-        """Name the answers: from here on they can be aborted."""
+        """Gives the answers their ids, so that they can be aborted from here on."""
         ...
 
     async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
-        """Tokenize, and hand all to the scheduler."""
+        """Tokenizes the prompts, and sends all requests to the scheduler."""
         ...
 
     def close_call(self, call: Call) -> None:
-        """Forget the call, and stop what is not complete."""
+        """Forgets the call, and aborts answers that are not complete."""
         ...
 
 
@@ -72,11 +72,11 @@ class Outlet(Protocol):
     def take(self, chunk: GenerationChunk) -> None: ...
 
     async def take_long(self, chunk: GenerationChunk) -> None:
-        """Take a long chunk. No other chunk is handed over until this returns."""
+        """Takes a long chunk. No other chunk is sent until this returns."""
         ...
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
-        """Call `call` whenever there is room again; None to stop that."""
+        """Sets a function to call whenever there is room again; None to remove it."""
         ...
 
 
@@ -107,7 +107,9 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
         raise StopAsyncIteration
 
     async def pour(self, outlet: Outlet) -> None:
-        """Hand all chunks that are still to come to `outlet`. Raises what iterating raises, and what `outlet` does."""
+        """Sends all chunks that are still to come to `outlet`. Raises the errors of iterating, and those of
+        `outlet`.
+        """
         if self._over:
             return
         try:
@@ -179,8 +181,8 @@ class _Pouring:
         self._resting = False
 
     async def until_long(self) -> GenerationChunk | None:
-        """Returns the chunk that it is long work to take; None once the last one was taken. Raises what the outlet
-        does.
+        """Sends chunks until one is long work to take, and returns this one; None after the last chunk. Raises the
+        errors of the outlet.
         """
         self._outlet.call_when_room(self._hand_over)
         self._call.inbox.call_with_news(self._hand_over)

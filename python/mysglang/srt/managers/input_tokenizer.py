@@ -246,7 +246,7 @@ class InputTokenizer:
     def _processor(
         self, prompt: Prompt, params: SamplingParams, max_thinking: int | None
     ) -> tuple[str | None, dict[str, object] | None]:
-        """Name of the prompt's logit processor, and its parameters."""
+        """Returns the name of the prompt's logit processor, and its parameters."""
         name, told = prompt.logit_processor, params.custom_params
         if max_thinking is not None:
             if name is not None:
@@ -292,8 +292,8 @@ class InputTokenizer:
         return self._checked(rows, _field(prompts[0]))
 
     def _embeds(self, content: str | list[int] | Embeds) -> bytes:
-        """Returns the vectors of a prompt that is made of them. Raises InvalidRequest for what are none of this
-        model.
+        """Returns the vectors of a prompt that consists of vectors instead of tokens. Raises InvalidRequest if they do
+        not fit the model.
         """
         if not isinstance(content, Embeds):
             return b""
@@ -354,7 +354,8 @@ class InputTokenizer:
         return f"{caller.api_key}/{unfolded.extra_key}" if self._keeps_keys_apart else unfolded.extra_key
 
     def _max_new(self, prompt: Prompt, length: int, *, spare: int) -> int:
-        """Returns tokens of the prompt's answer, which are known to fit behind its `length`.
+        """Returns the largest number of new tokens of the prompt's answer, which fits behind a prompt of `length`
+        tokens.
 
         `spare`: tokens that must be left for the answer.
         """
@@ -388,8 +389,8 @@ class InputTokenizer:
         return max_new
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
-        """Returns a stop string that is a special token stops by its id: skipped in the text, it would not be found
-        there.
+        """Returns the parameters, with stop strings that are special tokens changed to stop tokens: special tokens are
+        skipped in the text, so the strings would not be found there.
 
         Ids that the model never chooses are left out: the engine looks up every one of them.
         """
@@ -424,8 +425,8 @@ class InputTokenizer:
         return list(dict.fromkeys(pack_ids(ids) for ids in written if ids and max(ids) <= last))
 
     def _thinking(self, params: SamplingParams, obj: GenerateReqInput) -> tuple[bytes, int | None]:
-        """Returns tokens that end the thinking before the grammar begins, and the token that may begin it. A grammar
-        needs a tokenizer.
+        """Returns the tokens that end the thinking before the grammar begins, and the token that may begin it. Raises
+        InvalidRequest for a grammar without a tokenizer.
         """
         if (spec := params.grammar) is None:
             return b"", None
@@ -477,7 +478,7 @@ def _logprob_request(wish: LogprobWish | None, length: int) -> LogprobRequest | 
 
 
 def _nth_seed(seed: int, copy: int) -> int:
-    """Copy i of a prompt is seeded with seed + i, around in 64 bits, so that the copies differ and repeat."""
+    """Returns the seed of copy i of a prompt, seed + i modulo 2^64, so that the copies differ and can be repeated."""
     wrapped = (seed + copy) & ((1 << 64) - 1)
     return wrapped - (1 << 64) if wrapped >> 63 else wrapped
 

@@ -43,7 +43,7 @@ class EventPublisher(Protocol):
         ...
 
     def flush(self) -> None:
-        """Send what happened since the last time. Costs nothing if nothing did."""
+        """Publishes the events since the last call. Costs nothing if there were none."""
         ...
 
 
@@ -63,7 +63,7 @@ class ZmqPublisher:
     """Numbers batches from 0 on and publishes them; keeps the last ones for replays."""
 
     def __init__(self, config: KvEventsConfig, log: KvEventLog) -> None:
-        """Raises ConfigError if an endpoint cannot be had."""
+        """Raises ConfigError if an endpoint cannot be opened."""
         self._log = log
         self._encoder = msgspec.msgpack.Encoder()
         self._number = 0
@@ -92,7 +92,7 @@ class ZmqPublisher:
         self._dropping = lost
 
     def close(self) -> None:
-        """Send what was handed over, and end."""
+        """Publishes the remaining batches, and ends the thread."""
         self._handover.end()
         self._thread.join()
         self._handover.close()
@@ -176,7 +176,7 @@ class _Sockets:
         self._close()
 
     def _replay(self, question: list[bytes]) -> None:
-        """Answer a question for all batches from a number on; other messages are ignored."""
+        """Answers a request to repeat all batches from a number on; other messages are ignored."""
         if len(question) != 3 or question[1] or len(question[2]) != NUMBER_BYTES:
             return
         who, _, first = question

@@ -54,7 +54,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def turn_codec() -> Codec[Turn]:
-    """Returns the link from the first rank to each other one."""
+    """Returns the codec of messages from the first rank to each other rank."""
     return Codec(Turn)
 
 
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report_codec() -> Codec[Report]:
-    """Returns the link from all other ranks to the first one."""
+    """Returns the codec of messages from all other ranks to the first rank."""
     return Codec(Report)
 
 
@@ -95,7 +95,7 @@ class LeadShare:
         reports: Receiver[Report],
         digest: PlanDigest,
     ) -> None:
-        """`digest`: of what this rank plans. `parts`: in the order of their numbers."""
+        """`digest`: a digest of the plans of this rank. `parts`: in the order of their numbers."""
         self._followers = followers
         self._parts = parts
         self._reports = reports
@@ -111,8 +111,8 @@ class LeadShare:
         return messages
 
     def _agreed(self, messages: list[Message]) -> Iterator[Message]:
-        """Yields `messages`, in which news about work that every rank does by itself are replaced by what all ranks
-        have done.
+        """Yields `messages`, with each rank's reports about its own work replaced by news about what all ranks have
+        done.
         """
         for message in messages:
             if isinstance(message, OutsideNews):
@@ -144,7 +144,9 @@ class FollowShare:
         *,
         rank: int,
     ) -> None:
-        """`digest`: of what this rank plans. `parts`: in the order of their numbers. `rank`: number of this rank."""
+        """`digest`: a digest of the plans of this rank. `parts`: in the order of their numbers. `rank`: number of this
+        rank.
+        """
         self.pulse: Callable[[], None] = _nothing
         """Called again and again while there is no turn."""
         self._turns = turns

@@ -52,7 +52,7 @@ class RequestMetrics(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the resources; no event follows."""
+        """Frees its resources. No event may follow."""
         ...
 
 

@@ -65,7 +65,7 @@ class LogprobChunk:
 
     @property
     def numbers(self) -> int:
-        """How many log-probabilities these are."""
+        """Number of log-probabilities in this chunk."""
         sides = (self.output,) if self.input is None else (self.output, self.input)
         return sum(side.vals.size + side.top_vals.size + side.token_ids_vals.size for side in sides)
 
@@ -112,12 +112,12 @@ class GenerationChunk(msgspec.Struct, frozen=True):
 
     @property
     def with_numbers(self) -> bool:
-        """True if it has more than text and tokens."""
+        """True if the chunk has more than text and tokens."""
         return self.logprobs is not None or self.hidden_states is not None
 
     @property
     def numbers(self) -> int:
-        """How many log-probabilities and numbers of hidden states it brings: to tell them may be long work."""
+        """Number of log-probabilities and elements of hidden states in the chunk: to write them may take long."""
         hidden = 0 if self.hidden_states is None else self.hidden_states.size
         return hidden if self.logprobs is None else hidden + self.logprobs.numbers
 
@@ -140,7 +140,7 @@ class Post:
         self._readers: list[Callable[[], None]] = []
 
     def notify_soon(self, reader: Callable[[], None]) -> None:
-        """Call `reader` after the callbacks of this turn. It must not raise."""
+        """Calls `reader` after the other callbacks of this turn of the event loop. It must not raise."""
         if not self._readers:
             asyncio.get_running_loop().call_soon(self._notify)
         self._readers.append(reader)
@@ -186,7 +186,7 @@ class Inbox:
         return None
 
     def call_with_news(self, reader: Callable[[], None] | None) -> None:
-        """Have `reader` called soon after news arrived; None to stop that."""
+        """Sets a function to call soon after news arrived; None to remove it."""
         self._reader = reader
 
     def _ring(self) -> None:
@@ -234,7 +234,7 @@ class ReqState:
         tenant: str = "",
         unread: Unread | None = None,
     ) -> None:
-        """`unread`: measures what its reader leaves lying; None if that may be as much as it likes."""
+        """`unread` counts the bytes that the reader has not taken yet; None if they are not limited."""
         self.rid = rid
         self.tenant = tenant
         """Key of the share of open answers to which it counts."""
@@ -263,7 +263,7 @@ class ReqState:
         self._weight_versions: tuple[tuple[str, int], ...] = ()
 
     def add(self, text: str, ids: bytes, counters: RowCounters, finish_reason: FinishReason | None) -> None:
-        """Take what a message says about it."""
+        """Takes the part of a message that is about this request."""
         self._text.append(text)
         self._ids.append(ids)
         self._counters = counters
@@ -271,7 +271,7 @@ class ReqState:
         self._notify()
 
     def add_numbers(self, logprobs: RowLogprobs | None, vector: bytes | None = None, hidden: bytes = b"") -> None:
-        """Take what few requests ask for, before `add` takes the rest of the same message."""
+        """Takes the values that few requests ask for, before `add` takes the rest of the same message."""
         if vector is not None:
             self._vector = np.frombuffer(vector, dtype=np.float32)
         if hidden:
@@ -280,7 +280,7 @@ class ReqState:
             self._logprobs.append(logprobs)
 
     def is_neglected(self, grown: int) -> bool:
-        """True if its reader has left too much unread, now that it grew by that many bytes."""
+        """True if its reader has left too much unread, now that the unread part grew by that many bytes."""
         if self._unread is None or self.finish_reason is not None:
             return False
         self._unread.grow(grown)
@@ -292,12 +292,12 @@ class ReqState:
             self._weight_versions += ((version, self._counters[1]),)
 
     def finish(self, reason: FinishReason) -> None:
-        """End it from this side."""
+        """Ends the request from the front's side."""
         self.finish_reason = reason
         self._notify()
 
     def cut_off(self, why: Abort) -> None:
-        """Fail the request, and drop the part that its reader has not taken."""
+        """Fails the request, and drops the part that its reader has not taken."""
         self._forget()
         self.finish(why)
 
@@ -306,9 +306,8 @@ class ReqState:
         self._inbox.fail(error)
 
     def take(self) -> GenerationChunk:
-        """Returns the new part since the last call. Raises Aborted for a request that the engine refused or aborted.
-
-        What it refused because of a field is an InvalidRequest, as if the front had found out.
+        """Returns the new part since the last call. Raises Aborted for a request that the engine refused or aborted,
+        and InvalidRequest if it was refused because of a field.
         """
         self._in_inbox = False
         if self._unread is not None:
@@ -337,7 +336,7 @@ class ReqState:
         return chunk
 
     def _forget(self) -> None:
-        """Drop the new part, after it was taken or refused."""
+        """Drops the new part, after it was taken or refused."""
         self._text.clear()
         self._ids.clear()
         if self._logprobs or self._hidden:
@@ -425,7 +424,9 @@ class Unread:
 
 
 def bytes_of(logprobs: RowLogprobs | None) -> int:
-    """Returns bytes of the output's columns. Those of the prompt come once, so they cannot pile up."""
+    """Returns the bytes of the output's columns. The prompt's columns are not counted: they come once, so they cannot
+    pile up.
+    """
     if logprobs is None:
         return 0
     columns = (logprobs.output_vals, logprobs.output_ids, logprobs.output_top_vals, logprobs.output_top_ids)

@@ -64,7 +64,7 @@ class TracedMetrics:
         is_embedding: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: that of `RequestTimes`. `model`: the name that is served."""
+        """`clock`: the clock of `RequestTimes`. `model`: the name of the served model."""
         self._metrics = metrics
         self._spans = spans
         self._model = model

@@ -36,7 +36,9 @@ class ResponseDicts:
     """The responses of one call. Feed it every chunk, in order."""
 
     def __init__(self, obj: GenerateReqInput, tokenizer: Tokenizer | None, *, incremental: bool = False) -> None:
-        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer, or for a form of nothing."""
+        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer, or if it asks for a form of
+        values that it does not request.
+        """
         if obj.return_text_in_logprobs and tokenizer is None:
             message = "return_text_in_logprobs needs a tokenizer, and this server runs without one."
             raise InvalidRequest(message, param="return_text_in_logprobs")
@@ -80,7 +82,7 @@ class ResponseDicts:
         return response
 
     def whole(self, chunk: GenerationChunk) -> Response:
-        """Returns the response of an answer that comes in one chunk, of which nothing is kept here."""
+        """Returns the response of an answer that comes in one chunk, so that nothing is kept for later chunks."""
         response = self.add(chunk)
         del self._answers[chunk.index], self._responses[chunk.index]
         return response
@@ -94,7 +96,7 @@ class ResponseDicts:
 
     @property
     def several(self) -> bool:
-        """True if the answer of the call is a list, also a list of one."""
+        """True if the call returns a list, even of one answer."""
         return self._list
 
     def answer(self) -> Answer:
@@ -200,7 +202,9 @@ def _meta_info(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _drafts(chunk: GenerationChunk) -> dict[str, Any]:
-    """Counts of drafts, if any were tried; a step without drafts counts as one that accepted none."""
+    """Returns the fields with counts of drafts, if any were tried. A step without drafts counts as one that accepted
+    none.
+    """
     if not chunk.drafts:
         return {}
     proposed, *steps = unpack_ids(chunk.drafts).tolist()
@@ -237,7 +241,7 @@ def _flat_sides(obj: GenerateReqInput) -> list[str]:
 
 
 def _several(obj: GenerateReqInput) -> bool:
-    """True if the answer of the call is a list, also a list of one."""
+    """True if the call returns a list, even of one answer."""
     if isinstance(obj.text, list) or isinstance(obj.sampling_params, list) or obj.sampling_params.n > 1:
         return True
     firsts: list[object] = [*(obj.input_ids or [])[:1]]
@@ -252,7 +256,7 @@ def _no_text(_token: int) -> None:
 
 
 def as_json(logprob: float) -> float | None:
-    """Returns a log-probability as JSON can express it; None for NaN, which stands for an absent one."""
+    """Returns a log-probability in a form that JSON has; None for NaN, which stands for a missing one."""
     return None if isnan(logprob) else max(logprob, LOWEST)
 
 

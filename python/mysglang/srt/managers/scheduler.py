@@ -224,7 +224,7 @@ class Scheduler:
         self._handlers.update(handlers)
 
     def recv_requests(self) -> None:
-        """Handle every message that is there, and end requests whose time is over."""
+        """Handles every message that has arrived, and ends requests whose time is over."""
         # What only this rank can see (time, finished copies) becomes messages: all ranks then act on it alike.
         own: list[Message] = [*self._parts.timeouts.expired(self.reqs)]
         for number, part in enumerate(self._outside):
@@ -239,7 +239,7 @@ class Scheduler:
         self.pulse()
 
     def _gather(self) -> None:
-        """Take more of a batch that is on its way, while a step of those that are there would not be full."""
+        """Waits for more requests of a batch that is arriving, while those that are there would not fill a step."""
         gathering = self._parts.gathering
         if self.paused or self.refuses or not gathering.worth_waiting:
             return
@@ -254,12 +254,12 @@ class Scheduler:
         gathering.give_up()
 
     def process_input_requests(self, messages: list[Message]) -> None:
-        """Handle messages in the order they came."""
+        """Handles messages in the order in which they arrived."""
         for message in messages:
             self._handlers[type(message)](message)
 
     def learn(self, message: OutsideNews) -> None:
-        """Pass news from outside on to the part that they are for."""
+        """Passes news to the part that it is for; see `utils/outside.py`."""
         self._outside[message.part].learn(message.news)
 
     def handle_generate_request(self, message: TokenizedGenerateReqInput) -> None:
@@ -277,7 +277,7 @@ class Scheduler:
             self._parts.role.admit(req)
 
     def abort_request(self, message: AbortReq) -> None:
-        """End a request, wherever it is, and answer it with what it has. An unknown name is no error."""
+        """Ends a request in any state, and answers it with the tokens that it has. An unknown name is no error."""
         for held in self.standstill.give(None if message.abort_all else message.rid):
             self.reqs[held.rid] = self._parts.make_req(held)
         rids = list(self.reqs) if message.abort_all else [message.rid]
@@ -294,7 +294,7 @@ class Scheduler:
         self._answer(aborted)
 
     def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None:
-        """Plan the next step of `lane`; memory is taken and positions advance here, token values follow later."""
+        """Plans the next step of `lane`. Memory is taken and positions advance here; token values follow later."""
         unable = []
         for req in self._parts.role.ready():
             if req.finish is None:
@@ -316,7 +316,7 @@ class Scheduler:
         return batch
 
     def run_batch(self, batch: ScheduleBatch) -> Launched:
-        """Hand the step to the worker, which returns before it is done if it can."""
+        """Hands the step to the worker, which returns before the step is done if it can."""
         self._idle = False
         decodes = batch.mode.is_decode
         step = self._parts.builder.build(batch)
@@ -333,7 +333,7 @@ class Scheduler:
             launched.result.sample(self._parts.masks.of(launched.batch, launched.asked.drafts))
 
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
-        """Wait for the tokens of the oldest step of `lane`, apply them, and send what is new."""
+        """Waits for the tokens of the oldest step of `lane`, applies them, and sends what is new."""
         parts = self._parts
         lane.short = lane.late = False
         output = launched.result.complete()
@@ -367,18 +367,18 @@ class Scheduler:
             self._parts.invariants.check()
 
     def _answer(self, ended: list[Req], lane: Lane | None = None) -> None:
-        """Send the requests that ended, and what is new in those that run in `lane`, to the detokenizer."""
+        """Sends the requests that ended, and the new tokens of those that run in `lane`, to the detokenizer."""
         for req in ended:
             del self.reqs[req.rid]
         self._parts.streamer.send(NO_SLOTS if lane is None else lane.slots, ended)
 
     def pulse(self) -> None:
-        """Send a heartbeat if the last one is a second old. Long work that keeps the loop from turning calls it."""
+        """Sends a heartbeat if the last one is a second old. Long work calls this, since the loop cannot."""
         if time.monotonic() - self._beat_at >= HEARTBEAT_S:
             self.beat()
 
     def beat(self) -> None:
-        """Send a heartbeat, with figures of this scheduler."""
+        """Sends a heartbeat, with figures of this scheduler."""
         self._beat_at = time.monotonic()
         for observe in self.beat_observers:
             observe()
@@ -414,7 +414,7 @@ class Standstill:
         """Requests that came after the work was asked for, by rid."""
 
     def ask(self, work: Work) -> None:
-        """Have `work` done as soon as possible, after what was asked for before."""
+        """Queues `work`, which runs as soon as possible, after work that was queued before."""
         self._works.append(work)
 
     def holds(self, message: TokenizedGenerateReqInput) -> bool:
@@ -425,7 +425,7 @@ class Standstill:
         return True
 
     def give(self, rid: str | None) -> list[TokenizedGenerateReqInput]:
-        """Take out the request `rid` if it waits here, or all requests; they are to be aborted."""
+        """Removes and returns the request `rid` if it waits here, or all requests; they are to be aborted."""
         rids = list(self.held) if rid is None else [rid]
         return [self.held.pop(name) for name in rids if name in self.held]
 

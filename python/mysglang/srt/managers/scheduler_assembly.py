@@ -121,7 +121,7 @@ URGENT_SIGNS: dict[Priorities, UrgentSign] = {"none": 0, "high_first": 1, "low_f
 
 
 def max_request_len(worker: Worker, kv: KvManager, limits: PrefillLimits) -> int:
-    """Returns tokens, output included, of the longest request that can run alone.
+    """Returns the number of tokens, output included, of the longest request that can run alone.
 
     The last token of a request needs no KV entry, but a step in flight may reserve for it.
     """
@@ -131,7 +131,7 @@ def max_request_len(worker: Worker, kv: KvManager, limits: PrefillLimits) -> int
 def _policy(
     options: SchedulerOptions, table: RequestTable, kv: KvManager, clock: PromptClock
 ) -> tuple[SchedulePolicy, Accounts]:
-    """Returns the order of the queue, from the inside out: a policy, urgency before it, tenants before that."""
+    """Returns the order of the queue, which combines a policy with urgency, and both with fairness among clients."""
     surroundings = Surroundings(
         prefix_length=lambda req: req.cached_prefix(kv).reach,
         prefix_path=lambda req: kv.cache.path(req.cached_prefix(kv)),
@@ -373,7 +373,7 @@ def _answer_control_requests(
     replies: Sender[ToTokenizer],
     capacity: WorkerCapacity,
 ) -> None:
-    """Add the parts that answer control requests, each for its own kinds of requests."""
+    """Adds the parts that answer control requests, each for its own kinds of requests."""
     control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, capacity=capacity)
     settings = SchedulerSettings(rows.table, rows.ratio, rows.stats, replies)
     lent = SchedulerMemory(scheduler, rows.kv, memory, replies)
@@ -393,7 +393,7 @@ def _record_on_demand(
     replies: Sender[ToTokenizer],
     ranks: RankContext,
 ) -> None:
-    """Add the part that records profiles of the loop."""
+    """Adds the part that records profiles of the loop."""
     profiled = Profiled(
         loop,
         streamer,

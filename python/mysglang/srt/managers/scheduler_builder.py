@@ -224,8 +224,8 @@ def _parts_with_news(ranks: RankContext) -> tuple[PartNews, PartNews]:
 
 
 def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Share | None:
-    """Returns how this rank has the messages of a turn from the first one. `digest`: of what it plans; None: it is
-    alone.
+    """Returns the object by which this rank gets the messages of a turn from the first rank. `digest`: a digest of its
+    plans; None: there is one rank.
     """
     if digest is None:
         return None
@@ -383,8 +383,8 @@ def _timeouts(schedule: ScheduleArgs) -> Timeouts:
 
 
 def order_of(args: ServerArgs, ranks: RankContext, rates: StepRates | None) -> OrderName:
-    """Returns the order that the flags ask for, else steps as short as they are cheap, where it is known what steps
-    cost.
+    """Returns the order of steps that the options choose. By default it keeps steps as short as is efficient, if the
+    costs of steps are known.
 
     Steps with drafts and steps of several stages cost other times than `rates` says.
     """
@@ -399,7 +399,7 @@ def order_of(args: ServerArgs, ranks: RankContext, rates: StepRates | None) -> O
 def _structured_output(
     args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None, ranks: RankContext
 ) -> StructuredOutput:
-    """Begins to load the grammar library, which goes on while the model is loaded. Raises ConfigError."""
+    """Starts to load the grammar library, which continues while the model is loaded. Raises ConfigError."""
     grammar = args.grammar
     backend = choose_backend(grammar.grammar_backend)
     if tokenizer is None or backend == NO_BACKEND or model.pooling is not None:
@@ -454,7 +454,7 @@ def _no_tokenizer(_params: SamplingParams) -> StopText:
 
 
 def make_storage(args: ServerArgs, pages: HostPages, page_size: int, host: HostTier) -> Storage:
-    """Returns the storage below `host`, as the options ask for it. Raises ConfigError.
+    """Returns the storage below `host`, as the options say. Raises ConfigError.
 
     The worker says what tells its pages from those of other models (`pages.identity`).
     """

@@ -88,7 +88,7 @@ class SchedulerControl:
         self._to_tokenizer.send(FlushCacheReqOutput(id=message.id, success=flushed, message=text))
 
     def pause_generation(self, message: PauseGenerationReq) -> None:
-        """Launch nothing any more. A step in flight is waited for; what it brings counts for those that go on."""
+        """Stops launching steps. Waits for a step in flight; requests that go on keep its result."""
         count = len(self._scheduler.reqs)
         match message.mode:
             case "abort":
@@ -100,17 +100,17 @@ class SchedulerControl:
         self._done(message.id, f"Generation paused ({message.mode}); there were {count} requests.")
 
     def continue_generation(self, message: ContinueGenerationReq) -> None:
-        """Go on."""
+        """Continues to launch steps."""
         self._scheduler.paused = False
         self._done(message.id, "Generation continues.")
 
     def freeze_gc(self, message: FreezeGcReq) -> None:
-        """Declare all existing objects permanent for the garbage collector."""
+        """Marks all existing objects as permanent for the garbage collector."""
         freeze_heap()
         self._done(message.id, "Frozen.")
 
     def slow_down(self, message: SlowDownReq) -> None:
-        """Sleep at each step, or no more."""
+        """Sets a time to sleep at each step, or removes it."""
         self._sleep_s = message.forward_sleep_time or 0.0
         self._done(message.id, f"Each step sleeps for {self._sleep_s:g} s.")
 
@@ -123,7 +123,7 @@ class SchedulerControl:
         self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text))
 
     def get_internal_state(self, message: GetInternalStateReq) -> None:
-        """Report the present state."""
+        """Returns the present state."""
         kv, copied = self._kv.state(), self._kv.cache.lower.counts
         running, windows = self._scheduler.lanes.size, kv.spaces[1:]
         self._to_tokenizer.send(
@@ -218,7 +218,7 @@ class SchedulerMemory:
         return {ReleaseMemoryOccupationReq: self.release, ResumeMemoryOccupationReq: self.resume}
 
     def release(self, message: ReleaseMemoryOccupationReq) -> None:
-        """Release memory, if no request is open, or if all open requests hold nothing and wait for the end of a
+        """Releases memory, if no request is open, or if all open requests hold nothing and wait for the end of a
         pause.
         """
 
@@ -235,7 +235,7 @@ class SchedulerMemory:
         self._settle(message.id, release)
 
     def resume(self, message: ResumeMemoryOccupationReq) -> None:
-        """Serve again once all is there."""
+        """Resumes serving once all memory is back."""
 
         def resume() -> str:
             self._memory.resume(frozenset(message.tags), self._scheduler.pulse)

@@ -35,7 +35,7 @@ Build: TypeAlias = Callable[[ServerArgs, PortArgs, RankContext], tuple[Loop, Sch
 
 
 def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
-    """Serve until the process is ended. Raises what keeps it from going on.
+    """Serves until the process is ended. Raises the error that stops it.
 
     `build` makes the scheduler; `build_scheduler` does, unless a test wants another.
     """

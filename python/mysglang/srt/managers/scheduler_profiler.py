@@ -62,7 +62,7 @@ class SchedulerProfiler:
         return {StartProfileReq: self.start_profile, StopProfileReq: self.stop_profile}
 
     def start_profile(self, message: StartProfileReq) -> None:
-        """Begin to record, or wait for the step that the recording is to begin with."""
+        """Starts recording, or waits for the step with which the recording is to start."""
         if self._profile is not None and not self._profile.over:
             self._reply(message.id, False, "A profile is being recorded already.")
             return
@@ -74,7 +74,7 @@ class SchedulerProfiler:
         self._reply(message.id, True, f"Recording a profile into {message.output_dir}.")
 
     def stop_profile(self, message: StopProfileReq) -> None:
-        """End the recording, which takes as long as its trace is large."""
+        """Ends the recording. The larger its trace, the longer this takes."""
         if self._profile is None or self._profile.over:
             self._reply(message.id, False, "No profile is being recorded.")
             return
@@ -95,7 +95,7 @@ class _Profile:
     """One profile, from the request until its files are written. `_CountedSteps` calls it at every step."""
 
     def __init__(self, message: StartProfileReq, profiled: Profiled) -> None:
-        """Raises OSError where the directory cannot be made, ValueError for a GPU that is not there."""
+        """Raises OSError if the directory cannot be made, ValueError if there is no GPU to profile."""
         self.over = False
         self.written: list[Path] = []
         self.error = ""
@@ -145,7 +145,7 @@ class _Profile:
                 self.end()
 
     def end(self) -> None:
-        """Write what is being recorded. Nothing is recorded from here on."""
+        """Writes the recording, and stops recording."""
         self._finish_recordings()
         self.over = True
         if self._profiled.loop.scheduler is self._counted:

@@ -76,7 +76,7 @@ class SchedulerWeights:
                 self._settle(number, partial(_joined, future))
 
     def update_weights(self, message: UpdateWeightsReq) -> None:
-        """Update from files."""
+        """Updates the weights from files."""
 
         def load() -> int:
             return self._weights.update_from_files(message.path, whole=message.whole, pulse=self._scheduler.pulse)
@@ -84,7 +84,7 @@ class SchedulerWeights:
         self._change(message.id, message.update, load)
 
     def update_weights_from_distributed(self, message: UpdateWeightsFromDistributedReq) -> None:
-        """Update from rank 0 of a group."""
+        """Updates the weights with tensors that rank 0 of a group broadcasts."""
         tensors = [
             TensorFacts(name, dtype, tuple(shape))
             for name, dtype, shape in zip(message.names, message.dtypes, message.shapes, strict=True)
@@ -96,7 +96,7 @@ class SchedulerWeights:
         self._change(message.id, message.update, load)
 
     def init_weights_update_group(self, message: InitWeightsUpdateGroupReq) -> None:
-        """Join in the background; steps go on."""
+        """Joins a trainer's group in the background, while steps continue."""
         group = GroupFacts(
             name=message.group_name,
             master_address=message.master_address,
@@ -111,7 +111,7 @@ class SchedulerWeights:
             self._refuse(message.id, error)
 
     def destroy_weights_update_group(self, message: DestroyWeightsUpdateGroupReq) -> None:
-        """Leave."""
+        """Leaves a trainer's group."""
 
         def leave() -> str:
             self._weights.leave_group(message.group_name)
@@ -120,14 +120,14 @@ class SchedulerWeights:
         self._settle(message.id, leave)
 
     def update_weight_version(self, message: UpdateWeightVersionReq) -> None:
-        """Change the version's name only."""
+        """Changes the name of the weights' version only."""
         if message.abort_all_requests:
             self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED))
         self._rename(message.new_version)
         self._reply(message.id, f"The weights are called {message.new_version!r} now.")
 
     def get_weights_by_name(self, message: GetWeightsByNameReq) -> None:
-        """Return weights as they are between two steps."""
+        """Returns weights as they are between two steps."""
 
         def read() -> dict[str, Any]:
             return {"parameter": self._weights.read(message.name, message.truncate_size)}
@@ -152,7 +152,7 @@ class SchedulerWeights:
         self._settle(message.id, lambda: "", check)
 
     def _change(self, number: int, update: WeightUpdate, load: Callable[[], int]) -> None:
-        """Load when no request computes with the old weights any more."""
+        """Loads weights when no request computes with the old ones any more."""
 
         def change() -> None:
             running = self._scheduler.lanes.size

@@ -91,8 +91,9 @@ class LogprobRoom:
         """Answers that ask for log-probabilities and were not shown yet."""
 
     def fit(self, request: TokenizedGenerateReqInput, index: int) -> TokenizedGenerateReqInput:
-        """Returns the request of that answer, if there is room for what it asks for. If its client has not said how
-        long the answer may be, it ends with its share of the room, should it come to that. Raises InvalidRequest.
+        """Returns the request of that answer, if there is room for the log-probabilities that it asks for. If the
+        client has not limited the answer's length, the answer may end when it has used its share of the room. Raises
+        InvalidRequest.
         """
         if (wish := request.logprobs) is None:
             return request

@@ -192,7 +192,7 @@ class TracedSender:
 
 
 def described(batch: ScheduleBatch) -> dict[str, Any]:
-    """Returns a step in figures."""
+    """Returns the figures of a step, as text."""
     return {
         "mode": batch.mode.value,
         "rows": len(batch),

@@ -77,13 +77,13 @@ class _Threads:
     """A few threads, for which API keys take turns."""
 
     def __init__(self, name: str, during: AbstractContextManager[None] | None = None) -> None:
-        """`during`: the context in which work is done."""
+        """`during`: a context in which each thread runs its work."""
         self._during = nullcontext() if during is None else during
         self._executor = ThreadPoolExecutor(THREADS, name)
         self._turns = FairTurns(THREADS)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Returns the result or exception of `work`. If it is cancelled before its turn, it never begins; later, it
+        """Returns the result or exception of `work`. If cancelled before it began, the work never begins; later, it
         ends at a checkpoint.
         """
         loop, key = asyncio.get_running_loop(), CALLER.get().api_key
@@ -132,7 +132,7 @@ class TextPool:
         return await (self._long if size >= LONG_TEXT else self._short).run(work)
 
     async def run_if_long(self, size: int, work: Callable[[], Result]) -> Result:
-        """Run `work` in the pool, or at once if its text is short."""
+        """Runs `work` in the pool, or at once if its text is short."""
         return await self.run(size, work) if size >= LONG_TEXT else work()
 
     async def run_if_many(self, numbers: int, work: Callable[[], Result]) -> Result:
@@ -145,6 +145,6 @@ class TextPool:
         return numbers * NUMBER >= LONG_TEXT
 
     def close(self) -> None:
-        """Finish what runs; drop what waits."""
+        """Waits for running work, and drops waiting work."""
         self._short.close()
         self._long.close()

@@ -51,7 +51,7 @@ class Job:
     __slots__ = ("bad_words", "beside", "caller", "obj", "pieces", "rids", "seeds", "settled", "unfolded")
 
     def __init__(self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], seeds: list[int]) -> None:
-        """rids: of the answers; seeds: drawn, one for each prompt."""
+        """`rids`: the ids of the answers. `seeds`: drawn seeds, one for each prompt."""
         self.obj = obj
         self.unfolded = unfolded
         self.rids = rids
@@ -115,7 +115,7 @@ def within(ids: Ints, last: int) -> bool:
 
 
 def _has_bools(ids: Sequence[int], packed: bytes) -> bool:
-    """Returns whether there are booleans among `ids`. Looks at pieces, so that other threads can run in between."""
+    """True if there are booleans among `ids`. Checks them in pieces, so that other threads can run in between."""
     small = np.flatnonzero(np.frombuffer(packed, dtype=np.int32) <= 1)
     for start in range(0, len(small), IDS_PIECE):
         if any(isinstance(ids[at], bool) for at in small[start : start + IDS_PIECE].tolist()):

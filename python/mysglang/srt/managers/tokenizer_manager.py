@@ -103,11 +103,11 @@ class EngineSigns:
     """When the schedulers of other ranks than the first were heard of."""
 
     def quietest(self) -> tuple[str, float]:
-        """Returns which process was not heard of for longest, and when it last was."""
+        """Returns the name of the process whose last sign of life is oldest, and the time of that sign."""
         return min(self._last_signs().items(), key=itemgetter(1))
 
     def silenced_together(self) -> list[str]:
-        """Returns the processes that were last heard of when the quietest one was, within TOGETHER_S.
+        """Returns the processes whose last sign of life came within TOGETHER_S of the oldest one.
 
         A rank that hangs silences the ranks that wait for it, so which of them is the quietest is an accident.
         """
@@ -116,7 +116,7 @@ class EngineSigns:
         return [who for who, at in signs.items() if at <= first + TOGETHER_S]
 
     def _last_signs(self) -> dict[str, float]:
-        """Returns when each process was last heard from, by its name."""
+        """Returns the time of the last sign of life of each process, by its name."""
         return {
             "scheduler": self.last_heartbeat,
             **{f"scheduler of rank {rank}": at for rank, at in self.ranks.items()},
@@ -231,7 +231,7 @@ class TokenizerManager:
         return {state.wire_rid: state for states in found for state in states}.values()
 
     def notify_fronts(self, order: FrontOrder) -> None:
-        """Have the other fronts of this server do what `order` says."""
+        """Sends `order` to the other fronts of this server, which carry it out."""
         self._fronts.notify(order)
 
     def held(self) -> FrontHeld:
@@ -260,7 +260,7 @@ class TokenizerManager:
         return await self._control.get_internal_state()
 
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
-        """Have the scheduler carry out the command that `make` creates. Raises the errors of `ControlClient`."""
+        """Sends the scheduler the command that `make` builds; returns the reply. Raises ControlClient's errors."""
         self._check_alive()
         return await self._control.command(make, patience_s=patience_s)
 
@@ -272,7 +272,7 @@ class TokenizerManager:
         self._control.fail_all(error)
 
     async def handle_loop(self) -> None:
-        """Take what the detokenizer and the scheduler send, for ever."""
+        """Handles messages from the detokenizer and the scheduler, in an endless loop."""
         while True:
             for message in await self._from_workers.receive():
                 self._handle(message)
@@ -300,7 +300,7 @@ class TokenizerManager:
                 self._control.answer(reply)
 
     async def open_call(self, obj: GenerateReqInput) -> Call:
-        """Name the answers. From here on they can be aborted. Raises InvalidRequest, Overloaded, ServerEnded."""
+        """Gives the answers ids, by which they can be aborted. Raises InvalidRequest, Overloaded, ServerEnded."""
         self._check_alive()
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
@@ -376,7 +376,7 @@ class TokenizerManager:
         return await self.input_tokenizer.requests(job, piece)
 
     def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
-        """Send it to the scheduler, unless it was aborted before."""
+        """Sends a request to the scheduler, unless it was aborted before."""
         if state.finish_reason is not None:
             return
         state.wish = request.logprobs
@@ -406,7 +406,7 @@ class TokenizerManager:
         self._publish()
 
     def _publish(self) -> None:
-        """Write down for all fronts what this one holds, and has done."""
+        """Writes this front's counts to the board, which all fronts read."""
         board, counters = self._fronts.board, self.counters
         board.write(Column.OPEN_ANSWERS, len(self.rid_to_state))
         board.write(Column.ACCEPTED, counters.accepted)
@@ -417,7 +417,7 @@ class TokenizerManager:
         board.write(Column.NAMES, len(self._named))
 
     def _take_room(self, count: int, tenant: str) -> None:
-        """Raises Overloaded if all fronts together have no room for so many more, or `tenant` may not have it."""
+        """Raises Overloaded if so many more answers exceed the limit of all fronts, or the share of `tenant`."""
         board = self._fronts.board
         if not self._shares.has_room(tenant, count, self.rid_to_state.values(), self._max_open - self.open_requests):
             self.counters.refused += count
@@ -430,7 +430,7 @@ class TokenizerManager:
             raise Overloaded("The request queue is full.")
 
     def _handle_batch_output(self, output: BatchStrOutput) -> None:
-        """Give every row to its state. Rows of requests that are gone are dropped: their abort is on its way."""
+        """Passes each row to the state of its request. Rows of requests that are gone are dropped."""
         state_of, grew, finished = self.rid_to_state.get, self._fronts.metrics.grew, output.finished
         has_numbers = bool(output.logprobs or output.vectors or output.hidden_states)
         ends = (np.cumsum(unpack_ids(output.token_counts), dtype=np.int64) * ID_BYTES).tolist()
@@ -455,7 +455,7 @@ class TokenizerManager:
             self._publish()
 
     def _cut_off(self, state: ReqState) -> None:
-        """End a request whose reader is stuck, and whose unread output has grown too large."""
+        """Ends a request whose reader is stuck, and whose unread output has grown too large."""
         self._to_scheduler.send(AbortReq(rid=state.wire_rid))
         self._complete(state, UNREAD)
         state.cut_off(UNREAD)
@@ -477,7 +477,7 @@ class TokenizerManager:
 
 
 def _owned(owner: str, names: Iterable[str]) -> list[str]:
-    """Returns the names as fronts tell each other. The names of keys are equally long, so no two keys share one."""
+    """Returns the names as fronts send them: after the key's name, of fixed length, so that no two keys share one."""
     return [f"{owner}/{name}" for name in names]
 
 

@@ -89,7 +89,7 @@ class Unfolded:
 
 
 def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded:
-    """Lay `obj` out. Raises InvalidRequest that names the field."""
+    """Splits `obj` into prompts. Raises InvalidRequest that names the field."""
     contents, batch = _contents(obj)
     params = _per_prompt("sampling_params", obj.sampling_params, len(contents), batch)
     n = params[0].n
@@ -235,8 +235,8 @@ def _logprob_wish(wanted: bool, wish: LogprobWish, vocab_size: int) -> LogprobWi
 
 
 def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple[str, list[str]]:
-    """Returns the call's name and its answers': a lone answer has the name itself, of several each has a number behind
-    it.
+    """Returns the name of the call and the names of its answers. A single answer has the call's name; several have a
+    number appended.
     """
     name = rid if isinstance(rid, str) else new_id()
     bases = [name] if count == 1 else [f"{name}_{i}" for i in range(count)]

@@ -56,7 +56,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: Ints) -> None:
-        """Give pages back. They may be given out again at once."""
+        """Frees pages. They may be allocated again at once."""
         for follower in self.followers:
             follower.drop(pages)
         top = self._num_free + len(pages)
@@ -65,5 +65,5 @@ class PageAllocator:
         self._num_free = top
 
     def free_pages(self) -> Ints:
-        """Returns the free pages, in no order that means anything; for checks."""
+        """Returns the free pages in undefined order, for checks."""
         return self._stack[: self._num_free].copy()

@@ -26,7 +26,7 @@ class Evictable(Protocol):
 
     @property
     def uses(self) -> int:
-        """How many rows have had it to their end, the one that computed it included."""
+        """Number of rows that used the node to its end, including the one that computed it."""
         ...
 
     @property

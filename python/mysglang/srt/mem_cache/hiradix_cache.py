@@ -106,12 +106,12 @@ class HostBelow:
         self._storage.weights_changed()
 
     def reset(self) -> None:
-        """Forget what is not on the device. Afterwards nothing there is locked for copies any more."""
+        """Forgets all pages that are not on the device. Afterwards no page of the device is locked for copies."""
         self._storage.reset()
         self._host.reset()
 
     def check(self) -> None:
-        """Walk everything; for tests."""
+        """Checks all invariants, for tests."""
         self._host.check(self._storage.locked, self._storage.taken)
 
     def _copied(self, node: TreeNode, there: TreeNode | None) -> None:

@@ -98,7 +98,7 @@ class HostTier:
         return self.tree.node_at(match.node, match.num_pages) is not None
 
     def hold(self, match: HostMatch) -> None:
-        """Keep a match that is still held until the next launch."""
+        """Keeps a match, which is still held, until the next launch."""
         node = self.tree.node_at(match.node, match.num_pages)
         assert node is not None, "a stale match: match again after anything that may evict"
         self.tree.inc_lock_ref(node)
@@ -115,7 +115,8 @@ class HostTier:
     # Writing
 
     def write(self, ids: Ints, pages: Ints, extra_key: str, release: Release, *, urgent: bool) -> bool:
-        """Copy a prefix from these pages of the device, as far as it is not here already and finds room.
+        """Copies a prefix from these pages of the device, except pages that the host has already, and as far as there
+        is room.
 
         ids: whole pages from the beginning on. If it returns True, `release` will be called when the copy is done;
         until then the pages stay as they are, or, if it is urgent, until the next step.
@@ -144,7 +145,9 @@ class HostTier:
     # Pages that come from elsewhere
 
     def lock(self, ids: Ints, extra_key: str) -> tuple[TreeNode, int]:
-        """Keep what is here of a prefix until `unlock`: the node that holds its last page, and how many pages it is."""
+        """Locks the pages of a prefix that the host has, until `unlock`. Returns the node with the last of these pages,
+        and their number.
+        """
         found, known = self.tree.match_prefix(ids, extra_key)
         node = self.tree.node_at(found, known) if known else self.tree.namespace(extra_key)
         assert node is not None
@@ -178,7 +181,7 @@ class HostTier:
         return leaf
 
     def condemn(self, ids: Ints, num_pages: int, extra_key: str) -> None:
-        """Make the page after the first `num_pages` pages of this prefix, and everything below it, impossible to
+        """Makes the page after the first `num_pages` pages of this prefix, and everything below it, impossible to
         find.
         """
         node, found = self.tree.match_prefix(ids, extra_key)
@@ -215,7 +218,9 @@ class HostTier:
             self._end(self._writing.popleft())
 
     def settle(self) -> bool:
-        """Write what was planned and wait until it is done; whether there was anything. Loads are launched later."""
+        """Copies the planned pages to the host, and waits for them. Returns True if there were any. Loads are launched
+        later.
+        """
         if not self._writing:
             return False
         if self._writes:
@@ -227,7 +232,7 @@ class HostTier:
         return True
 
     def reset(self) -> None:
-        """Forget everything. What is on its way is waited for; what was only planned is dropped."""
+        """Forgets everything. Waits for copies in flight, and drops planned ones."""
         self._forget_loads()
         self._writes.clear()
         self._pages.wait()
@@ -243,7 +248,7 @@ class HostTier:
     # Checking
 
     def check(self, locked: list[TreeNode], taken: list[Ints]) -> None:
-        """Walk everything, given what others have locked and taken; for tests."""
+        """Checks all invariants, given what others have locked and taken; for tests."""
         owned = self.tree.check([*(writing.node for writing in self._writing), *self._reading, *locked])
         pages = np.concatenate([self.allocator.free_pages(), owned, *taken])
         owners = np.bincount(pages, minlength=self._pages.num_pages + 1)
@@ -258,7 +263,7 @@ class HostTier:
         return int(late.argmax()) if late.any() else num_pages
 
     def _room(self, num_pages: int) -> int:
-        """Evict until so many pages are free, or as many as there can be."""
+        """Evicts until so many pages are free, or as many as possible."""
         short = num_pages - self.allocator.num_free
         if short > 0:
             pages = self.tree.evict(short)
@@ -284,7 +289,7 @@ class HostTier:
 
 
 def joined(pairs: list[PagePairs]) -> PagePairs:
-    """Returns all of them, in order."""
+    """Returns all arrays as one, in order."""
     if len(pairs) < 2:
         return pairs[0] if pairs else NO_PAIRS
     return PagePairs(np.concatenate([each.device for each in pairs]), np.concatenate([each.host for each in pairs]))

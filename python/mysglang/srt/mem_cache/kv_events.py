@@ -106,7 +106,7 @@ class KvEventLog:
     """
 
     def __init__(self, num_pages: int, page_size: int, medium: str = GPU, events: list[KvEvent] | None = None) -> None:
-        """`events`: where to write; a list of its own if it is None."""
+        """`events`: the list to append to; None: a new list."""
         self._page_size = page_size
         self._medium = medium
         self._hashes: Longs = np.zeros(num_pages + 1, dtype=np.int64)

@@ -127,7 +127,7 @@ class KvManager:
         return self.cache.unlocked_pages(match) * self.page_size
 
     def open(self, match: PrefixMatch) -> int:
-        """Take a slot for a row that begins with the matched prefix, which is locked until `release`."""
+        """Takes a slot for a row that begins with the matched prefix, which is locked until `release`."""
         assert self.rows.free_slots, "no free slot"
         assert self._reach(match) == match.num_pages, "a stale match: match again after anything that may evict"
         node = self.cache.inc_lock_ref(match)
@@ -144,7 +144,7 @@ class KvManager:
         return slot
 
     def extend(self, slot: int, new_len: int) -> bool:
-        """See to it that the row has pages for the positions before `new_len`, evicting if needed; all or nothing."""
+        """Gives the row pages for positions before `new_len`, evicting others if needed. False: nothing changed."""
         for space in self.followers:
             space.let_go(np.asarray([slot]))
         count = self._pages(new_len) - int(self.rows.held[slot])
@@ -157,7 +157,7 @@ class KvManager:
         return True
 
     def load_back(self, slot: int, match: PrefixMatch) -> None:
-        """Have what only the host holds of a match copied into the row, before the next step.
+        """Plans to copy the part of a match that only the host has into the row, before the next step.
 
         The row was opened with this match and has pages for all of it by now.
         """
@@ -191,7 +191,7 @@ class KvManager:
         return True
 
     def trim_rows(self, slots: Slots, lens: Ints) -> None:
-        """Take back the pages of these rows behind so many tokens, which no step in flight writes to. Both [R]."""
+        """Frees pages of these rows after so many tokens, which no step in flight writes to. Both [R]."""
         wanted = self._pages_of(lens)
         for slot, count, length in zip(slots.tolist(), wanted.tolist(), lens.tolist(), strict=True):
             if count < self.rows.held[slot]:
@@ -200,7 +200,7 @@ class KvManager:
                 self.allocator.free(self.rows.truncate(slot, count))
 
     def commit(self, slot: int, ids: Ints, *, more: bool = False) -> None:
-        """Share the whole pages of `ids`: other rows may match them from now on, in the same step even. A state behind
+        """Shares the whole pages of `ids`: other rows may match them from now on, even in the same step. A state after
         them is found from the next step on.
 
         ids: the row's tokens from position 0 on whose keys and values are written by steps that are launched or about
@@ -221,7 +221,7 @@ class KvManager:
         self.states.commit(slot, len(ids), lambda tokens: self._last_page(slot, ids[:tokens]), more=more)
 
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
-        """Close the row: finished, aborted or retracted. The whole pages of `ids` stay in the cache, evictable.
+        """Closes the row of a request that ended or was retracted. The whole pages of `ids` stay cached, evictable.
 
         ids: all tokens from position 0 on whose keys and values were or will be written by launched steps; at least
         what was committed. What the row holds beyond them is freed. `urgency`: of its request, for the eviction policy.
@@ -253,7 +253,7 @@ class KvManager:
         self.cache.lower.left(node, ids[:whole])
 
     def discard(self, slot: int) -> None:
-        """Close the row and cache nothing more of it than it shared already."""
+        """Closes the row, and caches no more of it than it shared already."""
         node = self._nodes.pop(slot)
         self.placement += 1
         private = self.rows.pages(slot)[node.end :]
@@ -295,8 +295,8 @@ class KvManager:
         return self.allocator.num_pages * self.page_size
 
     def longest_row(self, chunk: int | None, context: int) -> int:
-        """Returns tokens of the longest row, `context` at most, that every space can hold to its end where no other row
-        is. `chunk`: new tokens of a step at most; None: all.
+        """Returns the largest number of tokens, up to `context`, of a row that is alone in every space. `chunk`: most
+        new tokens of a step; None: all.
         """
         return min(space.longest_row(chunk, context) for space in self.spaces)
 
@@ -307,7 +307,7 @@ class KvManager:
         return Room([RowRoom(self, float(to_come.sum())), *(space.room(slots, to_come) for space in self.followers)])
 
     def available_tokens(self) -> int:
-        """Returns tokens for which there are pages: free now, or after evicting all pages that no row uses."""
+        """Returns the number of tokens for which pages are free, or would be after evicting all that no row uses."""
         return self.first.num_available * self.page_size
 
     @property
@@ -317,11 +317,11 @@ class KvManager:
         return self.total_tokens - self.first.num_available * self.page_size
 
     def free_tokens(self) -> int:
-        """Returns tokens for which there are pages without evicting anything."""
+        """Returns the number of tokens for which there are free pages, without eviction."""
         return self.allocator.num_free * self.page_size
 
     def tokens_alone(self, slot: int) -> int:
-        """Returns tokens, in whole pages, that only this row uses: they become free or evictable when it is closed."""
+        """Returns how many tokens, in whole pages, only this row uses: closing it makes them free or evictable."""
         node = self._nodes[slot]
         return (int(self.rows.held[slot]) - self.cache.shared_pages(node)) * self.page_size
 
@@ -362,7 +362,7 @@ class KvManager:
         return (locations, *(space.locations(locations) for space in self.followers))
 
     def take_writes(self) -> TableWrites | None:
-        """Writes for the device's page tables before the next step; None if nothing changed."""
+        """Returns the entries to write to the device's page tables before the next step; None if nothing changed."""
         writes = self.rows.take_writes()
         if writes is None or not self.followers:
             return writes
@@ -383,9 +383,7 @@ class KvManager:
         return self.first.evicted * self.page_size
 
     def settle(self) -> None:
-        """Wait until no page is locked for being copied, for callers that need an exact count of the available
-        memory.
-        """
+        """Waits until no page is locked for a copy, for callers that need an exact count of the available memory."""
         self.cache.lower.settle()
 
     # Care
@@ -420,7 +418,7 @@ class KvManager:
         )
 
     def check(self) -> None:
-        """Walk everything; an AssertionError names the law that is broken. For tests: visits all memory."""
+        """Checks all invariants; raises an AssertionError that names the broken one. For tests: visits all memory."""
         state = self.state()
         sum_of_parts = state.free + state.evictable + state.protected + state.private
         assert sum_of_parts == state.total, f"pages were lost or doubled: {state}"
@@ -448,7 +446,7 @@ class KvManager:
         return WindowSpace(shape.window, self.rows, self.allocator.num_pages, own, self.cache)
 
     def _reach(self, match: PrefixMatch) -> int:
-        """Returns how many pages of a match a row can go on from in all spaces."""
+        """Returns the number of pages of a match after which a row can continue in all spaces."""
         if not self.bounds:
             return match.num_pages
         pages = self.cache.match_pages(match)
@@ -457,12 +455,12 @@ class KvManager:
         return end
 
     def _has_tail(self, match: PrefixMatch) -> bool:
-        """True if the partly filled page of a match, if it has one, is there in all spaces."""
+        """True if the partly filled page of a match, if it has one, is present in all spaces."""
         return match.tail is None or all(bound.has(match.tail.value) for bound in self.bounds)
 
     def _last_page(self, slot: int, ids: Ints) -> int:
-        """Returns the page of the last of these tokens, which are the row's and end with a page: that of the prefix
-        cache by which others find it, where there is one.
+        """Returns the page of the last of these tokens of the row, which end with a page. If the prefix cache has
+        another page for them, returns that one.
         """
         node, end = self._nodes[slot], len(ids) // self.page_size
         known = self.cache.known_pages(node, self._ids_of(ids, node.end, end)) if node.end < end else ids[:0]
@@ -476,7 +474,7 @@ class KvManager:
         return lens if self.page_size == 1 else (lens + (self.page_size - 1)) // self.page_size
 
     def _make_room(self, num_pages: int) -> bool:
-        """Evict until as many pages are free in every space. Evicts nothing if it could not be enough in each."""
+        """Evicts until as many pages are free in every space. Evicts nothing if that is impossible in any space."""
         for space in self.followers:
             if num_pages > space.num_available:
                 return False
@@ -490,7 +488,7 @@ class KvManager:
         return True
 
     def _make_room_behind(self, slots: Slots, num_pages: int) -> bool:
-        """Make room after there was not enough: these rows first free the pages that they no longer see."""
+        """Makes room after there was not enough: first frees the pages of these rows that they no longer see."""
         for space in self.followers:
             space.let_go(slots)
         return bool(self.followers) and self._make_room(num_pages)

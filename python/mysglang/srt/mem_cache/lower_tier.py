@@ -58,22 +58,24 @@ class LowerTier(Protocol):
         ...
 
     def load_back(self, match: PrefixMatch, pages: Ints) -> None:
-        """Copy the part of a match that only the host holds to these pages before the next step.
+        """Plans to copy the part of a match that only the host has to these pages, before the next step.
 
         The match is locked, and its holder owns the pages.
         """
         ...
 
     def fetch(self, ids: Ints, extra_key: str) -> Arrival | None:
-        """Look in storage for what the tiers above lack of a prompt; None if that is not worth it."""
+        """Searches the storage for the rest of a prompt that the tiers above do not have; None if that is not
+        worthwhile.
+        """
         ...
 
     def settle(self) -> bool:
-        """Wait until no page is locked for being copied; whether any was."""
+        """Waits until no page is locked for a copy. Returns True if any was."""
         ...
 
     def launch(self) -> None:
-        """Hand over what was planned. Called before each step is launched, and when there is none."""
+        """Starts the planned copies. Called before each step is launched, and when there is none."""
         ...
 
     def look(self) -> Sequence[Any]:

@@ -117,9 +117,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def known_pages(self, node: TreeNode, ids: Ints) -> Ints:
-        """Returns the pages that the cache has already for the first of these tokens, with which a row goes on from
-        `node`.
-        """
+        """Returns the cached pages for the first of these tokens, which follow the end of `node`."""
 
     @abstractmethod
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
@@ -157,7 +155,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def evict(self, num_pages: int) -> None:
-        """Free that many pages, or all evictable ones if these are fewer."""
+        """Frees that many pages, or all evictable ones if these are fewer."""
 
     @abstractmethod
     def check(self, standing: list[TreeNode]) -> Ints:

@@ -104,9 +104,7 @@ class RadixTree:
         return pages
 
     def pages_below(self, node: TreeNode, ids: Ints) -> Ints:
-        """Returns the pages that are there already for the first of these tokens, which go on from the end of
-        `node`.
-        """
+        """Returns the cached pages for the first of these tokens, which follow the end of `node`."""
         found: list[Ints] = []
         position, size = 0, len(ids) // self.page_size * self.page_size
         while position < size and not node.condemned:
@@ -122,9 +120,7 @@ class RadixTree:
         return np.concatenate(found) if found else NO_PAGES
 
     def tail_below(self, node: TreeNode, ids: Ints) -> TreeNode | None:
-        """Returns the page below the end of `node` that is filled with these tokens, fewer than a page has, and no
-        others.
-        """
+        """Returns the partly filled page below the end of `node` that has exactly these tokens."""
         tail = node.children.get(self._page_key(tail_key(ids, self.page_size), 0))
         if tail is not None:
             tail.last_access = node.last_access
@@ -154,7 +150,7 @@ class RadixTree:
         return node if end == node.end else self._split(node, end - start)
 
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode | None:
-        """Append pages below a node that the caller has locked, as a new leaf that the caller locks too.
+        """Appends pages below a node that the caller has locked, as a new leaf, which is locked for the caller too.
 
         None, and no change, if the tree already knows the first page of `ids` here, or if it could not be matched.
         """
@@ -168,9 +164,9 @@ class RadixTree:
         return leaf
 
     def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> int:
-        """Put pages below `node`, unlocked, used by one row. Returns how many of the first the tree had already.
+        """Adds unlocked pages below `node`, used by one row. Returns how many of the first ones the tree had already.
 
-        Those it had it keeps; the caller's copies of them stay with the caller, and so does all below the condemned.
+        The caller keeps its own pages for those, and also its pages below condemned nodes.
         """
         if node.condemned:
             return len(pages)
@@ -194,8 +190,8 @@ class RadixTree:
         return len(pages)
 
     def insert_tail(self, ids: Ints, extra_key: str, page: Ints, urgency: int = 0) -> bool:
-        """Put a page below the whole pages of `ids`, all cached, that holds the rest of `ids`, less than a page, and
-        room behind it. Unlocked. False if the whole pages are not there, or such a page is.
+        """Adds a partly filled page with the rest of `ids` below the cached whole pages of `ids`. The page is not
+        locked. Returns False if the whole pages are not cached, or if there is such a page already.
 
         page: [1]
         """
@@ -210,7 +206,7 @@ class RadixTree:
         return True
 
     def take(self, leaf: TreeNode) -> Ints:
-        """Take out an unlocked leaf. Returns its pages, which now belong to the caller."""
+        """Removes an unlocked leaf. Returns its pages, which now belong to the caller."""
         assert not leaf.lock_ref and not leaf.children and leaf.end != REMOVED, "only an unlocked leaf is taken"
         self.evictable_pages -= len(leaf.value)
         self._num_taken += leaf.queued
@@ -226,7 +222,7 @@ class RadixTree:
     # Locking
 
     def inc_lock_ref(self, node: TreeNode) -> None:
-        """Keep the path to `node` from eviction."""
+        """Locks the path to `node`, so that it is not evicted."""
         while node.parent is not None:
             if node.lock_ref == 0:
                 self.evictable_pages -= len(node.value)
@@ -238,7 +234,7 @@ class RadixTree:
         node.lock_ref += 1
 
     def dec_lock_ref(self, node: TreeNode, urgency: int = 0) -> None:
-        """Take back one lock, of a row that urgent. The path was in use until now, so it counts as just used."""
+        """Removes one lock, of a row with this urgency. The path was in use until now, so it counts as just used."""
         now = self._tick()
         step: TreeNode | None = node
         while step is not None:
@@ -252,7 +248,7 @@ class RadixTree:
             step = step.parent
 
     def unpin(self, node: TreeNode) -> None:
-        """Release a lock that does not belong to a row. This does not count as a use of the prefix."""
+        """Removes a lock that does not belong to a row. This does not count as a use of the prefix."""
         latest = 0
         step: TreeNode | None = node
         while step is not None:
@@ -282,14 +278,16 @@ class RadixTree:
         return top
 
     def condemn(self, node: TreeNode) -> Ints:
-        """Take out the unconfirmed part of the path to `node`, with all below it. It can no longer be matched, and is
-        evicted like other pages when no row uses it. Returns the pages that could be matched until now.
+        """Removes the unconfirmed part of the path to `node`, and all below it, from matching. It is evicted like other
+        pages when no row uses it. Returns the pages that could be matched until now.
         """
         top = self.doubtful(node)
         return NO_PAGES if top is None else self.take_out(top)
 
     def take_out(self, top: TreeNode) -> Ints:
-        """Take out `top`, which holds pages, and all below it. Returns the pages that could be matched until now."""
+        """Removes `top`, which has pages, and all below it from matching. Returns the pages that could be matched until
+        now.
+        """
         parent = top.parent
         assert parent is not None
         if top.condemned:
@@ -367,7 +365,9 @@ class RadixTree:
         return ids[position : position + self.page_size].tobytes()
 
     def _common(self, key: Ints, ids: Ints) -> int:
-        """Returns tokens of the pages in which both begin alike; the first page is known to be equal."""
+        """Returns the number of tokens, in whole pages, in which both begin alike. The first page is known to be
+        equal.
+        """
         size = min(len(key), len(ids))
         differs = key[:size] != ids[:size]
         first = int(differs.argmax())
@@ -388,7 +388,7 @@ class RadixTree:
         self._settle(leaf)
 
     def _split(self, node: TreeNode, num_pages: int) -> TreeNode:
-        """Make the first pages of `node` a node of their own above it; returns that one."""
+        """Splits off the first pages of `node` as a new node above it, and returns that one."""
         parent = node.parent
         assert parent is not None and 0 < num_pages < len(node.value)
         cut = num_pages * self.page_size
@@ -411,7 +411,7 @@ class RadixTree:
         return upper
 
     def _trim(self, node: TreeNode, num_pages: int) -> Ints:
-        """Cut pages off the end of a leaf."""
+        """Removes pages from the end of a leaf."""
         kept = len(node.value) - num_pages
         taken = node.value[kept:]
         node.key = shortened(node.key, kept * self.page_size)

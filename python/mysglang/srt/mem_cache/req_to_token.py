@@ -41,11 +41,11 @@ class ReqToTokenPool:
         return len(self._free)
 
     def alloc(self) -> int:
-        """Take a slot with an empty row; the caller has seen to it that one is free."""
+        """Takes a slot with an empty row; the caller has made sure that one is free."""
         return self._free.pop()
 
     def free(self, slot: int) -> None:
-        """Forget the row; its pages are the caller's business."""
+        """Frees the row; the caller must free its pages."""
         self._unsent = [writes.only(writes.slots != slot) for writes in self._unsent]
         self.pages(slot)[:] = 0  # A mistaken read of its locations yields the padding page.
         self.held[slot] = 0
@@ -56,7 +56,7 @@ class ReqToTokenPool:
         return self.table[slot, : self.held[slot]]
 
     def truncate(self, slot: int, count: int) -> Ints:
-        """Take back the pages beyond the row's first `count`, which no step may use any more, and return them."""
+        """Removes the pages after the row's first `count`, which no step may use any more, and returns them."""
         freed = self.table[slot, count : self.held[slot]].copy()
         self._unsent = [writes.only((writes.slots != slot) | (writes.columns < count)) for writes in self._unsent]
         self.table[slot, count : self.held[slot]] = 0
@@ -64,7 +64,7 @@ class ReqToTokenPool:
         return freed
 
     def append(self, slot: int, pages: Ints) -> None:
-        """Put pages behind those that the row holds."""
+        """Appends pages to those of the row."""
         start = int(self.held[slot])
         end = start + len(pages)
         assert end <= self.width, f"a row of {end} pages in a table {self.width} wide"
@@ -85,7 +85,7 @@ class ReqToTokenPool:
         self._unsent.append(TableWrites(slots, columns, (pages,)))
 
     def append_rows(self, slots: Slots, counts: Ints, pages: Ints) -> None:
-        """Put the next `counts[i]` of `pages` behind those that row `slots[i]` holds. The slots are distinct.
+        """Appends the next `counts[i]` of `pages` to those of row `slots[i]`. The slots are distinct.
 
         slots, counts: [R], counts >= 0; pages: [sum of counts].
         """
@@ -133,7 +133,7 @@ class ReqToTokenPool:
         return joined([writes for writes in unsent if len(writes.slots)])
 
     def check(self) -> None:
-        """Assert that rows end where they should. For tests and debugging: visits the whole table."""
+        """Checks that rows end where they should. For tests and debugging: visits the whole table."""
         columns = np.arange(self.width)
         assert not self.table[:-1][columns >= self.held[:, None]].any(), "an entry beyond what its row holds"
         assert not self.table[-1].any(), "an entry in the row for padding"
@@ -142,7 +142,7 @@ class ReqToTokenPool:
 
 
 def joined(pieces: list[TableWrites]) -> TableWrites | None:
-    """Returns all of them as one; None if there are none."""
+    """Returns all writes as one; None if there are none."""
     if len(pieces) < 2:
         return pieces[0] if pieces else None
     slots, columns = (np.concatenate(each) for each in zip(*((w.slots, w.columns) for w in pieces), strict=True))

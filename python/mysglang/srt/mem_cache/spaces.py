@@ -36,8 +36,9 @@ class SpaceRoom(Protocol):
     """The free space of one page space while a step is planned, minus what rows may still need. Amounts in tokens."""
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
-        """Returns tokens that must come free for a row with this match to have its tokens before `end` computed in this
-        step, the rest of its `prompt` tokens and `to_come` more later; 0 or less: none.
+        """Returns the number of tokens that must become free before a row with this match can be admitted: its tokens
+        before `end` are computed in this step, the rest of its `prompt` tokens and `to_come` more later. 0 or less: it
+        can be admitted now.
         """
         ...
 
@@ -55,11 +56,11 @@ class Space(Protocol):
         ...
 
     def make_room(self, num_pages: int) -> None:
-        """Evict until so many pages are free; they are available."""
+        """Evicts until so many pages are free."""
         ...
 
     def longest_row(self, chunk: int | None, context: int) -> int:
-        """Returns tokens of a row, `context` at most, that can be reserved to its end where no other row is. `chunk`:
+        """Returns the largest number of tokens, up to `context`, that can be reserved for a row that is alone. `chunk`:
         most new tokens of a step; None: all.
         """
         ...
@@ -71,11 +72,11 @@ class Bound(Protocol):
     """A limit, in addition to the pages of the first space, on how much of a cached prefix a row can use."""
 
     def reach(self, pages: Ints) -> int:
-        """Returns how many of these pages of a prefix, from the first on, a row can go on from."""
+        """Returns the number of these pages, which begin a prompt, after which a row can continue."""
         ...
 
     def has(self, pages: Ints) -> bool:
-        """True if a row can go on inside these partly filled pages."""
+        """True if a row can continue inside these partly filled pages."""
         ...
 
     def confirm(self, slot: int) -> None:
@@ -139,7 +140,7 @@ class RowRoom:
     """The free space of the rows' own pages. A row may need one page for every token to come."""
 
     def __init__(self, memory: RowMemory, aside: float) -> None:
-        """`aside`: tokens that running rows may still generate."""
+        """`aside`: number of tokens that running rows may still generate."""
         self._memory = memory
         self._aside = aside
 
@@ -161,7 +162,7 @@ class Room:
         self._parts = parts
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
-        """See `SpaceRoom.lacking`, for the space that lacks most."""
+        """Returns what `SpaceRoom.lacking` does, for the space that lacks most."""
         return max(part.lacking(match, end, prompt, to_come) for part in self._parts)
 
     def admit(self, end: int, prompt: int, to_come: int) -> None:

@@ -125,7 +125,9 @@ class StateSpace:
     """The states of rows, and checkpoints of them in cached prefixes (implements `States` and `spaces.Bound`)."""
 
     def __init__(self, shape: StateShape, rows: ReqToTokenPool, *, num_pages: int, shares: bool) -> None:
-        """`num_pages`: of the rows and the prefix cache, from 1 on. `shares`: whether this cache keeps prefixes."""
+        """`num_pages`: number of pages of the rows and the prefix cache, which are numbered from 1. `shares`: True if
+        the cache keeps prefixes.
+        """
         assert shape.num_states >= rows.num_slots, "a request could not have a state"
         self.num_states = shape.num_states
         self.interval = lcm(shape.interval, rows.page_size)
@@ -148,7 +150,7 @@ class StateSpace:
     # Bound
 
     def reach(self, pages: Ints) -> int:
-        """Returns how many of these pages of a prefix, from the first on, a row can go on from."""
+        """Returns the number of these pages, which begin a prompt, after which a row can continue."""
         ends = self._found[pages].nonzero()[0]
         return int(ends[-1]) + 1 if len(ends) else 0
 
@@ -266,7 +268,7 @@ class StateSpace:
         return self._free.pop()
 
     def _save(self, slot: int, tokens: int, page: int) -> None:
-        """Have the state behind so many tokens of the row copied out, if there is one to copy it to."""
+        """Plans to copy the state after so many tokens of the row, if there is a free state to copy it to."""
         if not self._free and self._used:
             self._drop(next(iter(self._used.values())))
         if not self._free:

@@ -165,5 +165,5 @@ class PrefixMatch:
 
     @property
     def reach(self) -> int:
-        """Tokens that need not be computed: those found, and those that can be loaded back."""
+        """Number of tokens that need not be computed: those found, and those that can be loaded back."""
         return self.num_tokens if self.host is None else self.host.num_tokens

@@ -33,13 +33,15 @@ MOVE_EVERY = 8
 
 
 def row_tokens(window: int, page_size: int) -> int:
-    """Returns the most tokens that a row holds, in whole pages, in addition to those that a step writes."""
+    """Returns the largest number of tokens, in whole pages, that a row holds in addition to those that a step
+    writes.
+    """
     return (-(-(window + LAG + MOVE_EVERY) // page_size) + 2) * page_size
 
 
 def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -> int:
-    """Returns tokens, in whole pages, in which a request of up to `context` tokens can run alone. `chunk`: new tokens
-    of a step at most; None: all.
+    """Returns the number of tokens, in whole pages, that a request of up to `context` tokens needs to run alone.
+    `chunk`: most new tokens of a step; None: all.
     """
     whole = -(-context // page_size) * page_size
     if chunk is None:
@@ -53,7 +55,9 @@ class WindowSpace:
     def __init__(
         self, window: int, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator, cache: PrefixCache
     ) -> None:
-        """`num_pages`: of the rows and the prefix cache, from 1 on. `allocator`: of this space's own pages."""
+        """`num_pages`: number of pages of the rows and the prefix cache, which are numbered from 1. `allocator`:
+        allocates pages of this space.
+        """
         self.window = window
         self.match_pages = cache.match_pages
         self.page_size = rows.page_size
@@ -94,12 +98,12 @@ class WindowSpace:
     # Pages that rows see
 
     def first_column(self, position: int) -> int:
-        """Returns the first page that a query at this position sees something of."""
+        """Returns the first page of which a query at this position can see a key."""
         return max(0, position - self.window + 1) // self.page_size
 
     def reach(self, pages: Ints) -> int:
-        """Returns how many of these pages of a prefix, from the first on, a row can go on from: at most so many that
-        none is missing of the window before the next token.
+        """Returns the number of these pages, which begin a prompt, after which a row can continue: no page of the
+        window before the next token may be missing.
         """
         gone = (self.page_of[pages] == 0).nonzero()[0]
         if not len(gone):  # nearly always
@@ -126,7 +130,7 @@ class WindowSpace:
     # A row's pages
 
     def give(self, pages: Ints) -> None:
-        """Give places to these new pages of one row. The caller has made sure that there is room."""
+        """Gives entries to these new pages of one row. The caller has made sure that there is room."""
         at = pages.astype(np.intp)  # once, instead of at each use
         self.page_of[at] = self.allocator.alloc(len(pages))
         self._readers[at] = 1
@@ -178,7 +182,7 @@ class WindowSpace:
         self._sound.add(slot)
 
     def let_go(self, slots: Slots) -> None:
-        """Let go what these rows, [R] and distinct, do not see any more behind what is planned of them."""
+        """Frees the pages of these rows, [R] and distinct, that no planned step of theirs can see any more."""
         lens = self._lens[slots]
         after = np.maximum(0, lens - (LAG + self.page_size - 1 + self.window - 1)) // self.page_size
         first = self.first[slots]
@@ -232,14 +236,14 @@ class WindowSpace:
     # Giving back
 
     def drop(self, pages: Ints) -> None:
-        """Free the places of these pages, which no row reads."""
+        """Frees the entries of these pages, which no row reads."""
         held = self.page_of[pages]
         self.allocator.free(held[held != 0])
         self.page_of[pages] = 0
         self._left[pages] = 0
 
     def make_room(self, num_pages: int) -> None:
-        """Evict until so many pages are free; they are available."""
+        """Evicts until so many pages are free."""
         self.evict(max(0, num_pages - self.allocator.num_free))
 
     def evict(self, num_pages: int) -> None:
@@ -282,7 +286,7 @@ class WindowSpace:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Forget what in the queue does not hold any more."""
+        """Removes entries of the queue that are no longer valid."""
         kept = [(when, pages[self._left[pages] == when]) for when, pages in self._queue]
         self._queue = deque(entry for entry in kept if len(entry[1]))
         self._queued = sum(len(pages) for _, pages in self._queue)

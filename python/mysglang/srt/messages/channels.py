@@ -38,7 +38,7 @@ class Receiver(Protocol[Message]):
     """Receiving end of one link. Messages of each sender arrive in order."""
 
     def poll(self, timeout_ms: int) -> bool:
-        """True if a message is there, waiting up to `timeout_ms` for one."""
+        """Returns True if a message is there. Waits up to `timeout_ms` for one."""
         ...
 
     def drain(self) -> list[Message]:
@@ -70,7 +70,7 @@ class Push(Generic[Message]):
         self._socket.send(data, 0, len(data) <= COPIED_BYTES)
 
     def close(self) -> None:
-        """Close; what could not be delivered within a second is dropped."""
+        """Closes the socket. Messages that could not be delivered within a second are dropped."""
         self._socket.close(linger=1000)
 
 

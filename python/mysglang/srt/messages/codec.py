@@ -77,7 +77,7 @@ def detokenizer_codec() -> Codec[ToDetokenizer]:
 
 
 def tokenizer_codec() -> Codec[ToTokenizer]:
-    """Returns the link to a TokenizerManager, from the detokenizers, the schedulers and the other fronts."""
+    """Returns the codec of messages to a TokenizerManager, from detokenizers, schedulers and other fronts."""
     return Codec(ToTokenizer)
 
 

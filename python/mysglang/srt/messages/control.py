@@ -182,7 +182,7 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     @classmethod
     def refusing(cls, number: int, error: RequestError) -> Self:
-        """Returns the answer that question `number` was not carried out, and why."""
+        """Returns the reply that call `number` was not carried out, and why."""
         return cls(
             id=number,
             success=False,

@@ -61,14 +61,13 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """True if the answer is a list, also a list of one."""
+        """True if the call returns a list, even of one embedding."""
         return isinstance(self.text, list) or any(isinstance(entry, list) for entry in (self.input_ids or [])[:1])
 
 
 def parse_embedding(data: Mapping[str, object], report: FieldReport = REFUSED) -> EmbeddingReqInput:
-    """Returns a native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
-
-    `report`: hears of fields that change nothing.
+    """Returns a native request, parsed from a client's body. Null counts as the default. Raises InvalidRequest that
+    names the field. `report` receives the fields that change nothing.
     """
     fields = settled_fields(data, EmbeddingReqInput.__struct_fields__, UNSUPPORTED, idle=IDLE, report=report)
     return convert_fields(fields, EmbeddingReqInput, "")

@@ -29,14 +29,14 @@ Batch = TypeVar("Batch", BatchTokenIDOutput, BatchStrOutput)
 
 
 def wire_rid(rid: str, serial: int, front: int) -> str:
-    """Name of a request between the processes. `serial` distinguishes two requests to which a client gave the same
-    name.
+    """Returns the name of a request between the processes. `serial` distinguishes two requests to which a client gave
+    the same name.
     """
     return f"{rid}@{serial}.{front}"
 
 
 def rid_of(name: str) -> str:
-    """Returns the name that a client knows, of the request of that wire name."""
+    """Returns the name by which the client knows the request with this wire name."""
     return name[: name.rindex("@")]
 
 
@@ -101,7 +101,7 @@ class ToDetokenizers:
 
 
 def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
-    """Returns the rows of each owner as a batch of its own; the whole if all have the same."""
+    """Returns the rows of each owner as a batch of their own; the whole batch if all have the same owner."""
     found = sorted(set(owners))
     if len(found) == 1:
         return [(found[0], batch)]
@@ -110,7 +110,7 @@ def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
 
 
 def take(batch: Batch, rows: Rows) -> Batch:
-    """Returns a batch of these rows only: lists and columns are cut down, maps are renumbered."""
+    """Returns a batch with these rows only."""
     kept = rows.tolist()
     cut = _Columns(len(batch.rids), rows)
     fields: dict[str, Any] = {}

@@ -224,9 +224,9 @@ _FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in IN
 
 
 def parse_generate(data: Mapping[str, object], report: FieldReport = REFUSED) -> GenerateReqInput:
-    """Returns a native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
-
-    `report`: hears of fields that change nothing. Unknown names in `sampling_params` are refused, as SGLang does.
+    """Returns a native request, parsed from a client's body. Null counts as the default. Raises InvalidRequest that
+    names the field. `report` receives the fields that change nothing. Unknown names in `sampling_params` are refused,
+    as SGLang does.
     """
     fields = settled_fields(data, _FIELDS, UNSUPPORTED, idle=IDLE, report=report)
     if not fields.get("return_logprob"):
@@ -247,7 +247,7 @@ def parse_generate(data: Mapping[str, object], report: FieldReport = REFUSED) ->
 
 
 def _request(fields: dict[str, object]) -> GenerateReqInput:
-    """Returns the fields as a request, types checked, but for those of many ids."""
+    """Returns the fields as a request, with types checked, except fields with many ids."""
     large = {name: fields.pop(name) for name, is_large in _LATER.items() if is_large(fields.get(name))}
     logprob_ids = fields.get("token_ids_logprob")
     if isinstance(logprob_ids, list) and sum(len(ids) for ids in logprob_ids if isinstance(ids, list)) > MAX_ASKED_IDS:
@@ -277,7 +277,7 @@ _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
 
 
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:
-    """Returns the `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
+    """Returns the `sampling_params` of a native request, types checked. `SamplingParams.verify` checks the ranges."""
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
     fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path)

@@ -72,7 +72,7 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_rank(self) -> RankFacts:
-        """The facts of another rank that are its own."""
+        """The part of these facts that differs by rank."""
         return RankFacts(labels=self.rank_labels, memory_usage=self.memory_usage, startup_times=self.startup_times)
 
 

@@ -46,8 +46,8 @@ class DecodeGraphRunner:
         *,
         keep_hidden: bool = False,
     ) -> None:
-        """`programs`: what is captured, by the number of rows; there is at least one. `keep_hidden`: steps that want
-        hidden states are covered too.
+        """`programs`: maps a number of rows to the program that is captured for it; not empty. `keep_hidden`: True if
+        the graphs also serve steps that want hidden states.
         """
         self.name = name
         self._sizes = sorted(programs)

@@ -37,7 +37,7 @@ class Pool(Protocol):
         ...
 
     def resume(self) -> None:
-        """Take it again, at other addresses, all zeros. Called again if it ran out of memory."""
+        """Allocates the memory again, at other addresses, filled with zeros. Called again if it ran out of memory."""
         ...
 
 
@@ -52,7 +52,7 @@ class DeviceOccupation:
         platform: Platform,
         ranks: AllRanks = ONE_RANK,
     ) -> None:
-        """`weights` and `pools`: those of all models. What one of `ranks` cannot do, none does."""
+        """`weights` and `pools`: those of all models. If one of `ranks` cannot do something, none does it."""
         self._weights = weights
         self._pools = pools
         self._captures = captures
@@ -128,4 +128,4 @@ class DeviceOccupation:
 
 
 def _nothing() -> None:
-    """Does nothing: graphs come back with the last of the others."""
+    """Does nothing: the graphs are restored together with those of the last model."""

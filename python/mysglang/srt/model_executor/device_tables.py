@@ -61,7 +61,7 @@ class DeviceTables:
         return sum(buffer.nbytes(len(self.newest)) for buffer in self.declared)
 
     def write(self, uploaded: Mapping[str, Tensor]) -> None:
-        """Set what `table_columns` gave, in all page tables; nothing if there was nothing."""
+        """Writes the entries that `table_columns` returned to all page tables; nothing if there are none."""
         if "table_entries" not in uploaded:
             return
         entries = uploaded["table_entries"]
@@ -69,7 +69,9 @@ class DeviceTables:
             table.view(-1).index_copy_(0, entries, uploaded[name])
 
     def locs(self, uploaded: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Returns the KV slots that a step writes, for each space. KeyError: the step says nothing of one."""
+        """Returns the KV slots that a step writes, for each space. Raises KeyError if the step has none for one
+        space.
+        """
         return tuple(uploaded[name] for name in self.loc_names)
 
     def resolve(self, input_ids: Tensor, slots: Tensor) -> Tensor:
@@ -77,5 +79,7 @@ class DeviceTables:
         return resolve_tokens(input_ids, slots, self.newest)
 
     def record(self, slots: Tensor, tokens: Tensor) -> None:
-        """Remember the sampled tokens of distinct slots. The -1 of a broken row becomes 0: it must not be looked up."""
+        """Records the sampled tokens of distinct slots. The -1 of a broken row becomes 0, since it must not be looked
+        up.
+        """
         record_tokens(self.newest, slots, tokens)

@@ -125,7 +125,7 @@ class DraftChain:
         sampler: ChoosesTokens,
         uploader: Uploader,
     ) -> None:
-        """`following` runs the draft model beside other steps, `proposing` in steps that try drafts."""
+        """`following` runs the draft model in steps without drafts, `proposing` in steps with drafts."""
         self._following = following
         self._hidden = proposing
         self._logits = logits
@@ -140,7 +140,7 @@ class DraftChain:
         return WithDraftModel(program, self)
 
     def follow(self, batch: ModelWorkerBatch) -> None:
-        """Write the draft's keys and values of a step's tokens, all of which the device knows."""
+        """Writes the draft model's keys and values of a step's tokens, all of which the device knows."""
         self._next(self._following, batch, np.zeros(batch.num_rows, dtype=np.bool_))
 
     def propose(self, step: DraftStep) -> Tensor:
@@ -168,7 +168,9 @@ class DraftChain:
         return drafts
 
     def captures(self, batch: ModelWorkerBatch) -> bool:
-        """Returns a captured chain proposes the most likely tokens, which rows that draw theirs rarely get."""
+        """True if no row draws its tokens: a captured chain proposes the most likely tokens, which rows that draw
+        rarely accept.
+        """
         return not any(part.feature == DRAWING.name for part in batch.sampling.parts)
 
     def propose_captured(self, step: RoomyStep, at: TokenPlaces, drafts: Tensor) -> Tensor:

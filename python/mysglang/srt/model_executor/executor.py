@@ -67,8 +67,8 @@ class Executor:
         join: Callable[[RankContext], Group] = tensor_parallel_group,
         join_stages: JoinStages = pipeline_stage,
     ) -> None:
-        """Load, plan, allocate, capture. The first model is the one that is served; the others help it, and share its
-        page numbers and its memory.
+        """Loads the models, plans and allocates memory, and captures graphs. The first model is the served one; the
+        others help it, and share its page numbers and its memory.
 
         Raises ConfigError where the launch's values and this machine do not fit.
         """
@@ -172,8 +172,8 @@ class Executor:
             self._launch, self.host_pages = on_demand.launch, CopiesInOrder(self.host_pages, on_demand)
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
-        """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done, or at once
-        where another stage must compute it first.
+        """Queues the step. On CUDA it returns while the device still works. On a CPU it returns when the step is done,
+        or at once if another stage must compute it first.
         """
         return self._launch(batch)
 
@@ -220,12 +220,12 @@ class StepPrograms:
         return self.captured.nbytes
 
     def described(self) -> dict[str, str]:
-        """Name of each program -> the steps that it takes, or why it is not used."""
+        """Maps the name of each program to a description of its steps, or to the reason why it is not used."""
         return {**dict(self.captured.lines), **{program.name: program.takes for program in self._always}}
 
     @torch.inference_mode()
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
-        """Queue the step by the first program that covers it."""
+        """Queues the step with the first program that covers it."""
         return self._covering(batch).run(batch)
 
     def _covering(self, batch: ModelWorkerBatch) -> Program:
@@ -235,7 +235,7 @@ class StepPrograms:
         raise AssertionError("the last program covers every step")
 
     def drop(self) -> None:
-        """Forget the captures, and with them every address; no step may be launched until `restore`."""
+        """Drops the captured graphs, and with them all addresses. No step may be launched until `restore`."""
         self.captured, self._captured_over = Captured(), None
         self._programs = self._always
         gc.collect()  # a graph that sits in a cycle would keep its memory
@@ -248,7 +248,7 @@ class StepPrograms:
         self._programs = (*captured.first, *runnable.special, *captured.programs, runnable.eager)
 
     def weights_changed(self) -> None:
-        """Capture again if captures know weights where they are no more."""
+        """Captures graphs again if weights have moved to other addresses."""
         if self._captured_over is not None and self._captured_over != addresses(self._served.model):
             self.drop()
             self.restore()

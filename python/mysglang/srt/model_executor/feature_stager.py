@@ -88,7 +88,9 @@ class FeatureStager:
         return StagedFeatures(sampling, columns, kept, known or NOTHING_KNOWN)
 
     def tabulate(self, parts: Iterable[FeatureColumns], table: RowTable) -> bool:
-        """Write what the parts of a decode step say into the table. False: a feature cannot say it so."""
+        """Writes the values of a decode step to the table. Returns False if a feature cannot express its values
+        there.
+        """
         return all(self._sides[part.feature].tabulate(part, table) for part in parts)
 
     def read_by_rows(self) -> dict[str, Tensor]:

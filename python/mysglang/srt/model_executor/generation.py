@@ -109,9 +109,9 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
 
 
 def rows_by_kernel(setup: Setup, launch: ModelLaunch, features: FeatureStager) -> StagesRows:
-    """Returns which kernel samples the rows of captured decode steps. By acts where there is none, where the ranks or
-    stages must hear one choice, and where each kernel must be one whose bits do not depend on how a row was computed
-    before.
+    """Returns the kernel that samples the rows of captured decode steps; None if they are sampled by acts. That is so
+    if the platform has no such kernel, if ranks or stages must share one choice, or if the kernel's bits would depend
+    on how a row was computed before.
     """
     platform, vocab_size = setup.platform, launch.config.vocab_size
     alone = setup.config.ranks.world.size == 1
@@ -246,8 +246,7 @@ class GenerationModel:
 
 @torch.inference_mode()
 def warm_sampling(ops: SamplingOps, sampler: ChoosesTokens, stager: StepStager, logits: Tensor) -> None:
-    """Choose tokens once in each way: the kernels are compiled while others still are in the background.
-
+    """Samples a token once in each way, so that the kernels are compiled while others still are in the background.
     logits: [1, vocab] zeros.
     """
     for top_k in WARM_UP_TOP_K:
@@ -303,8 +302,8 @@ class TokenCaptures:
         self._prompt_sizes = prompt_sizes(setup.config, setup.platform, context, layer_weights)
 
     def take(self) -> Captured:
-        """Capture all that is declared. A capture that fails ends the start, unless the platform says that it cannot
-        capture such a step.
+        """Captures all declared programs. A capture that fails ends the start, unless the platform reports that it
+        cannot capture such a step.
         """
         captured = Captured()
         if self._left_out:
@@ -389,7 +388,7 @@ class TokenCaptures:
         return found
 
     def _check_whole_steps(self) -> None:
-        """Raises DoesNotCover for what the launch wants of every step and the kernel does not do."""
+        """Raises DoesNotCover if the launch's options ask for something in every step that the kernel does not do."""
         config = self._setup.config
         if self._launch.config.decoder is None:
             raise DoesNotCover("the model's layers are transformers' code")

@@ -48,7 +48,7 @@ class HiddenStates:
         *,
         all_tokens: bool = False,
     ) -> None:
-        """all_tokens: those of all tokens are wanted in every step, by the layers of another stage."""
+        """`all_tokens`: True if the layers of another stage need the hidden states of all tokens in every step."""
         self._all_tokens = all_tokens
         self._states = states
         self._model = model

@@ -70,7 +70,7 @@ class ModelStores:
         return layers
 
     def token_bytes(self, window: int | None, windows: Sequence[int]) -> int:
-        """Returns bytes that one token takes in one of these spaces."""
+        """Returns the number of bytes that one token takes in one of these spaces."""
         return self.layout.token_bytes(self.by_window(windows)[window])
 
 
@@ -180,12 +180,12 @@ def make_host_pages(
 
 
 def make_tables(budget: KvBudget, platform: Platform) -> DeviceTables:
-    """Allocate the tables of the rows: a page table for each space."""
+    """Allocates the tables of the rows: a page table for each space."""
     return DeviceTables(budget.num_slots, budget.max_pages, platform.device, spaces=len(budget.spaces))
 
 
 def make_states(budget: KvBudget, model: ModelStores, platform: Platform) -> StatePool | None:
-    """Allocate the states of one model's layers; None: they keep none."""
+    """Allocates the states of one model's layers; None: these layers have no states."""
     if model.states is None:
         return None
     assert budget.states is not None, "they were planned"
@@ -193,7 +193,7 @@ def make_states(budget: KvBudget, model: ModelStores, platform: Platform) -> Sta
 
 
 def make_pool(budget: KvBudget, model: ModelStores, platform: Platform) -> KvPool:
-    """Allocate one model's keys and values: a store in each page space that carries layers of it."""
+    """Allocates one model's keys and values: a store in each page space with layers of the model."""
     layers = model.by_window([shape.window for shape in budget.spaces if shape.window is not None])
     make = model.layout.make_store
     if len(budget.spaces) == 1:

@@ -78,7 +78,9 @@ class LateRows:
         *,
         read_lengths: bool,
     ) -> None:
-        """`read_lengths`: True if reading from the device takes no waiting, and attention wants to know lengths."""
+        """`read_lengths`: True if the host can read from the device without waiting, and attention needs the
+        lengths.
+        """
         self._tables = tables
         self._page_size = page_size
         self._uploader = uploader
@@ -117,13 +119,13 @@ class LateRows:
         return self.slots.recent.shape[1]
 
     def place(self, up: Uploaded) -> PlacedTokens:
-        """Queue placing the tokens of a step. up: `token_columns`."""
+        """Queues the placing of a step's tokens. up: `token_columns`."""
         tables = self._tables
         tokens = StepTokens(*(up[name] for name in StepTokens._fields))
         return place_tokens(up["input_ids"], tokens, self.slots, tables.locs(up), tables.pages, self._page_size)
 
     def begin(self, batch: ModelWorkerBatch) -> DraftStep:
-        """Place the tokens of a step. The page table must have the step's pages."""
+        """Places the tokens of a step. The page table must have the step's pages."""
         per_row = _logits_per_row(batch)
         placed = self.place(self._uploader.upload(token_columns(batch, self.width)))
         places = TokenPlaces(placed.ids, placed.positions, placed.locs, placed.seq_lens)

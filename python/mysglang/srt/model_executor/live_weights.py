@@ -111,8 +111,8 @@ class LiveWeights:
         return len(plan)
 
     def check_release(self) -> None:
-        """Find out where the weights can be read again: in the checkpoint that they came from, if it is what it was, or
-        else in a copy on the host, if they are on a device. Raises InvalidRequest if neither can be.
+        """Finds where the weights can be read again: in their checkpoint, if it is unchanged, or else in a copy on the
+        host, if they are on a device. Raises InvalidRequest if neither is possible.
         """
         self._needs_copy = self._origin is None or not self._origin.unchanged()
         if not self._needs_copy:
@@ -126,15 +126,15 @@ class LiveWeights:
         self._require_host_room()
 
     def release(self, pulse: Pulse) -> None:
-        """Give the memory of the weights back, after `check_release`."""
+        """Releases the memory of the weights, after `check_release`."""
         if self._needs_copy:
             self._copy = self._update.host_copy()
         self._update.release()
         self._released = True
 
     def resume(self, pulse: Pulse) -> None:
-        """Take the memory again, with the weights that were in it. Raises InvalidRequest if the checkpoint is not what
-        it was; torch.OutOfMemoryError, after which it can be tried again.
+        """Allocates the memory again, with the weights that were in it. Raises InvalidRequest if the checkpoint has
+        changed, and torch.OutOfMemoryError, after which it can be tried again.
         """
         if self._copy is not None:
             self._update.reserve()
@@ -253,7 +253,7 @@ class LiveWeights:
             )
 
     def _known(self, name: str) -> Joining | None:
-        """Returns the group of that name, if it is there or on its way."""
+        """Returns the group of that name, if it has formed or is forming."""
         known = self._groups.get(name)
         failed = known is not None and known.done.done() and known.group is None
         return None if failed else known

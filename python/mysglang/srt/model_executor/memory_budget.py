@@ -68,7 +68,9 @@ class KvBudget:
 
 
 def agreed(budget: KvBudget, ranks: Agrees) -> KvBudget:
-    """Returns the least of what each rank has room for: ranks plan alike, so they must hold alike."""
+    """Returns the smallest of the numbers that each rank has room for. Ranks make equal plans, so they must hold equal
+    amounts.
+    """
     pages = [space.num_pages for space in budget.spaces]
     own = [*pages, budget.num_slots, budget.max_context, entries(budget.states)]
     *least, num_slots, max_context, num_entries = ranks.smallest(own)
@@ -90,7 +92,7 @@ class SpaceCost:
     """Without so many, there are requests that cannot run even alone."""
 
     def tokens(self, cached: int) -> int:
-        """Returns tokens of this space beside so many in the rows' space; never more than these."""
+        """Returns the number of tokens of this space if the rows' space holds so many; never more than that."""
         return min(max(int(cached * self.share), self.least_tokens), cached)
 
 
@@ -104,11 +106,11 @@ class KvCost:
     """Bytes of the state that layers keep for a request, in addition to its tokens; 0: there are no such layers."""
 
     def nbytes(self, tokens: int) -> int:
-        """Returns bytes of all spaces, if the rows' space holds that many tokens."""
+        """Returns the number of bytes of all spaces, if the rows' space holds that many tokens."""
         return sum(space.tokens(tokens) * space.token_bytes for space in self.spaces)
 
     def fitting(self, room: int) -> int:
-        """Returns the most tokens that take no more bytes."""
+        """Returns the largest number of tokens that needs no more bytes."""
         # Each space may be short of its share by what is less than a token.
         most = (room + sum(space.token_bytes for space in self.spaces)) / sum(
             space.share * space.token_bytes for space in self.spaces
@@ -138,8 +140,8 @@ def captured_bytes(graph_sizes: tuple[int, ...], width: int = 1) -> int:
 def static_fraction(
     config: RunnerConfig, total: int, graph_sizes: tuple[int, ...], chunk: int, workspace: int = 0
 ) -> float:
-    """Share of the device for weights and KV cache; the rest is for activations, graphs and workspaces. `workspace`:
-    bytes that attention takes beside.
+    """Returns the share of the device for weights and KV cache; the rest is for activations, graphs and workspaces.
+    `workspace`: bytes that attention needs in addition.
     """
     if config.mem_fraction_static is not None:
         return config.mem_fraction_static
@@ -156,7 +158,8 @@ def static_fraction(
 def cuda_budget(
     config: RunnerConfig, *, fraction: float, before: DeviceMemory, after: DeviceMemory, cost: KvCost, context: int
 ) -> KvBudget:
-    """Fill `fraction` of the device. `before` and `after`: the memory before and after the weights were loaded.
+    """Plans to fill `fraction` of the device. `before` and `after`: the memory before and after the weights were
+    loaded.
 
     Raises ConfigError if no useful cache fits.
     """

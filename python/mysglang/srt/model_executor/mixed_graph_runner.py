@@ -45,7 +45,7 @@ class CapturedMixed:
 
     @property
     def prompt_rows(self) -> int:
-        """Rows before the decoding ones, padding included."""
+        """Number of rows before the decoding ones, padding included."""
         return self.places.shape.rows - self.room
 
 
@@ -61,7 +61,9 @@ class MixedGraphRunner:
         parts: TokenParts,
         recorder: GraphRecorder,
     ) -> None:
-        """`sizes`: (tokens, room for decoding rows among them), at least one. `attention`: the capture for a room."""
+        """`sizes`: pairs of the number of tokens and the largest number of decoding rows among them; not empty.
+        `attention` makes the capture for a number of decoding rows.
+        """
         self._sizes = sorted(sizes)
         self._rooms = sorted({room for _, room in sizes})
         self.takes = f"prompts beside decoding rows, up to {self._sizes[-1][0]} new tokens together"

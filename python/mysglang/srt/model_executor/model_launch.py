@@ -165,14 +165,14 @@ class TakesWorkspace(Protocol):
     """A model that states what its own layers take for a while."""
 
     def workspace(self, max_tokens: int) -> int:
-        """Returns bytes, in a step of at most that many new tokens."""
+        """Returns the number of bytes of workspace in a step of at most that many new tokens."""
         ...
 
 
 def step_workspace(
     model: TakesWorkspace, chosen: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int
 ) -> int:
-    """Returns bytes that a step of a decoder takes for a while: of at most that many new tokens, and rows of that
-    length.
+    """Returns the number of bytes that a decoder step needs temporarily, with at most that many new tokens, and rows of
+    that length.
     """
     return workspace_bytes(chosen, specs, max_tokens=max_tokens, max_context=max_context) + model.workspace(max_tokens)

@@ -56,8 +56,8 @@ class Keeps(Protocol):
     def stores(self) -> ModelStores: ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Returns bytes in addition to arguments and results, in a step of that many new tokens and rows of that
-        length.
+        """Returns the number of bytes needed in addition to arguments and results, in a step of that many new tokens
+        and rows of that length.
         """
         ...
 
@@ -117,7 +117,9 @@ def allocate(budget: KvBudget, models: Sequence[Keeps], platform: Platform) -> l
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Returns bytes of the parameters, and of what some of them were laid out as for faster products."""
+    """Returns the number of bytes of the parameters, and of the tensors that were made from them for faster
+    products.
+    """
     return sum({id(tensor): tensor.nbytes for tensor in weights_of(model)}.values())
 
 

@@ -44,8 +44,8 @@ def padding_decode(size: int, slot: int, *, spaces: int = 1, states: bool = Fals
 
 
 def padding_drafts(width: int, slot: int, *, spaces: int = 1, prompt: int = 0, draws: bool = False) -> ModelWorkerBatch:
-    """Returns a step of a row that tries width - 1 drafts of the device. A prompt of that length may be beside it, or
-    the row may draw its tokens.
+    """Returns a step of one row that tries width - 1 drafts of the device. A prompt of that length may be in the step
+    too, or the row may draw its tokens.
     """
     ids = np.array([ON_DEVICE, *[DRAFTED] * (width - 1), *[0] * prompt], dtype=np.int32)
     lens = np.array([width, prompt][: 1 + (prompt > 0)], dtype=np.int32)
@@ -62,7 +62,7 @@ def padding_drafts(width: int, slot: int, *, spaces: int = 1, prompt: int = 0, d
 
 
 def padding_room(rows: int, width: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch:
-    """Returns a captured step of rows that each try width - 1 drafts, of which the host knows no length."""
+    """Returns a captured step of rows that each try width - 1 drafts, and whose lengths the host does not know."""
     ids = np.full((rows, width), DRAFTED, dtype=np.int32)
     ids[:, 0] = ON_DEVICE
     lens = np.full(rows, width, dtype=np.int32)

@@ -130,7 +130,9 @@ class PageMover:
         self._host.put(pages, data)
 
     def _warm_up(self) -> None:
-        """Compile what copies, by the page for padding: to the host and back, so that nothing changes."""
+        """Compiles the kernels that copy pages, by copying the padding page to the host and back, which changes
+        nothing.
+        """
         padding = PagePairs(np.zeros(1, np.int32), np.zeros(1, np.int32))
         self.copy(PageCopies(write=padding, urgent=True, load=padding))
         self._pool.arrivals.wait_for_all()

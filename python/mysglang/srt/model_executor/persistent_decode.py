@@ -126,7 +126,7 @@ def lacks(plan: DecoderPlan) -> list[str]:
 
 
 def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> decoder.DecoderTensors:
-    """Returns the description in the kernel's words."""
+    """Returns the description in the form that the kernel takes."""
     first = model.layers[0]
     return decoder.DecoderTensors(
         layers=[_layer_tensors(layer, pool) for layer in model.layers],

@@ -43,7 +43,7 @@ class Program(Protocol):
 
     @property
     def takes(self) -> str:
-        """The steps that the program was made for, in words: its line in `/server_info`."""
+        """A description of the steps that the program was made for, which /server_info shows."""
         ...
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
@@ -51,7 +51,7 @@ class Program(Protocol):
         ...
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
-        """Queue a step that is covered: table writes, forward pass, what is made of it, and the copies to the host."""
+        """Queues a step that `covers` accepted: table writes, forward pass, sampling, and the copies to the host."""
         ...
 
 
@@ -155,7 +155,7 @@ class Captured:
 
     @property
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Name of each program, and what it takes or why it is left out."""
+        """Yields the name of each program with a description of its steps, or the reason why it is not used."""
         yield from ((program.name, program.takes) for program in (*self.first, *self.programs))
         yield from ((name, f"not used: {reason}") for name, reason in self.left_out.items())
 
@@ -196,11 +196,11 @@ class HelpingModel(Protocol):
 
     @property
     def stores(self) -> ModelStores:
-        """Stored data of its layers for every token."""
+        """Store of the keys and values of its layers."""
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Returns bytes of workspace that the model needs. See `ServedModel.workspace`."""
+        """Returns the number of bytes of workspace that the model needs. See `ServedModel.workspace`."""
         ...
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
@@ -216,7 +216,7 @@ class ServedModel(Protocol):
 
     @property
     def stores(self) -> ModelStores:
-        """Stored data of its layers for every token."""
+        """Store of the keys and values of its layers."""
         ...
 
     @property
@@ -225,8 +225,8 @@ class ServedModel(Protocol):
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Returns bytes that a step needs in addition to arguments and results, if that is much: in a step of that many
-        new tokens and rows of that length.
+        """Returns the number of bytes that a step of that many new tokens and rows of that length needs in addition to
+        arguments and results, if that is much.
         """
         ...
 

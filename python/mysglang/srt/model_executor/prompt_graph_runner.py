@@ -51,7 +51,7 @@ class PromptGraphRunner:
         parts: TokenParts,
         recorder: GraphRecorder,
     ) -> None:
-        """`sizes`, in tokens, ascend, and there is at least one. `attention` is the backend's."""
+        """`sizes`: numbers of tokens, ascending, not empty. `attention`: the backend's capture of prompts."""
         self.takes = f"other steps of up to {sizes[-1]} new tokens"
         self._sizes = sizes
         self._model = parts.model

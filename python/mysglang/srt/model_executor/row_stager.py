@@ -153,7 +153,7 @@ def _is_late(batch: ModelWorkerBatch) -> bool:
 
 
 def _same(one: LogprobColumns | None, other: LogprobColumns | None) -> bool:
-    """True if the same rows ask for the same. Neither names ids of its own."""
+    """True if the same rows ask for the same output, and neither asks for ids of its own choice."""
     if one is None or other is None:
         return one is other
     return np.array_equal(one.rows, other.rows) and np.array_equal(one.top_num, other.top_num)

@@ -87,7 +87,7 @@ class LateTokens:
         return tensor.clone()
 
     def catch_up(self, slots: Slots) -> None:
-        """Hear the tokens of every step that one of these slots was in, and of the steps before it."""
+        """Receives the tokens of every step that had one of these slots, and of the steps before it."""
         reopened = set(slots.tolist())
         for step in reversed(self._open):
             if not reopened.isdisjoint(step.slots.tolist()):
@@ -95,7 +95,7 @@ class LateTokens:
                 return
 
     def _receive(self, last: _LateStep) -> None:
-        """Hear all up to this one, which may have been heard before."""
+        """Receives the tokens of all steps up to this one. They may have been received already."""
         while last.result is None:
             step = self._open.popleft()
             step.result = step.choose()
@@ -242,7 +242,7 @@ class StepsOnDemand:
         return BatchResult.waiting(choose)
 
     def catch_up(self) -> None:
-        """Run every step that was launched."""
+        """Runs every step that was launched."""
         while self._open:
             self._open.popleft().run(self._run)
 

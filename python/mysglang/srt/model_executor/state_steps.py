@@ -29,11 +29,13 @@ class StateStager(GraphColumns, Protocol):
     """Prepares the states of steps."""
 
     def begin(self, batch: ModelWorkerBatch) -> StateStep | None:
-        """Queue the copies that come before the layers, after the table writes. None: no layer keeps a state."""
+        """Queues the copies that come before the layers, after the table writes. Returns None if no layer has
+        states.
+        """
         ...
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
-        """True if a captured decode step does all that this one asks of states."""
+        """True if a captured decode step can do all that this step needs for its states."""
         ...
 
     def captured(self, columns: Mapping[str, Tensor]) -> StateStep | None:
@@ -41,7 +43,7 @@ class StateStager(GraphColumns, Protocol):
         ...
 
     def before_replay(self, batch: ModelWorkerBatch) -> None:
-        """Queue the copies that come before the layers."""
+        """Queues the copies that come before the layers."""
         ...
 
 
@@ -116,7 +118,7 @@ class StateSteps:
 
 
 def states_of(batch: ModelWorkerBatch) -> StateColumns:
-    """Returns the states of a step's rows. Raises ValueError if the step does not say them."""
+    """Returns the states of a step's rows. Raises ValueError if the step has none."""
     states = no_states(0) if batch.states is None else batch.states
     if len(states.slots) != batch.num_rows:
         raise ValueError("the step does not say the state of each row, and layers of the model keep some")

@@ -210,8 +210,8 @@ class StepBuffers:
     """Prepares the columns of each step of one model, in buffers that are reused from step to step."""
 
     def __init__(self, tables: DeviceTables, platform: Platform, *, tokens: int, rows: int) -> None:
-        """Memory for steps of that many new tokens and rows. A larger step, usually one on a long cached prefix,
-        temporarily gets memory of its own.
+        """Allocates memory for steps of that many new tokens and rows. A larger step, usually one on a long cached
+        prefix, temporarily gets memory of its own.
         """
         self._tables = tables
         self._platform = platform
@@ -229,7 +229,9 @@ class StepBuffers:
         self._memory = StepMemory(platform, layout(greatest.columns(tables))[1])
 
     def eager(self, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> Places:
-        """Places for one step that runs as it is. `all_tokens`: True if the hidden states of all tokens are wanted."""
+        """Returns the buffers for one step that is not captured. `all_tokens`: True if the hidden states of all tokens
+        are wanted.
+        """
         return self._places(StepShape.of(batch, all_tokens=all_tokens), turns=1)
 
     def decode(self, rows: int, *sources: GraphColumns) -> Places:
@@ -238,14 +240,14 @@ class StepBuffers:
         return self._places(StepShape.captured_decode(rows, extra), turns=HOST_BUFFERS)
 
     def prompts(self, tokens: int) -> Places:
-        """Places for captured steps with new tokens."""
+        """Returns the buffers for captured steps with new tokens."""
         return self._places(StepShape.captured_prompts(tokens), turns=HOST_BUFFERS)
 
     def drafts(
         self, columns: HostColumns, rows: int, width: int, page_size: int, sources: Sequence[GraphColumns] = ()
     ) -> Places:
-        """Places for captured steps of so many rows with room for `width` tokens, whose columns are `columns` and those
-        of the sources.
+        """Returns the buffers for captured steps of so many rows with room for `width` tokens, whose columns are
+        `columns` and those of the sources.
         """
         columns = dict(columns)
         for source in sources:
@@ -271,7 +273,9 @@ class StepBuffers:
         memory.sent(turn)
 
     def mixed(self, tokens: int, decoding: int, extra: HostColumns) -> Places:
-        """Places for captured steps of prompts and so many decoding rows. extra: columns of the attention backend."""
+        """Returns the buffers for captured steps of prompts and so many decoding rows. extra: columns of the attention
+        backend.
+        """
         return self._places(StepShape.captured_mixed(tokens, decoding, extra), turns=HOST_BUFFERS)
 
     def _places(self, shape: StepShape, *, turns: int) -> Places:
@@ -283,7 +287,7 @@ class StepBuffers:
         return Places(shape, columns, memory)
 
     def fill(self, batch: ModelWorkerBatch, places: Places, *sources: FillsColumns) -> StepArrays:
-        """Queue the copy of a step's columns. Returns these, padding included, for use at once. `sources`: those of
+        """Queues the copy of a step's columns. Returns these, padding included, for use at once. `sources`: those of
         captured steps with decoding rows, which fill their own.
         """
         memory = places.memory
@@ -315,7 +319,9 @@ class StepBuffers:
         )
 
     def begin(self, batch: ForwardBatch, places: Places) -> ForwardBatch:
-        """Queue what comes first in every step, captured or not: table writes, and ids that the device alone knows."""
+        """Queues the work that begins every step, captured or not: table writes, and looking up ids that only the
+        device knows.
+        """
         views, tables = places.views, self._tables
         tables.write(views)
         if not places.shape.looks_up:
@@ -354,7 +360,7 @@ class StepBuffers:
             self._write_entries(batch, columns)
 
     def _write_ends(self, batch: ModelWorkerBatch, columns: StepArrays, shape: StepShape) -> None:
-        """Write the ends of the rows, and which of them yield a token."""
+        """Writes the ends of the rows, and which of them yield a token."""
         lens = columns["extend_lens"]
         if shape.looks_up:
             columns["token_slots"][:] = np.repeat(columns["slots"], lens)

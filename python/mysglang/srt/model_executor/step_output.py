@@ -35,7 +35,7 @@ class PendingLogprobs:
         return cls(values.to_host(to_host), found)
 
     def arrived(self) -> PositionLogprobs:
-        """Read the result. The copies must be complete."""
+        """Reads the result. The copies must be complete."""
         values, rows = self.values, self.layout.rows
         at = slice(None) if rows is None else rows
         wanted = np.arange(values.top_vals.shape[1]) < self.layout.top_num[:, None]
@@ -48,7 +48,9 @@ class PendingLogprobs:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Queue the copy. From CUDA it goes to pinned memory that the caching host allocator keeps until it is done."""
+    """Queues the copy. From CUDA it goes to pinned memory, which the caching host allocator keeps until the copy is
+    done.
+    """
     return tensor.to("cpu", non_blocking=True)
 
 
@@ -124,7 +126,7 @@ class TokenReturn:
         self._count = 0
 
     def queue(self, tokens: Tensor, result: BatchResult) -> None:
-        """Queue the copy of tokens [N] int64. An earlier result that is still unread is read first."""
+        """Queues the copy of tokens [N] int64. An earlier result that is still unread is read first."""
         if self._result is not None:
             self._result.complete()
         self._result = result
@@ -133,6 +135,6 @@ class TokenReturn:
         self._done.record()
 
     def arrived(self) -> Ints:
-        """Wait for the tokens, and for all that was queued before them."""
+        """Waits for the tokens, and for all that was queued before them."""
         self._done.synchronize()
         return self._ints[: self._count].astype(np.int32)

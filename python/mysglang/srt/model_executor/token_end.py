@@ -130,7 +130,7 @@ class TokenEnd:
         return self._returns.queue(batch, inputs, Sampled(tokens), None, hidden, counts)
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
-        """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""
+        """Chooses the tokens of `slots`, the rows that yield one: now, or when their mask has arrived."""
         if inputs.rows is not None and output.logits is not None:
             assert inputs.rows.lengths is not None
             greedy, newest = greedy_tokens(output.logits), self._tables.newest

@@ -100,7 +100,7 @@ class PoolingProgram:
 
 
 def encoder(setup: Setup, launch: ModelLaunch) -> Load:
-    """Load an encoder. Its attention is torch's, whatever is asked for decoders."""
+    """Loads an encoder. It uses torch's attention, whatever option is given for decoders."""
     return lambda: EncodingModel(setup, launch, setup.load(EncoderModel, launch))
 
 

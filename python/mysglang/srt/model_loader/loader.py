@@ -89,7 +89,7 @@ class Filler(Protocol):
     """
 
     def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
-        """Give every parameter of the model, which is on `device`, its values. Raises ConfigError."""
+        """Fills every parameter of the model, which is on `device`. Raises ConfigError."""
         ...
 
 

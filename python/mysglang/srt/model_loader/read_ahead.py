@@ -41,7 +41,7 @@ class PageAhead:
     """Reads the files into the page cache, in order, `WINDOW` bytes ahead of the copying."""
 
     def __init__(self, paths: Sequence[Path], ask: Ask = ask_kernel) -> None:
-        """Starts at once. Read errors are left to the copy that follows, which reports them."""
+        """Starts reading at once. Read errors are left to the copy that follows, which reports them."""
         self._paths = paths
         self._ask = ask
         self._turn = threading.Condition()
@@ -51,7 +51,7 @@ class PageAhead:
         self._thread.start()
 
     def note_copied(self, num_bytes: int) -> None:
-        """Report that this many more bytes are being copied."""
+        """Reports that this many more bytes are being copied."""
         with self._turn:
             self._copied += num_bytes
             self._turn.notify()

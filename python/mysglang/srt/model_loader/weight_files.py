@@ -44,7 +44,7 @@ class WeightFile(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """Its tensors, by the names of Hugging Face's checkpoints."""
+        """Names of its tensors, as in Hugging Face's checkpoints."""
         ...
 
     def read(self, name: str) -> Tensor:
@@ -54,7 +54,7 @@ class WeightFile(Protocol):
         ...
 
     def stored_bytes(self, name: str) -> int:
-        """Returns bytes of the tensor in the file."""
+        """Returns the number of bytes of the tensor in the file."""
         ...
 
 
@@ -62,7 +62,7 @@ class SafetensorsFile:
     """A safetensors file of a checkpoint (a `WeightFile`)."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError for a file that is damaged."""
+        """Raises ConfigError for a damaged file."""
         check_plain(path)
         self.path = path
         try:
@@ -84,7 +84,7 @@ class TorchFile:
     """A file of torch.save. Implements `WeightFile` without unpickling: `utils/torch_archive.py`."""
 
     def __init__(self, path: Path, room: HeaderRoom) -> None:
-        """Raises ConfigError for a file that is damaged, or holds anything but tensors."""
+        """Raises ConfigError for a file that is damaged, or that has anything but tensors."""
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in archived_tensors(path, room)}
         self.names = list(self._tensors)

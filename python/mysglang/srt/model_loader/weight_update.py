@@ -96,7 +96,7 @@ class WeightUpdate:
 
     @torch.no_grad()
     def reserve(self) -> None:
-        """Take it again, with anything in it; `apply` must follow."""
+        """Allocates the memory again, without values; `apply` must follow."""
         for parameter in weight_parameters(self._model).values():
             parameter.untyped_storage().resize_(parameter.nbytes)
 
@@ -111,16 +111,14 @@ class WeightUpdate:
 
     @torch.no_grad()
     def put_back(self, copy: Mapping[str, Tensor]) -> None:
-        """Fill the parameters, released before and reserved again, with a `host_copy`."""
+        """Fills the parameters, released before and reserved again, with a `host_copy`."""
         for name, parameter in weight_parameters(self._model).items():
             parameter.copy_(copy[name])
         for module, _ in self._laid_out():
             module.process_weights_after_loading()
 
     def read(self, name: str) -> Tensor:
-        """Returns the values of the checkpoint's tensor of that name, of this rank. Raises ConfigError if there is
-        none.
-        """
+        """Returns this rank's part of the checkpoint tensor with that name. Raises ConfigError if there is none."""
         place = Matching(self._model, self._model.layouts).place(name)
         if place is None:
             raise ConfigError(f"the model has no tensor {name}")
@@ -145,7 +143,7 @@ class WeightUpdate:
         return layout.filled(held.data.to(layout.dtype))
 
     def _laid_out(self) -> Iterator[tuple[FinishesWeights, Mapping[str, WeightParameter]]]:
-        """Yields the modules that hold something made from their parameters, and the layouts of these."""
+        """Yields the modules with tensors that were made from their parameters, and the layouts of these parameters."""
         by_module: dict[str, dict[str, WeightParameter]] = {}
         for name, layout in self._model.layouts.items():
             path, _, own = name.rpartition(".")

@@ -45,7 +45,7 @@ class CheckpointModel(nn.Module, ABC):
         return name.endswith(self.ignored) or name.startswith(self.ignored_prefixes)
 
     def check_loaded(self) -> None:
-        """Look at the model once its weights are there. Raises ConfigError for one that would answer wrong."""
+        """Checks the model after its weights were loaded. Raises ConfigError if it would compute wrong results."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, num_threads: int = 1) -> None:
         """Fill every parameter from a checkpoint's tensors, of which `num_threads` are read and copied at a time.
@@ -76,13 +76,13 @@ class Copies:
         self._open: deque[tuple[str, Future[None]]] = deque()
 
     def add(self, name: str, load: Callable[[Tensor, int | None], None], tensor: Tensor, section: int | None) -> None:
-        """Begin with one more. Raises ConfigError naming an earlier tensor that did not fit."""
+        """Starts one more copy. Raises ConfigError naming an earlier tensor that did not fit."""
         self._open.append((name, self._pool.submit(load, tensor, section)))
         while len(self._open) > self._most:
             self._wait_for_oldest()
 
     def finish(self) -> None:
-        """Wait for all copies that were begun. Raises ConfigError if a tensor disagrees with an earlier one."""
+        """Waits for all copies. Raises ConfigError if a tensor disagrees with an earlier one."""
         while self._open:
             self._wait_for_oldest()
 
@@ -140,7 +140,7 @@ class Matching:
         return Place(target.parameter, parameter, target.section, first)
 
     def lacking(self) -> list[str]:
-        """Returns a line if some parameter, or a part of it, got no tensor."""
+        """Returns a line of text if some parameter, or a part of it, got no tensor."""
         missing = [
             self._names.sections(name, len(self._parameters[name].sections))[section]
             for name, section in sorted(self._missing)
@@ -148,7 +148,7 @@ class Matching:
         return [f"the checkpoint lacks tensors for {listed(missing)}"] if missing else []
 
     def unknown(self) -> list[str]:
-        """Returns a line if some tensor belongs to no parameter."""
+        """Returns a line of text if some tensor belongs to no parameter."""
         unknown = [name for name in self._unknown if not self._ignores(name)]
         return [f"the checkpoint has tensors that the model does not know: {listed(unknown)}"] if unknown else []
 
@@ -181,4 +181,4 @@ class TokenModel(CheckpointModel):
 
     @abstractmethod
     def workspace(self, max_tokens: int) -> int:
-        """Returns bytes that a step of so many tokens takes inside its layers, where that is much."""
+        """Returns the number of bytes that a step of so many tokens needs inside its layers, if that is much."""

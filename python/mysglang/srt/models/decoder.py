@@ -186,8 +186,8 @@ class Decoder(CheckpointModel):
         return state_specs(self)
 
     def workspace(self, max_tokens: int) -> int:
-        """Returns bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in
-        turn.
+        """Returns the number of bytes that a step of so many tokens needs inside its layers, if that is much. Layers
+        use this memory in turn.
         """
         modules = (module for module in self.modules() if isinstance(module, TakesWorkspace))
         return max_tokens * max((module.workspace_per_token for module in modules), default=0)
@@ -445,7 +445,7 @@ def convolution_of(
 
 
 def sum_of(plan: SumPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> SumOfMixers:
-    """Returns the mixers of the layer with this number, side by side."""
+    """Returns the layer with this number, which adds up the results of several mixers."""
     mixers = {
         mixer.name: MIXERS[type(mixer)](mixer, index, hidden_size, rotaries, context.under(mixer.name))
         for mixer in plan.members

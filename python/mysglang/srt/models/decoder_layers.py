@@ -206,7 +206,7 @@ class MlpLayer(DecoderLayer):
 
 
 def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
-    """Returns how the parts of a layer follow one another."""
+    """Returns the class of a layer, which decides in which order its parts follow one another."""
     if plan.parallel:
         return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
     if plan.normed_stream is not None:

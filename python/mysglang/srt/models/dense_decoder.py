@@ -71,7 +71,7 @@ class CannotDescribe(Exception):
 
 
 def describe(model: CausalLM) -> DenseDecoder:
-    """Describes a model by its own tensors. Raises CannotDescribe."""
+    """Describes a model by its tensors. Raises CannotDescribe."""
     plan = model.plan
     if reasons := unsaid(plan):
         raise CannotDescribe("; ".join(reasons))
@@ -153,7 +153,7 @@ def _layer(layer: DecoderLayer) -> DenseLayer:
 
 
 def _rms(norm: nn.Module) -> RMSNorm:
-    """Returns a norm that is of this kind, as the plan says."""
+    """Returns a norm in the form of the description. Raises CannotDescribe for any other norm."""
     return cast(RMSNorm, norm)
 
 

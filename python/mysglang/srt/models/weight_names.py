@@ -39,8 +39,8 @@ class Names(Protocol):
         ...
 
     def target(self, name: str) -> Target:
-        """Returns the parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such
-        one.
+        """Returns the parameter, and the section of it, for a checkpoint tensor of this name. The parameter need not
+        exist.
         """
         ...
 
@@ -91,8 +91,8 @@ class WeightNames:
         return [self._to_theirs(name) for name in found]
 
     def target(self, name: str) -> Target:
-        """Returns the parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such
-        section, of an expert.
+        """Returns the parameter, and the section of it, for a checkpoint tensor of this name. A section of an expert
+        need not exist.
         """
         name = self._to_ours(self._own(name))
         expert = _EXPERT.fullmatch(name)

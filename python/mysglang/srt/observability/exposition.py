@@ -34,7 +34,7 @@ class Page(Collector):
     _families: dict[str, Metric] = field(default_factory=dict)
 
     def gauge(self, gauge: Gauge, value: float, **labels: str) -> None:
-        """Put it on the page. Several values of one gauge differ in `labels`, which must have the same names."""
+        """Adds a gauge to the page. Several values of one gauge differ in `labels`, which must have the same names."""
         told = {**self.labels, **labels}
         family = self._families.get(gauge.name) or GaugeMetricFamily(gauge.name, gauge.help, labels=list(told))
         assert isinstance(family, GaugeMetricFamily), f"two kinds of {gauge.name}"
@@ -42,7 +42,7 @@ class Page(Collector):
         self._families[gauge.name] = family
 
     def counter(self, counter: Gauge, value: float, **labels: str) -> None:
-        """Add a counter to the page whose value is counted elsewhere."""
+        """Adds a counter to the page whose value is counted elsewhere."""
         told = {**self.labels, **labels}
         family = self._families.get(counter.name) or CounterMetricFamily(counter.name, counter.help, labels=list(told))
         assert isinstance(family, CounterMetricFamily), f"two kinds of {counter.name}"
@@ -50,7 +50,7 @@ class Page(Collector):
         self._families[counter.name] = family
 
     def row(self, layout: Layout, row: Sequence[float], *, without: Sequence[Instrument] = ()) -> None:
-        """Add all instruments of `layout` with the numbers of `row`, except those that are not counted."""
+        """Adds all instruments of `layout` with the numbers of `row`, except those that are not counted."""
         for instrument in layout.instruments:
             if instrument not in without:
                 self.instrument(instrument, layout.part(row, instrument))

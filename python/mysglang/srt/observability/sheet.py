@@ -75,7 +75,7 @@ class Layout:
         object.__setattr__(self, "width", ends[-1])
 
     def part(self, row: Sequence[float], instrument: Instrument) -> list[float]:
-        """Returns the numbers of `instrument` in a row."""
+        """Returns the part of a row that has the numbers of `instrument`."""
         start = self.starts[instrument]
         return list(row[start : start + instrument.width])
 
@@ -97,18 +97,20 @@ class Sheet:
 
     @classmethod
     def at(cls, path: Path, layout: Layout, num_rows: int, row: int) -> Sheet:
-        """Returns the one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        """Returns the sheet in the file `path`, which is created if it does not exist. The file may be removed
+        afterwards.
+        """
         size = num_rows * layout.width * NUMBER_BYTES
         with path.open("a+b") as file:
             file.truncate(size)
             return cls(layout, mmap.mmap(file.fileno(), size), row)
 
     def add(self, counter: Counter | Level, amount: float = 1.0) -> None:
-        """Count `amount` more; of a level it may be negative."""
+        """Adds `amount` to a counter or level; of a level it may be negative."""
         self._numbers[self._first + self._layout.starts[counter]] += amount
 
     def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:
-        """Note that `value` was seen so many times."""
+        """Counts that `value` was observed so many times."""
         start = self._first + self._layout.starts[histogram]
         self._numbers[start + bisect_left(histogram.bounds, value)] += times
         self._numbers[start + histogram.width - 1] += value * times
@@ -118,8 +120,8 @@ class Sheet:
         return sum(self._numbers[self._layout.starts[counter] :: self._layout.width])
 
     def total_row(self) -> list[float]:
-        """Returns all rows added up: of each counter its count, of each histogram a count for each bucket, the last of
-        them without a bound, and the sum.
+        """Returns the sum of all rows. A counter has one number. A histogram has one for each bucket, the last of which
+        has no bound, and the sum of its values.
         """
         width = self._layout.width
         return [sum(self._numbers[column::width]) for column in range(width)]

@@ -72,7 +72,7 @@ class Spans:
         self._tracer = self._provider.get_tracer("mysglang", __version__)
 
     def add(self, whole: Whole) -> None:
-        """Add a span for the request, as a child of the caller's span if there is one, and a child span for each part.
+        """Adds a span for the request, as a child of the caller's span if there is one, and a child span for each part.
         The caller's flags, or OTEL_TRACES_SAMPLER, decide if they are kept.
         """
         parent: Context = _PROPAGATOR.extract(whole.carrier)
@@ -96,8 +96,8 @@ class Spans:
 
 
 def otlp_exporter(protocol: str, address: str, *, secure: bool) -> SpanExporter:
-    """Speaks OTLP over `grpc` to a HOST:PORT, or over `http/protobuf` to a URL. Headers and certificates are said by
-    OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE).
+    """Returns an exporter that sends OTLP over `grpc` to a HOST:PORT, or over `http/protobuf` to a URL. Headers and
+    certificates are set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE).
     """
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc

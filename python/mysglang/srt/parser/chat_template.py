@@ -102,7 +102,7 @@ class ChatTemplate:
 
 
 def _units(variables: Mapping[str, object]) -> int:
-    """Returns the work that a conversation of this size deserves."""
+    """Returns the number of work units that a conversation of this size may use."""
     units, stack = 0, list(variables.values())
     while stack:
         value = stack.pop()

@@ -58,7 +58,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals = dict(GLOBALS)
 
     def compiled(self, source: str) -> tuple[nodes.Template, jinja2.Template]:
-        """Returns the tree and the template. Raises TemplateSyntaxError, also for what is too large to compile."""
+        """Returns the tree and the template. Raises TemplateSyntaxError, also for a template that is too large to
+        compile.
+        """
         if len(source) > MAX_SOURCE:
             raise jinja2.TemplateSyntaxError(f"it has {len(source)} characters, and the limit is {MAX_SOURCE}", 1)
         try:

@@ -26,7 +26,8 @@ class _Want(Enum):
 
 
 def json_value(reader: TextReader, into: Into) -> Steps[bool]:
-    """Give one value away as it comes. False at the first character that no value can have there: it is not read.
+    """Passes on one value as it arrives. Returns False at the first character that cannot be part of a value; it is not
+    read.
 
     Raises EndOfText if the text ends within the value; all that came was given away. A scalar ends before the next
     character, so that one must come.
@@ -63,7 +64,7 @@ def json_value(reader: TextReader, into: Into) -> Steps[bool]:
 
 
 def json_string(reader: TextReader) -> Steps[str | None]:
-    """Returns the next value, a string, decoded. None if it is none or has an escape that there is not."""
+    """Returns the next value, a string, decoded. None if it is no string, or has an invalid escape."""
     if (yield from reader.peek()) != '"':
         return None
     parts: list[str] = []

@@ -64,14 +64,14 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def _read(self) -> Steps[None]:
-        """Read the text; what it returns at is where only answer follows."""
+        """Reads the text, and returns when only the answer follows."""
 
     def _answer(self, text: str) -> None:
         if text:
             self._parts.append(Part("answer", text))
 
     def _thought(self, text: str) -> None:
-        """Report white space only with the thought after it, if there is one."""
+        """Reports white space only together with the thought after it, if there is one."""
         kept = text.rstrip()
         if kept:
             self._parts.append(Part("thought", "".join([*self._spaces, kept])))
@@ -97,8 +97,8 @@ class TagParser(ReasoningParser):
     """Reads thoughts at the beginning of an answer, between two tags; several pairs may follow each other."""
 
     def __init__(self, start: str, end: str, *, thinking: bool, interrupts: tuple[str, ...] = ()) -> None:
-        """`thinking`: whether the text begins inside a thought. `interrupts`: what ends a thought that its tag does not
-        end, and belongs to the answer.
+        """`thinking`: True if the text begins inside a thought. `interrupts`: strings that end a thought without its
+        end tag, and are part of the answer.
         """
         super().__init__()
         self._start, self._end = start, end
@@ -129,7 +129,7 @@ class BlockParser(ReasoningParser):
     """Reads thoughts anywhere in an answer, between two tags."""
 
     def __init__(self, blocks: BlockFormat, *, thinking: bool) -> None:
-        """`thinking`: whether the text begins inside a thought."""
+        """`thinking`: True if the text begins inside a thought."""
         super().__init__()
         self._blocks = blocks
         self._thinking = thinking
@@ -193,7 +193,9 @@ class ReasoningFormat(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Words that a tokenizer may hold for special tokens: hidden from the text, they could not be read."""
+        """Markers that a tokenizer may treat as special tokens. If these were hidden from the text, thoughts could not
+        be found.
+        """
         ...
 
     @property
@@ -382,10 +384,10 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 
 def format_of(template: str) -> str | None:
-    """Returns the name of the format that a chat template thinks in; None if it shows none that is known."""
+    """Returns the name of the format in which a chat template writes thoughts; None if it shows no known one."""
     return next((name for sign, name in _SIGNS if sign in template), None)
 
 
 def join(parts: Iterable[Part], kind: Kind) -> str:
-    """Returns the text of that kind."""
+    """Returns the joined text of all parts of that kind."""
     return "".join(part.text for part in parts if part.kind == kind)

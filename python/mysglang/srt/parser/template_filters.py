@@ -52,7 +52,7 @@ def _jinja(name: str) -> Filter:
 
 
 def _small(name: str) -> Filter:
-    """Returns a rare filter: everything that it gets is small."""
+    """Returns a filter that is rarely used, and that accepts small values only."""
     run = _jinja(name)
 
     @pass_context

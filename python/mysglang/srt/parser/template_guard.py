@@ -94,8 +94,8 @@ class Guard:
         cpu_s: float,
         cancelled: threading.Event | None = None,
     ) -> None:
-        """`quick`: units at first. `allowance`: called when these are spent, returns how many more follow; None raises
-        NotQuick instead. `cpu_s`: seconds of this thread's time.
+        """`quick`: number of units at first. `allowance`: called when these are used up; returns how many more may
+        follow; None: NotQuick is raised instead. `cpu_s`: limit in CPU seconds of this thread.
         """
         self.left = quick
         self.inflated = False
@@ -132,8 +132,8 @@ class Guard:
         self._rest -= self.left
 
     def weigh(self, value: Any, indent: int = 0) -> int:
-        """Pay for reading all of `value`, a tree even where its branches are shared; returns its size in characters.
-        `indent`: characters that each level puts before a value.
+        """Charges for reading all of `value`, and returns its size in characters. Branches that are shared count each
+        time. `indent`: characters that each level puts before a value.
         """
         size, paid, stack = 0, 0, [(value, indent)]
         while stack:
@@ -154,7 +154,7 @@ class Guard:
         return size
 
     def scan(self, text: str, needle: str) -> None:
-        """Pay for a search for `needle` in `text`, whose worst case is slower for a longer needle."""
+        """Charges for a search for `needle` in `text`, whose worst case is slower for a longer needle."""
         self.spend((len(text) >> 4) * (1 + min(len(needle), 128) // 16))
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
@@ -184,14 +184,14 @@ class Guard:
         return value
 
     def path(self, attribute: object) -> None:
-        """Check the path of an attribute that a filter follows for every value."""
+        """Checks the path of an attribute that a filter follows for every value."""
         if isinstance(attribute, str) and len(attribute) > MAX_ATTRIBUTE_PATH:
             raise TooMuchWork
 
     # -- text
 
     def text(self, value: Any) -> str:
-        """Returns a value as text, as the template writes it."""
+        """Returns a value as text, as the template prints it."""
         kind = type(value)
         if kind is str:
             return value  # type: ignore[no-any-return]
@@ -347,7 +347,7 @@ class Guard:
         return part
 
     def built(self, value: Any) -> Any:
-        """Takes a list, tuple or object that is written out in the template."""
+        """Charges for a list, tuple or object that is written out in the template."""
         self.inflated = True
         return value
 
@@ -410,7 +410,9 @@ class Guard:
 
 
 def _require_numbers(left: Any, right: Any) -> None:
-    """Refuse operands whose operator could have any cost. Undefined values raise their own error."""
+    """Raises an error for operands that are not numbers, whose operator could have any cost. Undefined values raise
+    their own error.
+    """
     for value in (left, right):
         if not isinstance(value, (int, float, Undefined)):
             raise TypeError(f"unsupported operand types: {type(left).__name__!r} and {type(right).__name__!r}")

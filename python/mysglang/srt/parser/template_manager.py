@@ -67,7 +67,7 @@ class TemplateManager:
 
     @property
     def source(self) -> str:
-        """The text of all templates: what shows how the model writes."""
+        """The text of all templates, from which the model's format of calls and thoughts is recognized."""
         return "\n".join(template.source for template in self._templates.values())
 
     def variables(self, *, with_tools: bool = False) -> frozenset[str]:
@@ -171,7 +171,7 @@ def _override(name: str) -> ChatTemplate:
 
 
 def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
-    """Returns the message as the template takes it. Absent and null are the same to us, but not to a template."""
+    """Returns the message as the template expects it. Missing and null are the same to us, but not to a template."""
     fitted = {key: value for key, value in message.items() if value is not None}
     fitted["content"] = _fit_content(message.get("content"), template)
     if fitted.get("role") == "developer" and not template.knows_developer:

@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 
 
 def _plain(name: str, *, reads_all: bool = True) -> Run:
-    """Returns a method of text that makes at most a copy."""
+    """Returns a method of text whose result is no longer than the text."""
 
     def run(guard: Guard, text: str, *args: Any, **kwargs: Any) -> Any:
         if reads_all:
@@ -153,7 +153,7 @@ def _copied(guard: Guard, value: Any) -> Any:
 
 
 def _member(name: str) -> Run:
-    """Returns the method index or count of a list or a tuple."""
+    """Returns the method `index` or `count` of a list or a tuple."""
 
     def run(guard: Guard, values: Any, value: Any, *args: Any) -> int:
         guard.search(value, len(values))

@@ -52,7 +52,7 @@ class TextReader:
         return rest
 
     def hold(self, already: str = "") -> None:
-        """Remember what is read from here on, and `already` before it, until `release`."""
+        """Keeps all text that is read from here on, after `already`, until `release`."""
         self._held = [already]
 
     @property
@@ -71,12 +71,12 @@ class TextReader:
         return self._text[self._at]
 
     def skip(self, characters: re.Pattern[str] = SPACE) -> Steps[None]:
-        """Read on to the first character that is not one of `characters`. Raises EndOfText if there is none."""
+        """Skips to the first character that is not one of `characters`. Raises EndOfText if there is none."""
         yield from self.run(characters, _nowhere)
 
     def run(self, characters: re.Pattern[str], into: Into) -> Steps[None]:
-        """Read a run of characters and hand it to `into`. `characters`: a pattern that matches any number of them, also
-        none.
+        """Reads a run of characters and passes it to `into`. `characters`: a pattern that matches any number of them,
+        also none.
         """
         while True:
             found = characters.match(self._text, self._at)
@@ -94,8 +94,8 @@ class TextReader:
         return self._read(self._at + count)
 
     def accept(self, *words: str) -> Steps[str]:
-        """Read the next text if it is one of `words`, and return it; "" if it is none. If two match, the longer one is
-        read.
+        """Reads the next text if it is one of `words`, and returns it; otherwise returns "". If two match, the longer
+        one is read.
 
         Raises EndOfText if the text ends within one.
         """
@@ -109,7 +109,7 @@ class TextReader:
             yield from self._more()
 
     def until(self, markers: tuple[str, ...], into: Into) -> Steps[str]:
-        """Hand all text before the first of `markers` to `into` as it arrives; read the marker and return it.
+        """Passes all text before the first of `markers` to `into` as it arrives, reads the marker and returns it.
 
         If two begin at the same place, the longer counts. Raises EndOfText if there is none; all is given away.
         """
@@ -175,7 +175,9 @@ class Reading:
     """Runs a parser (a generator over a reader) piece by piece, as text arrives."""
 
     def __init__(self, reader: TextReader, steps: Steps[None], leftover: Into) -> None:
-        """`leftover` gets what the generator held when the text ended, and all that comes after the generator's end."""
+        """`leftover` receives the text that the generator had not processed when the text ended, and all text after the
+        generator's end.
+        """
         self._reader = reader
         self._steps = steps
         self._leftover = leftover

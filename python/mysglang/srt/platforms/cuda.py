@@ -92,7 +92,7 @@ class CudaRecorder:
     """Records CUDA graphs whose memory comes from one pool."""
 
     def __init__(self, free: Callable[[], int]) -> None:
-        """`free`: how much of the device's memory is."""
+        """`free` returns the number of free bytes on the device."""
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._free = free
         self._free_before = free()

@@ -41,7 +41,7 @@ class Event(Protocol):
         ...
 
     def hold_up(self) -> None:
-        """Let what is queued from now on, where work is queued now, wait until the device has come past this point."""
+        """Makes work that is queued from now on wait until the device has passed this point."""
         ...
 
 
@@ -53,15 +53,15 @@ class SideQueue(Protocol):
         ...
 
     def record_event(self) -> Event:
-        """Returns the point that this work has been queued up to."""
+        """Returns the point up to which work of this queue has been queued."""
         ...
 
 
 class Graph(Protocol):
-    """A step with fixed addresses, queued as one."""
+    """A captured graph: a whole step that is queued by one call. Its tensors keep their addresses."""
 
     def replay(self) -> None:
-        """Queue the step again, on what its tensors hold by then."""
+        """Queues the step again, with the values that its tensors have when it runs."""
         ...
 
 
@@ -74,11 +74,11 @@ class GraphRecorder(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the device that all of them take."""
+        """Device memory of all recorded graphs together."""
         ...
 
     def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
-        """Returns the graph of a step, and the tensors in which each replay of it leaves what the step returns.
+        """Records the graph of a step. Returns it, and the tensors that receive the step's results in each replay.
 
         The step runs, so that kernels are compiled and plans made. Raises CannotCapture.
         """
@@ -125,19 +125,19 @@ class Platform(ABC):
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
-        """Free and total bytes now; unused blocks of the caching allocator count as free."""
+        """Returns free and total bytes now; unused blocks of the caching allocator count as free."""
 
     @abstractmethod
     def record_event(self) -> Event:
-        """Returns the point that the device's work has been queued up to."""
+        """Returns the point up to which work of the device has been queued."""
 
     @abstractmethod
     def side_queue(self) -> SideQueue:
-        """Returns a new one."""
+        """Returns a new side queue."""
 
     @abstractmethod
     def upload_bytes(self, nbytes: int) -> Tensor:
-        """Returns a host uint8 buffer that the device can read by itself. Not to be written again once it was
+        """Returns a host uint8 buffer that the device can read directly. It must not be written again after it was
         uploaded.
         """
 

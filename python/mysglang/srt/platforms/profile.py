@@ -57,7 +57,7 @@ def profile_of(device_name: str) -> DeviceProfile:
 
 
 def described(profile: DeviceProfile, device_name: str) -> str:
-    """Name of the device whose figures are used, for `/server_info`."""
+    """Returns the name of the device whose figures are used, for `/server_info`."""
     if profile is HOST or profile.measured_on in device_name:
         return profile.measured_on
     return f"{profile.measured_on} (nothing was measured on this device)"

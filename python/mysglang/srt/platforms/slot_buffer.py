@@ -30,7 +30,7 @@ class SlotBuffer:
     """True if rows are allocated when requests first need them. Such a buffer is in no memory budget."""
 
     def nbytes(self, rows: int) -> int:
-        """Returns bytes that are taken at the start, for so many rows."""
+        """Returns the number of bytes that are allocated at the start, for so many rows."""
         return 0 if self.on_demand else rows * self.row_bytes
 
     def __str__(self) -> str:

@@ -38,7 +38,9 @@ class Uploader:
         self._platform = platform
 
     def upload(self, columns: Mapping[str, Column]) -> dict[str, Tensor]:
-        """Returns the columns as tensors on the device, in their own dtypes and shapes, when the stream gets there."""
+        """Returns the columns as tensors on the device, in their own dtypes and shapes. They have their values when the
+        stream has executed the copy.
+        """
         offsets, total = layout(columns)
         host = self._platform.upload_bytes(total)
         fill(host, columns, offsets)
@@ -56,7 +58,7 @@ def layout(columns: Mapping[str, Column]) -> tuple[dict[str, int], int]:
 
 
 def fill(host: Tensor, columns: Mapping[str, Column], offsets: Mapping[str, int]) -> None:
-    """Copy the columns into the buffer."""
+    """Copies the columns into the buffer."""
     buffer = host.numpy()
     for name, column in columns.items():
         begin = offsets[name]

@@ -92,7 +92,7 @@ class SlotTable(Protocol):
 
     @property
     def min_len(self) -> Ints:
-        """EOS does not end the request before it has so many tokens, prompt included."""
+        """Length, prompt included, that the request must reach before EOS may end it."""
         ...
 
     def has_ids(self, slot: int) -> bool:
@@ -127,7 +127,7 @@ class StepRows(Protocol):
 
     @property
     def num_prompts(self) -> int:
-        """The first rows, of which prompt tokens are computed."""
+        """Number of rows, the first ones, of which prompt tokens are computed."""
         ...
 
 
@@ -166,7 +166,7 @@ class Act(msgspec.Struct, frozen=True, eq=False):
     stage: ClassVar[Stage]
 
     def edit(self, logits: Tensor, broken: Tensor) -> None:
-        """Change float32 logits in place. `broken` [S] bool: rows to be marked for which that cannot be done."""
+        """Changes float32 logits in place. `broken` [S] bool: rows for which this is impossible are marked here."""
 
     def scale(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Scales those rows of the logits, float32 [K, vocab], to the distribution whose log-probabilities are
@@ -218,8 +218,8 @@ class DeviceSide:
         return self.expect(part, logits, NO_LENGTHS)
 
     def tabulate(self, part: FeatureColumns, table: RowTable) -> bool:
-        """Writes what `part`, of a decode step with one token for each row, says into the table by which one kernel
-        samples all rows. False: the kernel cannot do that, so the step goes by acts.
+        """Writes the values of `part`, of a decode step with one token for each row, to the table by which one kernel
+        samples all rows. Returns False if the kernel cannot do that, so that the step is sampled by acts.
         """
         return False
 

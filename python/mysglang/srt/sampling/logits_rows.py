@@ -20,7 +20,7 @@ class LogitsRows:
     __slots__ = ("_counts", "_first", "_one_each", "rows")
 
     def __init__(self, counts: npt.NDArray[np.int64]) -> None:
-        """counts: [R] how many of its last tokens have logits."""
+        """`counts`: [R], how many of the last tokens of each row have logits."""
         self._counts = counts
         self._one_each = bool((counts == 1).all())
         if self._one_each:

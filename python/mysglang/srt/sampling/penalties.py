@@ -222,7 +222,7 @@ class PenaltyTable(DeviceSide):
         return Penalize(self, Penalties(*(tensors[name] for name in names)))
 
     def reserve(self, num_lines: int) -> None:
-        """Make lines 0 … num_lines - 1 exist."""
+        """Allocates lines 0 … num_lines - 1."""
         have = len(self._counts)
         if num_lines > have:
             grown = self._counts.new_zeros(max(num_lines, 2 * have, FIRST_LINES), self._counts.shape[1])
@@ -230,7 +230,7 @@ class PenaltyTable(DeviceSide):
             self._counts = grown
 
     def reset(self, lines: Tensor, prompt: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Reset the lines. `prompt` and `output` are (line, token) pairs, int64, repeats included."""
+        """Resets the lines. `prompt` and `output` are (line, token) pairs, int64, repeats included."""
         # Assigning a plain number to indices would wait for the device.
         counts = self._counts
         counts.index_fill_(0, lines, 0)

@@ -72,7 +72,9 @@ def settle(name: str, params: Params, vocab_size: int, token_id: TokenId) -> Par
 
 
 def _size(params: Params) -> int:
-    """Returns bytes as JSON, which a caller in this process may have given what is none."""
+    """Returns the size of the parameters as JSON. A caller in this process may have passed something that JSON cannot
+    express.
+    """
     try:
         return len(msgspec.json.encode(params))
     except TypeError as error:

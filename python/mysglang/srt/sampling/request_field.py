@@ -37,7 +37,7 @@ class Bound(NamedTuple):
 
 
 def between(low: float, high: float) -> Bound:
-    """Returns a bound that includes both ends."""
+    """Returns a check that a value is between two bounds, both included."""
     return Bound(lambda value: low <= value <= high, f"between {_shown(low)} and {_shown(high)}")
 
 
@@ -46,7 +46,7 @@ def at_least(low: int) -> Bound:
 
 
 def at_most(count: int, what: str) -> Bound:
-    """Returns a list of so many entries."""
+    """Returns a check that a list has at most so many entries."""
     return Bound(lambda value: len(value) <= count, f"a list of at most {count} {what}")
 
 
@@ -55,8 +55,8 @@ def _shown(number: float) -> str:
 
 
 def on(*dialects: Dialect, name: str = "") -> Mapping[Dialect, str]:
-    """Returns the routes that have the field, under this name. Without one it has the name of the native route
-    there.
+    """Returns the routes that have the field under this name. Without a name, the field has the name of the native
+    route there.
     """
     return dict.fromkeys(dialects, name)
 

@@ -25,12 +25,14 @@ class RowTable:
         self._end = 0
 
     def put(self, rows: Array | slice, **fields: Array | float) -> None:
-        """Set fields of ROW in these rows."""
+        """Sets fields of ROW in these rows."""
         for name, values in fields.items():
             self.rows[name][rows] = values
 
     def put_runs(self, run: Run, rows: Array, ids: Array, values: Array | float) -> None:
-        """Set runs of entries. rows, ids: [E], entries of a row side by side and rows ascending; values: [E] or one."""
+        """Sets runs of entries. rows, ids: [E], entries of a row side by side and rows ascending; values: [E] or
+        one.
+        """
         entries = np.zeros(len(ids), dtype=BIAS)
         entries["id"], entries["value"] = ids, values
         self._entries.append(entries)

@@ -226,13 +226,13 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def grammar(self) -> GrammarSpec | None:
-        """Which strings the answer may be, if that is restricted."""
+        """The grammar that restricts the answer; None if nothing does."""
         given = self._grammars()
         return grammar_spec(given) if given else None
 
     @property
     def checking(self) -> int:
-        """About how much work it is to verify them: as much as to tokenize so many characters."""
+        """Approximate work of checking the parameters, as a number of characters that take as long to tokenize."""
         return _sum(self, _WORK)
 
     @property

@@ -60,7 +60,7 @@ class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_prompts(self) -> int:
-        """The first rows, of which prompt tokens are computed."""
+        """Number of rows, the first ones, of which prompt tokens are computed."""
         return 0 if self.mode.is_decode else len(self.slots) - self.decoding
 
     @property

@@ -38,7 +38,7 @@ class _Columns:
         self.token_ids_vals.append(piece.token_ids_vals)
 
     def take(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-        """Returns the bytes of every column since the last call."""
+        """Returns the bytes that were added to each column since the last call."""
         pieces: tuple[list[Floats] | list[Ints], ...]
         pieces = (self.chosen, self.ids, self.top_vals, self.top_ids, self.token_ids_vals)
         vals, ids, top_vals, top_ids, token_ids_vals = (
@@ -77,11 +77,11 @@ class LogprobBook:
             self._input.add(np.asarray([first_token], dtype=np.int32), piece)
 
     def add_prompt(self, ids: Ints, piece: PositionLogprobs) -> None:
-        """Take the logprobs of the prompt tokens `ids`."""
+        """Takes the logprobs of the prompt tokens `ids`."""
         self._input.add(ids, piece)
 
     def add_output(self, ids: Ints, piece: PositionLogprobs) -> None:
-        """Take the logprobs of the sampled tokens `ids`."""
+        """Takes the logprobs of the sampled tokens `ids`."""
         self._output.add(ids, piece)
 
     def take(self) -> RowLogprobs:
@@ -116,13 +116,13 @@ class HiddenBook:
     __slots__ = ("_new", "have")
 
     def __init__(self, first: int) -> None:
-        """`first`: the position from which on they are wanted, one after the other."""
+        """`first`: the position of the first hidden state that is wanted; all later ones are wanted too."""
         self.have = first
         """Positions before this one are sent or gathered: what is computed again is not sent again."""
         self._new: list[Floats] = []
 
     def add(self, position: int, states: Floats) -> None:
-        """Take the states [n, hidden_size] from `position` on.
+        """Takes the states [n, hidden_size] of the positions from `position` on.
 
         States that are not finite are left out, and all behind them: they come again if the request is computed again.
         """
@@ -131,7 +131,7 @@ class HiddenBook:
             self.have += len(states)
 
     def take(self) -> bytes:
-        """Returns the float32 bytes of what became known since the last call."""
+        """Returns the float32 bytes of the states that were added since the last call."""
         told = b"".join(states.tobytes() for states in self._new)
         self._new.clear()
         return told

@@ -64,8 +64,8 @@ class DecodePlanner:
         """Requests that had to end because memory was short, until `StepPlanner.take_failed` takes them."""
 
     def plan(self, lane: Lane) -> ScheduleBatch | None:
-        """Returns the next decode step for `lane`. None if no row of it has a token to come, or if the result of the
-        step in flight must come first; then the lane says why.
+        """Returns the next decode step for `lane`. None if no row needs another token, or if the result of the step in
+        flight must be known first; then the lane has the reason.
         """
         growth = self._growth
         rows = self._rows_of(lane.slots)
@@ -117,7 +117,7 @@ class DecodePlanner:
         return self._kv.extend_rows(grown.slots, grown.after, grown.lows)
 
     def _make_room(self, lane: Lane) -> Grown:
-        """Retract requests until the next token of the rest fits."""
+        """Retracts requests until the next token of the others fits."""
         growth = self._growth
         # Memory that was set aside for drafts comes back first: no request has to leave for it.
         growth.give_back(self._lanes.slots)
@@ -172,15 +172,15 @@ class Growth(Protocol):
         ...
 
     def grow(self, rows: DecodingRows) -> Grown:
-        """Returns the rows that have a token to come, with their lengths. Other rows only wait for their result."""
+        """Returns the rows that need another token, with their lengths. Other rows only wait for their result."""
         ...
 
     def grow_least(self, rows: DecodingRows) -> Grown:
-        """Grows the rows that have a token to come, by one token each."""
+        """Advances the rows that need another token, by one token each."""
         ...
 
     def give_back(self, slots: Slots) -> None:
-        """Free the memory that was set aside for drafts of these rows. No step of theirs is in flight."""
+        """Frees the memory that was reserved for drafts of these rows. No step of theirs is in flight."""
         ...
 
     def begin(self, grown: Grown) -> tuple[Ints, Bools | None]:
@@ -223,7 +223,7 @@ class OneToken:
         return self.grow(rows)
 
     def give_back(self, slots: Slots) -> None:
-        """Does nothing: nothing was set aside."""
+        """Does nothing: nothing was reserved."""
 
     def begin(self, grown: Grown) -> tuple[Ints, Bools | None]:
         self._table.high[grown.slots] = grown.after

@@ -42,7 +42,7 @@ class Drafts:
     """
 
     def __init__(self, table: RequestTable, kv: KvManager, proposer: Proposer, *, late_lengths: bool) -> None:
-        """`late_lengths`: True if the worker takes steps of rows whose start only the device knows."""
+        """`late_lengths`: True if the worker accepts steps with rows whose start only the device knows."""
         self._table = table
         self._proposer = proposer
         self._kv = kv
@@ -192,7 +192,7 @@ class Patient:
         self._inner.note_accepted(slots, accepted)
 
     def _renew(self, slots: Slots) -> None:
-        """Reset the columns of slots that have begun another life."""
+        """Resets the columns of slots that have a new request."""
         lives = self._table.life[slots]
         fresh = slots[self._life[slots] != lives]
         if len(fresh):
@@ -335,7 +335,7 @@ class ForcedDrafts:
 
     @classmethod
     def around(cls, make: MakeProposer) -> MakeProposer:
-        """Returns a maker of ForcedDrafts around the proposers that `make` makes."""
+        """Returns a function that makes ForcedDrafts around the proposers that `make` makes."""
         return lambda table: cls(make(table), table)
 
     def widths(self, slots: Slots, most: Ints) -> Ints:
@@ -386,7 +386,7 @@ class ForcedDrafts:
 
 
 def both(one: DraftColumns, other: DraftColumns) -> DraftColumns:
-    """Returns the drafts of different rows together. Their runs are equally long."""
+    """Returns the drafts of two sets of rows together. Their runs have equal lengths."""
     rows = np.concatenate([one.rows, other.rows])
     order = np.argsort(rows)
     return DraftColumns(

@@ -113,7 +113,7 @@ class FairShares:
         return self.used.get(tenant, self._floor)
 
     def _count(self, slots: Slots) -> None:
-        """Add to the tenants' counters what these rows have used since they were last looked at."""
+        """Adds what these rows have used since the last count to the tenants' counters."""
         table = self._table
         computed, opened = table.low[slots], table.opened_len[slots]
         prompt = np.minimum(computed, opened) - table.opened_cached[slots]

@@ -33,7 +33,9 @@ class Grammar(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Take the next token. False: it is not allowed here, or the grammar cannot go on; there is no way back."""
+        """Takes the next token. Returns False if it is not allowed here, or if the grammar cannot continue; then it
+        cannot be used any more.
+        """
         ...
 
     def forced(self) -> Sequence[int]:
@@ -43,7 +45,7 @@ class Grammar(Protocol):
         ...
 
     def rollback(self, count: int) -> None:
-        """Take the last `count` tokens back, as speculative decoding does with what was not accepted."""
+        """Takes back the last `count` tokens, as speculative decoding does with drafts that were not accepted."""
         ...
 
 
@@ -104,12 +106,12 @@ class TokenRules:
     __slots__ = ("_phrases", "_static")
 
     def __init__(self, static: Ints, phrases: Phrases) -> None:
-        """static: [words] the mask that holds everywhere."""
+        """`static`: [words], the mask that holds in every step."""
         self._static = static
         self._phrases = phrases
 
     def apply(self, bits: Ints, output: Ints) -> None:
-        """Take from a mask, in place, what is forbidden after the generated tokens `output`."""
+        """Forbids, in a mask, the tokens that are forbidden after the generated tokens `output`."""
         bits &= self._static
         for lasts in self._phrases.after(output):
             clear_bits(bits, lasts)
@@ -140,7 +142,7 @@ def token_rules(allowed: Sequence[int] | None, bad_words: Iterable[Ints], vocab_
 
 
 def clear_bits(bits: Ints, ids: Ints) -> None:
-    """Forbid these tokens in a mask, in place."""
+    """Forbids these tokens in a mask, in place."""
     np.bitwise_and.at(bits.view(np.uint32), ids >> 5, ~_bit_of(ids))
 
 

@@ -57,16 +57,18 @@ class Intake:
         self._share = share
 
     def drain(self, own: Sequence[Message] = ()) -> list[Message]:
-        """Returns every message that is there, and `own`, which rank 0 sends to itself and all others."""
+        """Returns all messages that have arrived, and `own`, which rank 0 sends to itself and all others."""
         return self._share.share([*self._receiver.drain(), *own])
 
     def drain_within(self, timeout_ms: int) -> list[Message]:
-        """Wait for a message, and return all that are there then. If none comes in time, every rank returns none."""
+        """Waits for a message, and returns all that have arrived then. If none comes in time, every rank returns
+        none.
+        """
         self._receiver.poll(timeout_ms)
         return self.drain()
 
     def wait(self, timeout_ms: int) -> None:
-        """Sleep until a message is there, at most `timeout_ms`."""
+        """Waits until a message arrives, at most `timeout_ms`."""
         self._receiver.poll(timeout_ms)
 
 
@@ -207,7 +209,9 @@ class Gathering:
         return False
 
     def _estimate(self, req: Req) -> None:
-        """Set `req.fresh`: the prompt tokens that are neither cached nor in common with the prompt before it."""
+        """Sets `req.fresh`: the number of prompt tokens that are neither cached nor in common with the prompt before
+        it.
+        """
         known = self._cached(req)
         if self._last is not None and self._last[0] == req.extra_key:
             known = max(known, common_prefix(self._last[1], req.ids))
@@ -236,7 +240,7 @@ class Pace:
     """
 
     def __init__(self, step_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`step_tokens`: prompt tokens of a full step. Times are seconds of `clock`."""
+        """`step_tokens`: prompt tokens of a full step. `clock` returns seconds."""
         self._step_tokens = step_tokens
         self._clock = clock
         self._per_token = 0.0
@@ -256,5 +260,5 @@ class Pace:
         self._last_result = now
 
     def spare(self) -> float:
-        """Returns seconds for which waiting costs nothing; 0 if the device may be idle."""
+        """Returns the number of seconds for which waiting costs nothing; 0 if the device may be idle."""
         return max(0.0, (self._free_at - self._clock()) * (1 - MARGIN))

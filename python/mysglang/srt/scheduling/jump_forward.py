@@ -75,7 +75,7 @@ class JumpForward:
         self.count += len(jumping)
 
     def _forced(self, slot: int) -> list[int]:
-        """Returns tokens to append; none if each token must be looked at, or if its logits are wanted."""
+        """Returns the tokens to append; none if each token must be checked, or if its logits are wanted."""
         req = self._table.req(slot)
         watched = req.stop_watch.active or req.rules is not None or req.logit_processor is not None
         if req.grammar is None or watched or req.logprobs is not None or req.hidden is not None:

@@ -62,7 +62,7 @@ class Lane:
 
     @property
     def size(self) -> int:
-        """Requests that hold a slot."""
+        """Number of requests that hold a slot."""
         return len(self.slots) + (self.chunked is not None)
 
 
@@ -95,7 +95,7 @@ class Lanes:
 
     @property
     def size(self) -> int:
-        """Requests that hold a slot."""
+        """Number of requests that hold a slot."""
         return sum(lane.size for lane in self.all)
 
     @property
@@ -104,8 +104,8 @@ class Lanes:
         return any(lane.decodes for lane in self.all)
 
     def share(self, coming: int) -> int:
-        """Returns the most requests that each lane may hold if `coming` more are added to those that run. Lanes of
-        equal size keep all stages of a pipeline busy.
+        """Returns the largest number of requests that each lane may hold if `coming` more are added to those that run.
+        Lanes of equal size keep all stages of a pipeline busy.
         """
         return -(-(self.size + coming) // len(self.all))
 

@@ -107,7 +107,7 @@ class OutputStreamer:
         self.to_detokenizer.send(message)
 
     def _due(self, slots: Slots) -> Slots:
-        """Returns the slots with enough that is new."""
+        """Returns the slots with enough new tokens to send."""
         due: Slots = slots[self._table.known[slots] >= self._table.due[slots]]
         return due
 

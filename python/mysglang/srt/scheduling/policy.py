@@ -45,7 +45,7 @@ class WaitingQueue:
         return self._policy.order(self._reqs)
 
     def remove(self, reqs: Sequence[Req]) -> None:
-        """Take requests out; from the front this costs nothing."""
+        """Removes requests; from the front this costs nothing."""
         gone = set(reqs)
         self.changes += len(gone)
         while self._reqs and self._reqs[0] in gone:
@@ -54,7 +54,7 @@ class WaitingQueue:
             self._reqs = deque(req for req in self._reqs if req not in gone)
 
     def pending_tokens(self) -> int:
-        """Returns tokens of all waiting requests, cached or not."""
+        """Returns the number of tokens of all waiting requests, cached or not."""
         return sum(len(req.ids) for req in self._reqs)
 
     def __len__(self) -> int:

@@ -142,7 +142,9 @@ class PrefillPlanner:
         return shares
 
     def tokens_lacking(self, req: Req) -> float:
-        """Returns tokens that must come free before `req` can be admitted, if there is a slot; 0 or less: none."""
+        """Returns the number of tokens that must become free before `req` can be admitted, if there is a slot; 0 or
+        less: none.
+        """
         if not self._lanes.size:
             return 0
         match = req.cached_prefix(self._kv)
@@ -155,7 +157,7 @@ class PrefillPlanner:
         return PrefillStep(budget, self._kv.room(slots, self.reserved(slots)))
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
-        """Take the next chunk of a request that holds its slot already."""
+        """Adds the next chunk of a request that has its slot already."""
         start = int(self._table.low[req.slot])
         take = self._fit(step, start, len(req.ids) - start)
         if take > 0 and self._kv.extend(req.slot, start + take):
@@ -187,7 +189,9 @@ class PrefillPlanner:
         self._waiting.remove(step.admitted)
 
     def _admit(self, req: Req, step: PrefillStep, lane: Lane) -> bool:
-        """Give `req` a slot, its cached prefix and the pages of its first tokens; False if it does not fit now."""
+        """Gives `req` a slot, its cached prefix and the pages of its first tokens. Returns False if it does not fit
+        now.
+        """
         kv = self._kv
         match = req.cached_prefix(kv)
         cached = match.reach
@@ -210,8 +214,8 @@ class PrefillPlanner:
         return True
 
     def _lacking(self, req: Req, match: PrefixMatch, take: int, step: PrefillStep) -> float:
-        """Returns tokens that must come free for `req`, which begins with `match` and gets `take` more tokens in the
-        step.
+        """Returns the number of tokens that must become free for `req`, which begins with `match` and gets `take` more
+        tokens in the step.
         """
         return step.room.lacking(match, match.reach + take, len(req.ids), self._to_come(req))
 
@@ -228,7 +232,7 @@ class PrefillPlanner:
         return max((start + step.budget) // page * page - start, 0)
 
     def _take(self, req: Req, start: int, take: int, step: PrefillStep, lane: Lane) -> None:
-        """Put `take` tokens of `req` into the step. The memory for them is already held."""
+        """Adds `take` tokens of `req` to the step. The memory for them is already held."""
         end = start + take
         step.rows.append((req, start, take))
         step.budget -= take
@@ -281,7 +285,7 @@ class NewTokenRatio:
         self.value = self._init
 
     def change(self, conservativeness: float) -> None:
-        """Set other bounds; `value` moves between them from now on."""
+        """Sets other bounds; `value` moves between them from now on."""
         self.conservativeness = conservativeness
         self._init = min(INIT_RATIO * conservativeness, 1.0)
         self._min = min(MIN_SHARE * self._init, 1.0)

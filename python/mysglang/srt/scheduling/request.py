@@ -132,7 +132,7 @@ class Req:
         return limit
 
     def cached_prefix(self, kv: KvManager) -> PrefixMatch:
-        """Returns the longest prefix of it that is in the cache."""
+        """Returns the longest prefix of the request that is in the cache."""
         return kv.match(self.ids, extra_key=self.extra_key, limit=self.match_limit, tail_end=self.tail_end or 0)
 
     @property
@@ -145,7 +145,7 @@ class StopText(Protocol):
     """Text of one request as it grows, watched for stop strings (utils/text.py: StoppableText)."""
 
     def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
-        """Add tokens; return the text that is safe to show, and the stop string that was met, if any."""
+        """Adds tokens. Returns the text that is safe to show, and the stop string that was found, if any."""
         ...
 
 
@@ -198,7 +198,7 @@ class ReqMaker:
         urgent_sign: UrgentSign,
         share_by: ShareKey,
     ) -> None:
-        """`max_req_len`: most tokens of a request, output included. `share_by`: the field that names its tenant."""
+        """`max_req_len`: most tokens of a request, output included. `share_by`: the field that names its client."""
         self._max_req_len = max_req_len
         self._vocab_size = vocab_size
         self._make_stop_text = make_stop_text

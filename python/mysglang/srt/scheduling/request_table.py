@@ -33,8 +33,8 @@ class RequestTable:
     """The running requests as numpy columns: `num_slots` rows, each with room for `max_context` tokens."""
 
     def __init__(self, num_slots: int, max_context: int, *, stream_interval: int = 1, tokens_per_step: int = 1) -> None:
-        """`stream_interval`: tokens between two pieces of a streamed answer, where the request does not say.
-        `tokens_per_step`: of a decoding row, at most.
+        """`stream_interval`: number of tokens between two chunks of a streamed answer, unless the request sets it.
+        `tokens_per_step`: largest number of tokens of a decoding row in a step.
         """
         self.num_slots = num_slots
         self.tokens_per_step = tokens_per_step
@@ -130,11 +130,11 @@ class RequestTable:
         self.drafted[slot] = 0 if req.drafted is None else req.drafted
 
     def limit_width(self, slot: int, most: int | None) -> None:
-        """Set how many tokens the row may gain in one step. `most`: the largest number that its sampling features can
+        """Sets how many tokens the row may gain in one step. `most`: the largest number that its sampling features can
         choose at once; None: no limit by them.
 
-        A row whose log-probabilities or hidden states are told gets one. So does a row with masks, but for tokens that
-        its grammar forces.
+        A row whose log-probabilities or hidden states are wanted gains one token. So does a row
+        with masks, except for tokens that its grammar forces.
         """
         req, width = self.req(slot), min(most or self.tokens_per_step, self.tokens_per_step)
         told = self.wants_logprobs[slot] or self.wants_hidden[slot]
@@ -143,7 +143,7 @@ class RequestTable:
         self.widest_forced[slot] = 1 if told or ruled or req.grammar is None else width
 
     def close(self, slot: int) -> Req:
-        """End the row's life. The request keeps its known tokens and what it has sent."""
+        """Closes the row. The request keeps its known tokens, and the number of those that it has sent."""
         req = self.req(slot)
         req.ids = self.tokens[slot, : self.known[slot]].copy()
         req.sent = int(self.sent[slot])
@@ -189,11 +189,13 @@ class RequestTable:
         return tokens
 
     def put_tokens(self, slots: Slots, positions: Ints, tokens: Ints) -> None:
-        """Write one token of each row; the slots are distinct."""
+        """Writes one token of each row; the slots are distinct."""
         self._flat_tokens[slots * self.tokens.shape[1] + positions] = tokens
 
     def will_know(self, slots: Slots) -> Ints:
-        """Returns tokens that will be known, at least, once every planned step of these decoding rows is done."""
+        """Returns the number of tokens that will be known, at least, once every planned step of these decoding rows is
+        done.
+        """
         expected: Ints = self.low[slots] + 1
         return expected
 
@@ -227,7 +229,7 @@ class Trait:
         return self._has[slots].nonzero()[0] if self.count else NO_ROWS
 
     def clear(self, slots: Slots) -> None:
-        """Take it from these slots, which are distinct."""
+        """Removes the property from these slots, which are distinct."""
         if self.count:
             self.count -= int(np.count_nonzero(self._has[slots]))
             self._has[slots] = False

@@ -59,8 +59,8 @@ class Residency:
             req.logprobs.open_prompt(int(req.ids[0]))
 
     def leave(self, slot: int) -> Req:
-        """Returns the request in `slot` runs no more; its whole pages stay in the prefix cache while there is room, and
-        also the last page if it is of a session.
+        """Removes the request from `slot`. Its whole pages stay in the prefix cache while there is room, and also the
+        last page if it belongs to a session.
 
         Results of steps in flight will find another life in the slot and be dropped.
         """
@@ -108,7 +108,7 @@ class Retraction:
         self.count = 0
 
     def retract_one(self) -> Req | None:
-        """Retract the request that loses least; None if only one request holds memory.
+        """Retracts the request that loses least; None if only one request holds memory.
 
         That is the one that has generated fewest tokens, of equals the one with the longest prompt, of equals the one
         that joined last. A request whose prompt is half computed is retracted only when one decoding row is left.
@@ -121,12 +121,12 @@ class Retraction:
         return None
 
     def retract_all(self) -> None:
-        """Retract all requests; those that joined first will be first again."""
+        """Retracts all requests; those that joined first will be first again."""
         for slot in reversed([*self._lanes.slots.tolist(), *(req.slot for req in self._lanes.chunked)]):
             self.retract(slot, "Paused")
 
     def retract(self, slot: int, why: str = "KV cache is full") -> Req:
-        """Put the request in `slot` back in the queue, in front."""
+        """Moves the request in `slot` back to the front of the waiting queue."""
         req = self._residency.leave(slot)
         self.put_back(req)
         logger.info(
@@ -160,7 +160,7 @@ class Invariants:
         self._strict = strict
 
     def check(self) -> None:
-        """Compare what is held with what may be held while no request has a slot, which must be so."""
+        """Checks that nothing is held that may not be held while no request has a slot."""
         state = self._kv.state()
         problems = []
         if state.protected or state.locked_nodes:

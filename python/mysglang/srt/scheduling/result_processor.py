@@ -66,7 +66,7 @@ class ResultProcessor:
         self._eos = eos_token_ids
 
     def apply(self, batch: ScheduleBatch, output: StepOutput, asked: Asked) -> list[Req]:
-        """Take a step's outcome; returns the requests that ended, their slots already free."""
+        """Applies a step's result. Returns the requests that ended, whose slots are already free."""
         alive = self._table.life[batch.slots] == batch.lives
         self._growth.settle(batch, output.counts, alive)
         if asked.logprobs is not None:
@@ -95,13 +95,15 @@ class ResultProcessor:
         return req
 
     def _end_all(self, finished: list[tuple[int, FinishReason]]) -> list[Req]:
-        """End these requests. Those whose result is not finite come last: by then all finite results are known."""
+        """Ends these requests. Those whose result is not finite come last: by then all finite results are known."""
         broken = [slot for slot, reason in finished if reason is NOT_FINITE]
         ended = [self.end(slot, reason) for slot, reason in finished if reason is not NOT_FINITE]
         return ended + self._distrust.end(broken) if broken else ended
 
     def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
-        """Give each of `slots` one more token; returns those that end by it, and why. Token -1: not finite."""
+        """Adds one token to each of `slots`. Returns those that end by it, and why. Token -1: the result is not
+        finite.
+        """
         if np.minimum.reduce(tokens, initial=0) < 0:
             finite = tokens >= 0
             return [(slot, NOT_FINITE) for slot in slots[~finite].tolist()] + self._accept(
@@ -136,7 +138,7 @@ class ResultProcessor:
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
 
     def _take_vectors(self, batch: ScheduleBatch, vectors: Floats, alive: Bools) -> list[Req]:
-        """Give the rows that yield their vectors, by which they end. vectors: [rows that yield, width]."""
+        """Gives the rows that yield their vectors, by which they end. vectors: [rows that yield, width]."""
         ended: list[Req] = []
         broken: list[int] = []
         for row, vector in zip(batch.yields.nonzero()[0].tolist(), vectors, strict=True):
@@ -149,7 +151,7 @@ class ResultProcessor:
         return ended + self._distrust.end(broken) if broken else ended
 
     def _follow(self, slot: int, token: int) -> FinishReason | None:
-        """Pass the token on to the grammar of `slot`. Returns why the request ends by that, or None."""
+        """Passes the token to the grammar of `slot`. Returns why the request ends by that, or None."""
         req = self._table.req(slot)
         if req.rules is not None and not req.rules.allow(token, self._table.output_ids(slot)[:-1]):
             return NOTHING_ALLOWED
@@ -164,20 +166,20 @@ class ResultProcessor:
         return Stop(token) if grammar.finished else None
 
     def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:
-        """Returns indices of rows whose token is an EOS that ends them."""
+        """Returns the indices of rows whose token is an EOS that ends them."""
         rows = [row for eos in self._eos for row in (tokens == eos).nonzero()[0].tolist()]
         table = self._table
         return [row for row in rows if table.obeys_eos[slots[row]] and known[row] >= table.min_len[slots[row]]]
 
     def _take_hidden(self, batch: ScheduleBatch, states: Floats, asked: HiddenColumns, alive: Bools) -> None:
-        """Hand each living row its part. Comes before the tokens are applied, which may end the row's life."""
+        """Gives each open row its hidden states. Called before the tokens are applied, which may close the row."""
         for row, piece in hidden_by_row(states, asked, alive):
             book = self._table.req(int(batch.slots[row])).hidden
             if book is not None:
                 book.add(int(batch.starts[row] + batch.lens[row]) - len(piece), piece)
 
     def _take_logprobs(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns, alive: Bools) -> None:
-        """Hand each living row its part. Comes before the tokens are applied, which may end the row's life."""
+        """Gives each open row its log-probabilities. Called before the tokens are applied, which may close the row."""
         table = self._table
         sound = alive & finite_rows(output)
         if output.prompt_logprobs is not None:

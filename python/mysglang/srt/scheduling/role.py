@@ -46,7 +46,7 @@ class Role(Protocol):
         ...
 
     def abort(self, rid: str) -> Req | None:
-        """Drop a request that is not ready yet; None if there is none of that name."""
+        """Removes a request that is not ready yet; None if there is none of that name."""
         ...
 
 

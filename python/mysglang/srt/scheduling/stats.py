@@ -78,7 +78,7 @@ class Occupancy:
             self._since = now
 
     def restart(self, now: float) -> None:
-        """Ends the present window, because nothing is left to do: the time until the next step belongs to no window."""
+        """Ends the present window, because no work is left: the time until the next step belongs to no window."""
         if self._steps:
             self._close(now)
         self._since = None
@@ -108,12 +108,12 @@ class Acceptance:
 
     @property
     def length(self) -> float:
-        """Tokens that a row got in a step on average; 0 if there was no step."""
+        """Average number of tokens that a row got in a step; 0 if there was no step."""
         return self.tokens / self.rows if self.rows else 0.0
 
     @property
     def rate(self) -> float:
-        """The part of the drafts that was right, 0 to 1; 0 if none was tried."""
+        """Share of the drafts that were accepted, 0 to 1; 0 if there were none."""
         return (self.tokens - self.rows) / self.tried if self.tried else 0.0
 
 
@@ -200,7 +200,7 @@ class SchedulerStats:
 
     @property
     def avg_accept_length(self) -> float | None:
-        """Tokens that a decoding row got in a step, since the start; None: no drafts are tried."""
+        """Average number of tokens that a decoding row got in a step since the start; None without drafts."""
         return self._accepted.length if self._tries_drafts else None
 
     def figures(self, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
@@ -260,8 +260,8 @@ class SchedulerStats:
         self._sheet.add(instruments.IDLE_SECONDS, time.perf_counter() - began)
 
     def _time(self, launched: Launched) -> float:
-        """Returns seconds from the step's launch to its result, without those in which the step before it was not
-        done.
+        """Returns the seconds from the step's launch to its result, without the time in which the step before it was
+        not done.
         """
         now = time.perf_counter()
         began, self._last_result = max(launched.at, self._last_result), now
@@ -317,14 +317,14 @@ class SchedulerStats:
         self._since = self._last_prefill = now
 
     def _rest(self) -> int:
-        """Returns tokens to come of prompts of which a part was computed."""
+        """Returns the number of prompt tokens still to be computed, of prompts that were begun."""
         return sum(len(req.ids) - int(self._table.low[req.slot]) for req in self._lanes.chunked)
 
     def _used(self) -> int:
         return self._kv.used_tokens
 
     def _usage(self, *, tokens: bool = False) -> str:
-        """Returns which part of each pool is used, for the log; with `tokens`, also how many of them."""
+        """Returns the used share of each pool, for the log; with `tokens`, also the number of used tokens."""
         pools = [("", self._used(), self._kv.total_tokens)]
         if windows := self._kv.space_states()[1:]:
             held, total = sum(window.held for window in windows), sum(window.total for window in windows)

@@ -38,7 +38,7 @@ class AttentionShape:
 
     @property
     def score_size(self) -> int:
-        """Elements of all heads of a query, and of what they make of the values."""
+        """Number of elements of all heads of a query, and of the attended values."""
         return self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     @property
@@ -76,7 +76,7 @@ class StepCosts(Protocol):
     """Estimates the operations and bytes of steps."""
 
     def count(self, batch: ScheduleBatch, sheet: Sheet) -> None:
-        """Put on the sheet what a step took."""
+        """Adds the duration of a step to the sheet."""
         ...
 
 

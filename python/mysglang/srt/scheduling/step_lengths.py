@@ -55,8 +55,8 @@ class StepLengths:
         self._least = max(1, round(rates.weights_s / rates.token_s))
 
     def few(self, rows: int, keys: int) -> int:
-        """Returns how many prompt tokens are few for the device, beside `rows` decoding rows that have `keys` tokens
-        together.
+        """Returns how many prompt tokens do not use the device well, beside `rows` decoding rows that have `keys`
+        tokens together.
         """
         return LIGHT_STEPS * self.share(rows, keys, many=False).tokens
 
@@ -68,7 +68,7 @@ class StepLengths:
         return self._within(STRETCH * decode_s, rows, keys) or self._alone(STRETCH * decode_s, decode_s)
 
     def decode_s(self, rows: int, keys: int) -> float:
-        """Returns seconds of a decode step."""
+        """Returns the seconds of a decode step."""
         device = self._device_s(rows, keys)
         return device if rows <= self._rates.decode_rows else max(device, self._rates.queued_s)
 
@@ -103,8 +103,8 @@ class StepLengths:
         return PromptShare(max(fitting), together=True) if fitting else None
 
     def _alone(self, limit_s: float, decode_s: float) -> PromptShare:
-        """Returns a step of prompts that takes the limit together with the decode step after it, but is worth reading
-        the weights, and if it is not captured, worth queueing it.
+        """Returns a step of prompts that reaches the limit together with the decode step after it. None if the step is
+        too short to be worth reading the weights, or worth launching if it is not captured.
         """
         rates = self._rates
         tokens = max(self._least, int((limit_s - decode_s - rates.step_s) / rates.token_s))
@@ -117,7 +117,7 @@ class StepLengths:
         return [tokens - own for tokens, own in self._rates.mixed_steps if own == room]
 
     def _together_s(self, prompt_tokens: int, rows: int, keys: int) -> float:
-        """Returns seconds of a step of prompts and decoding rows."""
+        """Returns the seconds of a step of prompts and decoding rows."""
         captured = self._captured(rows)
         if captured and prompt_tokens <= captured[-1]:
             # A captured step computes its room, whether rows decode there or not.

@@ -201,7 +201,7 @@ class Preemption(Protocol):
     """Decides whether running requests make room for a more urgent one that waits, before each step is planned."""
 
     def make_room(self) -> None:
-        """Retract the requests that must give way to the request that is next. They are not ended."""
+        """Retracts the requests that must give way to the next request. They are not ended."""
         ...
 
 

@@ -34,8 +34,8 @@ class MakesMasks(Protocol):
     """Makes the mask of each step whose tokens are chosen last."""
 
     def of(self, batch: ScheduleBatch, drafts: DraftColumns | None = None) -> TokenMask:
-        """Returns the mask of a step. All tokens of its rows are known, except those that the mask decides about.
-        `drafts`: the host's proposals for the step.
+        """Returns the mask of a step. All earlier tokens of its rows are known. `drafts`: the host's proposals for the
+        step.
 
         Rows that have ended since have none: the tokens chosen for them are dropped. Good until the next call.
         """
@@ -136,7 +136,7 @@ class TokenMasks:
                 req.rules.apply(bits[row], self._table.output_ids(slot))
 
     def _keep_open(self, bits: Ints, slots: Slots, early: Bools) -> None:
-        """Forbid the end to answers that are too short, unless their grammar allows nothing else."""
+        """Forbids end tokens for answers that are too short, unless their grammar allows nothing else."""
         for row in np.flatnonzero(early).tolist():
             ends = np.asarray([*self._eos, *self._table.req(int(slots[row])).sampling.stop_token_ids], dtype=np.int32)
             longer = bits[row].copy()

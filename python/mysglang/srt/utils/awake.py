@@ -55,7 +55,7 @@ class AwakeClock:
         self._state = (now, paused)
 
     def rest(self) -> None:
-        """Stop ticking: from here on all time counts again."""
+        """Stops ticking: from here on all time counts again."""
         self.tick()
         self._state = (None, self._state[1])
 

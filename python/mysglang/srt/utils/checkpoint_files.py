@@ -43,7 +43,7 @@ class WeightSource:
 
 
 def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
-    """Returns the files that hold the model, in this format; `auto`: in the first that is there.
+    """Returns the weight files of the model in this format; `auto`: in the first format that is found.
 
     Raises ConfigError naming the file that is to blame.
     """

@@ -21,7 +21,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def room_for(what: str) -> Iterator[None]:
-    """Raises NoRoom if the disk has none for what is written inside."""
+    """Raises NoRoom if the disk has no room for what is written inside the block."""
     try:
         yield
     except OSError as error:
@@ -31,8 +31,8 @@ def room_for(what: str) -> Iterator[None]:
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append `data` to a file of this user's. If that fails nothing of it is there: half of it would be the beginning
-    of what is appended next.
+    """Appends `data` to a file of this user. If that fails, removes the part that was written: otherwise it would be
+    the beginning of the next append.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -58,7 +58,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that ended was writing."""
+    """Removes files that a process was writing when it ended."""
     for path in folder.glob(f"*{UNFINISHED}"):
         remove_file(path)
 

@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 
 
 def complain(error: Exception) -> None:
-    """Say on stderr, one line each, why the server cannot go on."""
+    """Prints on stderr, one line each, why the server cannot go on."""
     problems = error.problems if isinstance(error, ConfigError) else (str(error),)
     sys.stdout.flush()
     for problem in problems:

@@ -64,7 +64,7 @@ class FairTurns:
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
 
     async def enter(self, key: str) -> None:
-        """Returns once there is a place; `leave` must follow. Cancelled, it takes none."""
+        """Returns once there is a place; `leave` must follow. If cancelled, it takes no place."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.push(key, turn)
         self._admit()
@@ -111,7 +111,7 @@ class Breather:
         self._since = time.perf_counter()
 
     async def rest(self) -> None:
-        """Let them have it, if it is time."""
+        """Lets other work run, if it is time."""
         if self.due:
             await asyncio.sleep(0)
             self.rested()

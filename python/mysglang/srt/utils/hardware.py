@@ -33,7 +33,7 @@ class Hardware:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -47,7 +47,7 @@ def host_memory() -> float:
 
 
 def detect_hardware() -> Hardware:
-    """Look at this machine. Takes milliseconds; never fails."""
+    """Examines this machine. Takes milliseconds; never fails."""
     return Hardware(gpu_memory=visible(_gpu_memory(), os.environ))
 
 

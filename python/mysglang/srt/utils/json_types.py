@@ -14,5 +14,5 @@ _NAMES = {
 
 
 def json_type(value: object) -> str:
-    """Returns `an array`, `null` and so on; the type's own name for what JSON does not have."""
+    """Returns the JSON type of a value, as in `an array` or `null`; the Python type's name if JSON has no such type."""
     return _NAMES.get(type(value), type(value).__name__)

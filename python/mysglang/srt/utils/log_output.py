@@ -41,10 +41,10 @@ class LogOutput(Protocol):
     """Takes bytes, never blocks, never raises."""
 
     def put(self, data: bytes) -> None:
-        """Write whole lines, or drop them."""
+        """Writes whole lines, or drops them."""
 
     def flush(self, timeout: float) -> None:
-        """Wait until all that was put is written, but no longer than `timeout` seconds."""
+        """Waits until all lines are written, but no longer than `timeout` seconds."""
 
 
 class Drops:
@@ -96,7 +96,7 @@ class PipeLog:
             self._rest = whole[written:] if len(whole) - written <= MAX_WAITING else b""
 
     def flush(self, timeout: float) -> None:
-        """Wait for the rest of one long line; nothing else waits here."""
+        """Waits for the rest of one long line; nothing else waits here."""
         with self._lock, contextlib.suppress(OSError):
             self._rest = self._rest[os.write(self._descriptor, self._rest) :] if self._rest else b""
 
@@ -148,7 +148,7 @@ class LogWriter:
                     self._written.set()
 
     def _write_out(self, data: bytes) -> bool:
-        """True if all could be written, however long it took."""
+        """Writes the waiting lines. Returns True if all could be written, however long it took."""
         rest = memoryview(data)
         while rest:
             try:
@@ -227,7 +227,7 @@ def dropped_lines() -> int:
 
 
 def flush_logs(timeout: float = LAST_WORDS_S) -> None:
-    """Gives the readers of the log a moment, before an end that runs nothing else."""
+    """Gives the readers of the log a moment, before the process ends abruptly."""
     for found in list(_writers.values()):
         found.flush(timeout)
 
@@ -244,7 +244,7 @@ def open_standard_files() -> None:
 
 
 def never_wait_for_readers() -> None:
-    """Let Python code of this process write to stdout and stderr without blocking from now on. For servers only."""
+    """Makes Python code of this process write to stdout and stderr without blocking from now on. For servers only."""
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):  # otherwise another reader, such as a test, has it
@@ -254,7 +254,7 @@ def never_wait_for_readers() -> None:
 
 
 def log_into_pipe() -> None:
-    """Send the log of a child to its stdout and stderr, which are a pipe that `log_pipe` made."""
+    """Sends the log of a child to its stdout and stderr, which are a pipe that `log_pipe` made."""
     output = PipeLog()
     on_terminal = ON_TERMINAL in os.environ
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
@@ -277,7 +277,7 @@ def log_environment() -> dict[str, str]:
 
 
 def pass_on(reading: int) -> None:
-    """Write the output of a child's pipe to stderr, whole lines at a time, until every writer has closed it."""
+    """Copies the output of a child's pipe to stderr, whole lines at a time, until every writer has closed it."""
     output, rest = writer(STDERR), b""
     with open(reading, "rb", buffering=0) as pipe:
         while data := pipe.read(MAX_LINE):

@@ -45,7 +45,7 @@ class _Formatter(logging.Formatter):
 
 
 def configure_logging(level: str, role: str = "") -> None:
-    """Send everything from `level` on (`info`, `warning` …) to stderr, marked with `role` (`TP0`, `DETOK`)."""
+    """Sends everything from `level` on (`info`, `warning` …) to stderr, marked with `role` (`TP0`, `DETOK`)."""
     # Unless stderr was replaced, a thread writes to it, because it may be a full pipe.
     ours = sys.stderr is sys.__stderr__
     stream = LogStream(writer(STDERR), STDERR, on_terminal=False) if ours else sys.stderr
@@ -59,7 +59,7 @@ def configure_logging(level: str, role: str = "") -> None:
 
 @contextmanager
 def measured(times: dict[str, float], phase: str) -> Iterator[None]:
-    """Note in `times[phase]` how many seconds the block took."""
+    """Records in `times[phase]` how many seconds the block took."""
     start = time.perf_counter()
     yield
     times[phase] = time.perf_counter() - start

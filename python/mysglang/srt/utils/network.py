@@ -24,8 +24,8 @@ _LONGEST_SOCKET_NAME = 24
 
 
 def bind_http_socket(host: str, port: int) -> socket.socket:
-    """Take `host`:`port` (0: a free one) and listen. Raises ConfigError if it is taken, and names the process that
-    holds it.
+    """Listens on `host`:`port` (0: a free one). Raises ConfigError if it is taken, and names the process that holds
+    it.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -55,8 +55,8 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def make_ipc_dir() -> Path:
-    """Returns a new directory that only this user can enter, short enough for socket paths. Its maker removes it with
-    `remove_private_dir`. What dead servers left in its place is removed before. Raises ConfigError.
+    """Returns a new directory that only this user can enter, short enough for socket paths. The caller removes it with
+    `remove_private_dir`. Directories that dead servers left are removed first. Raises ConfigError.
     """
     parents = _ipc_parents()
     for parent in parents:

@@ -43,7 +43,7 @@ _KINDS = {
 
 
 def size_limit(path: Path) -> int:
-    """Returns bytes that the JSON file at `path` may have."""
+    """Returns the largest allowed size of the JSON file at `path`, in bytes."""
     return LIMITS.get(path.name, JSON_LIMIT)
 
 
@@ -77,7 +77,7 @@ def check_plain(path: Path, limit: int | None = None) -> int:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Look at what a tokenizer is read from, where it is there. Raises ConfigError as `read_plain` does."""
+    """Checks the files that a tokenizer is read from, if they exist. Raises ConfigError as `read_plain` does."""
     for name in TOKENIZER_FILES:
         path = folder / name
         if is_there(path):

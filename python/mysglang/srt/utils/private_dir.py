@@ -53,7 +53,7 @@ def make_private_dir(kind: str, parent: Path) -> Path:
 
 
 def remove_private_dir(path: Path) -> None:
-    """Remove the directory with its content; no error if it does not exist."""
+    """Removes the directory with its content; no error if it does not exist."""
     shutil.rmtree(path, ignore_errors=True)
     lock = _locks.pop(path, None)
     if lock is not None:
@@ -71,7 +71,7 @@ def private_dir(kind: str) -> Iterator[Path]:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove the directories of this user's servers in `parent` that no process locks. Never raises OSError."""
+    """Removes the directories of this user's servers in `parent` that no process locks. Never raises OSError."""
     with contextlib.suppress(OSError):
         for path in parent.glob(f"{PREFIX}*-????????"):
             with contextlib.suppress(OSError):

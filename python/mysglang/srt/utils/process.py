@@ -63,10 +63,10 @@ DUMP_SIGNAL = signal.SIGUSR1
 
 
 class Child:
-    """A child process. Made inside a running event loop, which hears of its messages and of its end."""
+    """A child process. Made inside a running event loop, which receives its messages and notices its end."""
 
     def __init__(self, module: str, title: str, spec: bytes, pass_fds: Sequence[int] = ()) -> None:
-        """Start `python -m module` and give it `spec`, which must be one line, and these descriptors as they are."""
+        """Starts `python -m module`, and passes it `spec`, which must be one line, and these file descriptors."""
         self.title = title
         self._loop = asyncio.get_running_loop()
         self.first_message: asyncio.Future[bytes] = self._loop.create_future()
@@ -105,13 +105,13 @@ class Child:
         return self._process.pid
 
     def let_go(self) -> None:
-        """Have it end: at once, but for what it wants to do before that (`ParentLink.before_end`)."""
+        """Ends the child at once, except for the work that it does before its end (`ParentLink.before_end`)."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send the signal to the child and all processes that it started; no effect if it has ended."""
+        """Sends the signal to the child and all processes that it started; no effect if it has ended."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -156,7 +156,7 @@ class Child:
 
 
 async def stop_children(children: list[Child], grace: float) -> None:
-    """Let go of them, and kill those that are still there after `grace` seconds."""
+    """Asks children to end, and kills those that are still there after `grace` seconds."""
     for child in children:
         child.let_go()
     if await _all_exited(children, grace):
@@ -208,7 +208,7 @@ class ParentLink:
             os.write(self._status, message + b"\n")
 
     def before_end(self, work: Callable[[], None]) -> None:
-        """Run `work` in a thread when the parent lets go, before this process ends. It must be short: after a while the
+        """Sets work to run in a thread when the parent asks this process to end. It must be short: after a while the
         parent kills the remaining processes.
         """
         self._last_work = work
@@ -232,8 +232,8 @@ def set_title(title: str) -> None:
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """Pauses the garbage collector while much is made that stays, such as imports and a model. It would go through it
-    again and again and find nothing.
+    """Pauses the garbage collector while many lasting objects are made, as by imports and loading a model. It would
+    search them again and again and find nothing.
     """
     gc.disable()
     try:
@@ -243,7 +243,7 @@ def paused_gc() -> Iterator[None]:
 
 
 def freeze_heap() -> None:
-    """Declare all existing objects permanent: the garbage collector skips them from now on."""
+    """Marks all existing objects as permanent: the garbage collector skips them from now on."""
     gc.collect()
     gc.freeze()
 
@@ -257,7 +257,7 @@ def collect_rarely() -> None:
 
 
 def keep_heap_small() -> None:
-    """Have the C allocator map large objects apart and return freed memory, in a process that handles many small
+    """Makes the C allocator map large objects separately and return freed memory, in a process that handles many small
     objects and sometimes a large one. By itself it raises both thresholds to the size of the largest freed object. A
     heap full of small holes then grows over a few hundred thousand requests.
 
@@ -287,7 +287,9 @@ async def _all_exited(children: list[Child], timeout: float) -> bool:
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, with this package importable also where it was put on the path by hand."""
+    """Returns the environment for a child: ours, with this package importable even if it was put on the path by
+    hand.
+    """
     root = str(Path(__file__).parents[3])
     if root in map(os.path.realpath, site.getsitepackages()):
         return dict(os.environ)
@@ -296,13 +298,13 @@ def child_environment() -> dict[str, str]:
 
 
 def ignore_stop_signals() -> None:
-    """Leave it to the parent what the signals mean that ask a whole server to end."""
+    """Ignores the signals that ask a whole server to end: the parent handles them."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. Linux only."""
+    """Makes the kernel kill this process when the thread that started it ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

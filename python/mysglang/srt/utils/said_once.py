@@ -18,7 +18,7 @@ class SaidOnce:
         self._seen: set[str] = set()
 
     def warn(self, thing: str, words: str) -> None:
-        """Write `words`, which must be safe to log, unless a line was written for `thing` before."""
+        """Logs `words`, which must be safe to log, unless a line was logged for `thing` before."""
         if thing in self._seen or len(self._seen) > MAX_REMEMBERED:
             return
         self._seen.add(thing)

@@ -19,7 +19,9 @@ _mourners: list[OnDeath] = []
 
 
 def on_thread_death(mourner: OnDeath) -> Callable[[], None]:
-    """Have `mourner` hear of every service thread of this process that dies. Returns what takes that back."""
+    """Sets a function that is called for every service thread of this process that dies. Returns a function that
+    removes it.
+    """
     _mourners.append(mourner)
 
     def forget() -> None:
@@ -36,7 +38,7 @@ class ServiceThread(threading.Thread):
     """
 
     def __init__(self, name: str, work: Callable[[], None], on_death: OnDeath | None = None) -> None:
-        """`on_death` hears of the death instead of those that `on_thread_death` named."""
+        """`on_death` is called when the thread dies, instead of the function that `on_thread_death` set."""
         super().__init__(name=name, daemon=True)
         self._work = work
         self._on_death = on_death

@@ -18,7 +18,7 @@ class SharedRoom:
     """A limit that keys share fairly. Amounts are in one unit: bytes, or things."""
 
     def __init__(self, total: int, num_keys: int = 1) -> None:
-        """`num_keys`: keys that the server knows. With one or none, nothing is set aside."""
+        """`num_keys`: the number of API keys that the server knows. With one or none, nothing is set aside."""
         self.total = total
         self._num_keys = max(num_keys, 1)
         self._part = 0 if num_keys <= 1 else min(max(total // (2 * num_keys), 1), total // num_keys)
@@ -46,7 +46,7 @@ class SharedRoom:
         return self._used + amount + missing + max(absent, 0) * self._part <= self.total
 
     def take(self, key: str, amount: int) -> None:
-        """Count it, whether there is room or not."""
+        """Counts the amount, whether there is room or not."""
         if amount:
             self._held[key] += amount
             self._used += amount

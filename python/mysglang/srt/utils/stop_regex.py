@@ -85,7 +85,7 @@ class RegexWatch:
         self._place = 0
 
     def advance(self, text: str) -> int:
-        """Read on; return the end of the first match as an index into `text`, or -1."""
+        """Reads on. Returns the end of the first match as an index into `text`, or -1."""
         automaton, threads = self._automaton, self._threads
         for index, character in enumerate(text):
             fits: dict[Test, bool] = {}  # what is repeated {m,n} has one test in n states

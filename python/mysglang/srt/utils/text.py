@@ -38,7 +38,7 @@ class IncrementalDecoder:
         return text
 
     def feed_one(self, token_id: int) -> str:
-        """Add one token, as they arrive in a stream: most are whole characters."""
+        """Adds one token, as they arrive in a stream: most are whole characters."""
         if not self._pending and self._texts is not None:
             text = self._texts[token_id]
             if text is not None:
@@ -65,7 +65,7 @@ class _Watch:
         self._borders = [0, 0]
 
     def advance(self, text: str) -> int:
-        """Read on; return the end of the first match as an index into `text`, or -1."""
+        """Reads on. Returns the end of the first match as an index into `text`, or -1."""
         stop, matched, position = self.stop, self.matched, 0
         while position < len(text):
             if matched == 0:
@@ -114,7 +114,7 @@ class StopStringMatcher:
         return bool(self._watches)
 
     def push(self, text: str) -> str:
-        """Add `text`; return what may be shown now."""
+        """Adds `text`. Returns the text that may be shown now."""
         if self.matched is not None:
             return ""
         if not self._watches:
@@ -146,7 +146,9 @@ class StoppableText:
         self._matcher = StopStringMatcher(stops, regexes)
 
     def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
-        """Add tokens, each once and in order; return the text that is safe to show and the stop string met, if any."""
+        """Adds tokens, each once and in order. Returns the text that is safe to show, and the stop string that was
+        found, if any.
+        """
         shown = self._matcher.push(self._decoder.feed(ids))
         return shown, self._matcher.matched
 

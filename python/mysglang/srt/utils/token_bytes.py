@@ -230,7 +230,7 @@ class PieceTable(dict[int, bytes]):
         return piece
 
     def first(self, token_id: int) -> bytes | None:
-        """Returns bytes of the token at the start of a text; None if the token is not part of it."""
+        """Returns the bytes of the token at the start of a text; None if the token is not part of it."""
         token = None if token_id in self._hidden else self._token_of(token_id)
         return None if token is None else self._rules.first_piece(token)
 

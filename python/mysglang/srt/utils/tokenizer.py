@@ -70,8 +70,8 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
     post_processor: _PostProcessor | None = None
 
     def check_size(self) -> None:
-        """Raises ConfigError for a part of more entries than the library loads in a few seconds, and for steps that
-        make a text much longer.
+        """Raises ConfigError for a part with more entries than the library can load in a few seconds, and for steps
+        that make a text much longer.
         """
         for name, step in (("normalizer", self.normalizer), ("decoder", msgspec.to_builtins(self.decoder))):
             if growth(step) > MAX_GROWTH:
@@ -176,8 +176,8 @@ class Tokenizer:
     def _encode(
         self, texts: list[str] | list[tuple[str, str]], *, add_special_tokens: bool
     ) -> list[tokenizers.Encoding]:
-        """Raises InvalidRequest for a text on which the library gives up, such as one that cannot be split into words
-        in a bounded number of steps.
+        """Returns the ids of a text. Raises InvalidRequest for a text on which the library gives up, such as one that
+        cannot be split into words in a bounded number of steps.
         """
         try:
             return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
@@ -208,7 +208,7 @@ class Tokenizer:
         return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops, regexes)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns bytes that the token adds to a text; they may be a part of a character."""
+        """Returns the bytes that the token adds to a text; they may be a part of a character."""
         return self._bytes.all[token_id]
 
     def token_text(self, token_id: int) -> str:
@@ -244,7 +244,7 @@ def _ids(encoding: tokenizers.Encoding) -> list[int]:
 
 
 def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_processor: _PostProcessor | None) -> None:
-    """Give the backend what only tokenizer_config.json says."""
+    """Adds to the backend the settings that only tokenizer_config.json has."""
     backend.no_truncation()
     backend.no_padding()
     try:
@@ -265,7 +265,7 @@ def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_proces
 
 
 def _frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Put `bos` before and `eos` behind a text that is encoded with special tokens."""
+    """Adds `bos` before and `eos` after a text that is encoded with special tokens."""
     ids = [(token, token_id) for token in (bos, eos) if token and (token_id := backend.token_to_id(token)) is not None]
     if ids:
         frame = [token for token in (bos, "$A", eos) if token]

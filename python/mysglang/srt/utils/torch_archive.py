@@ -137,7 +137,9 @@ def _bytes(path: Path, file: BinaryIO, entry: ZipEntry, limit: int) -> bytes:
 
 
 def _placed(path: Path, name: str, view: _View, begin: int, size: int) -> ArchivedTensor:
-    """Raises ConfigError for a tensor that is not within its storage, or of which values share a place."""
+    """Returns the tensor. Raises ConfigError for one that is not within its storage, or of which values share a
+    place.
+    """
     dtype, item = STORAGES[view.storage.kind]
     last = view.offset
     if math.prod(view.shape):

@@ -45,7 +45,7 @@ class Document:
     """The schemas in one document, by JSON pointer."""
 
     def __init__(self, text: str) -> None:
-        """Raises GrammarError for what is no JSON."""
+        """Raises GrammarError if `text` is not valid JSON."""
         try:
             schema = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_no_constant)
         except (ValueError, ArithmeticError) as error:

@@ -28,7 +28,9 @@ class Emptiness:
         shapes: Callable[[Node], tuple[Shape, ...]],
         exactness: Exactness,
     ) -> None:
-        """`nodes`: those that are worked out. `shapes` works out any, or raises NotKnownYetError."""
+        """`nodes`: the nodes whose shapes are known already. `shapes` returns the shapes of any node, or raises
+        NotKnownYetError.
+        """
         self._nodes = nodes
         self._shapes = shapes
         self._exactness = exactness

@@ -88,7 +88,7 @@ def _char(code: int) -> str:
 
 
 def as_lark(grammar: Grammar, style: JsonStyle, start: str = "start") -> str:
-    """Returns the rules in Lark's words. A text of a regular language is one lexeme."""
+    """Returns the rules as a grammar in Lark's syntax, where each regular language is one terminal."""
     space = both(space_of(style), inverse(EMPTY))
     # A terminal with a name is read once, however often it stands in the rules.
     maybe_space = "" if automaton(space).steps == () else f"{_SPACE}?"

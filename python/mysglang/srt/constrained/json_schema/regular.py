@@ -45,7 +45,7 @@ class Expr:
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """The operands of cat, alt, and; the one of not and rep."""
+        """The operands of cat, alt and and; the single operand of not and rep."""
         return self.args if self.kind in _MANY else self.args[:1]  # type: ignore[return-value]
 
     @property

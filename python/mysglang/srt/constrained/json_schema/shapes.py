@@ -75,7 +75,7 @@ class Text:
 
     @property
     def of_length(self) -> Expr:
-        """The language of the strings, their length counted in."""
+        """The language of the strings, restricted to their lengths."""
         if self.least == 0 and self.most is None:
             return self.language
         if plain(self.language):

@@ -35,7 +35,9 @@ class ModelCard:
         *,
         on_gpu: bool = False,
     ) -> None:
-        """`model_info`: of `/model_info`, from which the family is taken. `on_gpu`: where the model is."""
+        """`model_info`: the answer of `/model_info`, from which the family is taken. `on_gpu`: True if the model is on
+        a GPU.
+        """
         self._on_gpu = on_gpu
         self._front = front
         self._models = models

@@ -67,7 +67,7 @@ class Journal:
     """The answers of a batch so far, in files on disk. Every method blocks on the disk, so call it in a thread."""
 
     def __init__(self, batch_id: str, output: Path, errors: Path) -> None:
-        """Reads what is there, and cuts out what is damaged: those lines were not answered. Raises OSError."""
+        """Reads the journal, and removes damaged lines, which count as not answered. Raises OSError."""
         self.output = output
         self.errors = errors
         self.tally = Tally()

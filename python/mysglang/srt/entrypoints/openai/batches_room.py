@@ -21,7 +21,7 @@ class Room:
     """
 
     def __init__(self, manager: Manager, max_in_flight: int, max_running_requests: int) -> None:
-        """`max_in_flight`: lines at once, of all batches together."""
+        """`max_in_flight`: the largest number of lines that run at once, of all batches together."""
         self._manager = manager
         self._max_in_flight = max_in_flight
         self._share = max(1, max_running_requests * 3 // 4)

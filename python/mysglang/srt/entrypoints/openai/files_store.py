@@ -67,8 +67,8 @@ class FileStore:
     """Stores the files of clients on disk. `load` must be called before any other method."""
 
     def __init__(self, folder: Path, database: Database, max_total_bytes: int, num_keys: int = 1) -> None:
-        """`max_total_bytes`: uploads beyond it are refused; answers of batches are kept all the same. `num_keys`: API
-        keys that share it.
+        """`max_total_bytes`: uploads beyond this are refused, but results of batches are kept. `num_keys`: the number
+        of API keys that share the space.
         """
         self._folder = folder
         self._database = database

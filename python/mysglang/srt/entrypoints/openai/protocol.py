@@ -137,7 +137,7 @@ class GenerationRequest(OpenAISampling):
 
     @property
     def own_grammars(self) -> dict[str, str]:
-        """Grammars that were given as such, by the parameter's name."""
+        """The grammars that the request gives directly, by the parameter's name."""
         if (self.json_schema, self.regex, self.ebnf, self.guided_choice, self.structured_outputs) == _NO_GRAMMARS:
             return {}  # as in most requests
         ways: list[Mapping[str, str | None]] = [
@@ -156,7 +156,7 @@ class GenerationRequest(OpenAISampling):
 
     @property
     def beams(self) -> int | None:
-        """How many beams there are, if there are some."""
+        """Number of beams; None without beam search."""
         if self.use_beam_search:
             return self.beam_width or getattr(self, "best_of", None) or self.n
         return None if self.beam_width == 1 else self.beam_width
@@ -224,7 +224,9 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def candidates(self) -> int:
-        """Answers that are generated for each prompt, to choose the best from. Beam search has chosen already."""
+        """Number of answers that are generated for each prompt, to choose the best from. With beam search, which
+        chooses by itself, it is `n`.
+        """
         return self.n if self.best_of is None or self.beams is not None else self.best_of
 
 
@@ -319,7 +321,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def own_names(self) -> dict[str, str]:
-        """The front's names of fields that clients may call in two ways -> the one that this client used."""
+        """Maps the server's names of fields with two possible names to the name that this client used."""
         return {} if self.max_completion_tokens is None else {"max_new_tokens": "max_completion_tokens"}
 
     @property
@@ -331,7 +333,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """How hard to think; None: nothing was said of it."""
+        """How hard to think; None if the request does not say."""
         if self.reasoning is None:
             return self.reasoning_effort
         if self.reasoning.enabled is False:

@@ -77,7 +77,7 @@ class Record(Protocol):
     def created_at(self) -> int: ...
     @property
     def size(self) -> int | None:
-        """Bytes that it takes of the room for its table; None for the bytes of its own JSON."""
+        """Bytes that count against the limit of the table; None: the bytes of the record's JSON."""
         ...
 
     @property

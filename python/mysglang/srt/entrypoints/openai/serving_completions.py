@@ -39,7 +39,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     names = COMPLETION_NAMES
 
     def __init__(self, front: Front, models: OpenAIServingModels, options: ServingOptions) -> None:
-        """Raises ConfigError for a completion template that is not the model's."""
+        """Raises ConfigError if the completion template does not fit the model."""
         super().__init__(front, models, options)
         self._fill_in = FillIn.choose(options.completion_template, front.tokenizer)
 

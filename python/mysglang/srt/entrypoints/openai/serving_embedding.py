@@ -26,7 +26,7 @@ class OpenAIServingEmbedding:
     """Answers POST /v1/embeddings."""
 
     def __init__(self, front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> None:
-        """`pooling`: None for a model that generates, which refuses."""
+        """`pooling`: None for a generating model, for which requests are refused."""
         self._front = front
         self._models = models
         self._pooling = pooling

@@ -29,7 +29,8 @@ class OpenAIServingModels:
     def __init__(
         self, name: str, root: str, max_model_len: int, *, aliases: Sequence[str] = (), strict: bool = False
     ) -> None:
-        """`root`: where the model comes from; `max_model_len`: its context, in tokens; `aliases`: more names of it.
+        """`root`: where the model was loaded from. `max_model_len`: its context, in tokens. `aliases`: more names for
+        it.
 
         `strict`: whether requests for a model by another name are refused.
         """

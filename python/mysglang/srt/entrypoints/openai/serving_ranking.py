@@ -33,7 +33,7 @@ class OpenAIServingRanking:
     """Answers the four routes that classify, score and rank."""
 
     def __init__(self, front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> None:
-        """`pooling`: None for a model that generates, which can only score."""
+        """`pooling`: None for a generating model, which can only score."""
         self._manager = front.tokenizer_manager
         self._models = models
         self._pooling = pooling

@@ -17,8 +17,8 @@ class StreamFrames:
     """Renders the frames of one chat or completions stream. The parts that all frames share are rendered once."""
 
     def __init__(self, head: Mapping[str, object], *, usage_key: bool) -> None:
-        """`head`: id, object, created, model. `usage_key`: the client asked for usage, so every frame has the key, with
-        null where there is none.
+        """`head`: the fields id, object, created and model. `usage_key`: True if the client asked for usage, so that
+        every frame has this key, null in most.
         """
         self._head = b"data: " + orjson.dumps(dict(head))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage_key else b"]}\n\n"

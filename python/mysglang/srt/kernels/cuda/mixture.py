@@ -44,7 +44,7 @@ class Mixture:
         return out
 
     def compile(self, plans: tuple[Plan, ...]) -> None:
-        """Compile all plans at the first use of such arguments: otherwise a later long prompt would wait for its own
+        """Compiles all plans at the first use of such arguments. Otherwise a later long prompt would wait for its
         plan.
         """
         kind = self.activation, self.biases is None
@@ -60,7 +60,7 @@ class Mixture:
             many.warm(plan)
 
     def warm(self, plan: Plan) -> None:
-        """Compile the plan's kernels."""
+        """Compiles the plan's kernels."""
         out = self.x.new_empty(len(self.x), self.down.shape[1])
         for kernel, grid, arguments, constants in plan.launches(self, out):
             kernel.warmup(*arguments, grid=grid, **constants)

@@ -36,8 +36,8 @@ def _within(i, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _turned(x, inside, cos, sin, weight, eps, i, own, NORM: tl.constexpr, HALF: tl.constexpr):
-    """Returns the rotated halves of heads at x. Dimension i, which must be its `own`, is rotated together with HALF +
-    i.
+    """Returns the rotated halves of heads at x. The caller passes dimension i as `own`; it is rotated together with
+    HALF + i.
     """
     a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)

@@ -143,7 +143,9 @@ def _first_past(w, ids, done, target):
 
 @triton.jit
 def _draw_from_row(source, uniform, vocab, heat, top, lowest, quota, BLOCK: tl.constexpr):
-    """Invert the cumulative sum of what is left of a whole row, block by block in the order of ids."""
+    """Draws from the remaining weights of a whole row: finds the target in their running sum, block by block in the
+    order of ids.
+    """
     columns = tl.arange(0, BLOCK)
     # The sum is taken block by block as the search below adds it up, so that the target cannot lie past its end by
     # more than a rounding.
@@ -188,7 +190,9 @@ def _draw_from_few(
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """Put the weights of at least `low` aside, in the order of ids, and go on halving and draw among them alone."""
+    """Copies the weights of at least `low` to a buffer, in the order of ids, and continues to halve and draw among
+    these alone.
+    """
     columns = tl.arange(0, BLOCK)
     kept = 0
     for first in range(0, vocab, BLOCK):

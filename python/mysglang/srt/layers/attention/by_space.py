@@ -30,7 +30,9 @@ class BySpace:
     """Attends in each layer with the backend of the layer's page space."""
 
     def __init__(self, pool: KvStore, backends: Mapping[int, AttentionBackend]) -> None:
-        """`backends`: one for each space that carries layers, by its number, which reads that store of the pool."""
+        """`backends`: maps the number of each space with layers to the backend that reads this space's store of the
+        pool.
+        """
         self.kv_pool = pool
         self._backends = backends
 
@@ -97,8 +99,8 @@ def by_space(pool: KvStore, backends: Mapping[int, AttentionBackend]) -> Attenti
 
 
 def host_in(batch: ModelWorkerBatch, space: int) -> ModelWorkerBatch:
-    """Returns the step as plain arrays for one space. What rows share is known of the first: elsewhere each reads for
-    itself, since each sees another part of it.
+    """Returns the plain arrays of a step for one space. Groups of rows that share keys are known for the first space
+    only; in others each row reads its own keys.
     """
     return batch if space == 0 or batch.shared is None else replace(batch, shared=None)
 

@@ -37,7 +37,7 @@ class CpuBackend:
     """Attention on a CPU, over the pool and the page table, which it reads (a GraphAttentionBackend)."""
 
     def __init__(self, pool: KvPool, page_table: Tensor, *, alike: bool = False) -> None:
-        """`alike`: a token's result has the same bits whatever else is in the step."""
+        """`alike`: True if the bits of a token's result may not depend on what else is in the step."""
         self.kv_pool = pool
         self._page_table = page_table
         self._alike = alike

@@ -233,8 +233,8 @@ class DecodePlanner:
         )
 
     def _lines(self, sources: Longs, sizes: Longs, rows: Longs) -> Lines:
-        """Returns the lines of segments with that many rows each. A line is the smallest team that takes all queries at
-        once, or the largest team.
+        """Returns the lines of segments with that many rows each. All lines of a segment have the smallest team that
+        takes all its queries at once, or the largest team.
         """
         queries = sizes * self.shape.group
         shape = np.minimum(np.searchsorted(self._tiles, queries), len(self._teams) - 1)
@@ -340,8 +340,8 @@ def chain(*tables: Lines) -> Lines:
 
 
 def place_parts(parts: Longs, layout: Layout) -> tuple[Longs, Longs, Longs, Longs]:
-    """Places of the partial results; those of a row follow one another: first those of its groups in their order, then
-    its own.
+    """Assigns places to the partial results. The results of one row are adjacent: first those of its groups in their
+    order, then its own.
 
     parts: [S] that each segment leaves for each of its rows. Returns, for each row, the first of its own (-1 if it
     needs none), how many it has in all (1: none) and the first of all; and for each member the first of that group's.

@@ -107,6 +107,6 @@ class MergedParts:
 
     @property
     def out(self) -> Tensor:
-        """The joined result: [heads, n, value_dim] float32."""
+        """The merged result: [heads, n, value_dim] float32."""
         assert self._out is not None, "there was a part"
         return self._out

@@ -254,8 +254,8 @@ def _why_not_layers(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtyp
 
 
 def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int) -> int:
-    """Returns bytes that attention takes in addition to its arguments and results, in a step of at most that many new
-    tokens and rows of that length.
+    """Returns the number of bytes that attention needs in addition to its arguments and results, in a step with at most
+    that many new tokens and rows of that length.
     """
     if "invariant_triton" not in (names.prefill, names.decode):
         return 0
@@ -268,8 +268,8 @@ def create_attention_backend(
     page_tables: Sequence[Tensor],
     specs: Sequence[AttentionSpec],
 ) -> AttentionBackend:
-    """Returns the chosen ones over the pool and the page tables, one for each page space ([num_slots + 1, max_pages]
-    int32, changed by others).
+    """Returns the chosen backends, for the pool and the page tables: one table for each page space ([num_slots + 1,
+    max_pages] int32, changed by others).
     """
     if len(page_tables) == 1:
         return _create(names, pool, page_tables[0], specs)

@@ -73,7 +73,7 @@ class Attend(Protocol):
     """Attention of one run in one kind of layer."""
 
     def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
-        """Plan the work of the kernel's blocks. This replaces the earlier plan."""
+        """Plans the work of the kernel's blocks. This replaces the earlier plan."""
         ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:

@@ -219,7 +219,7 @@ class Kind:
         self._copied.record()
 
     def _share(self, wrapper: Any) -> Any:
-        """Let the wrapper use the first one's work-list buffers, on the device and pinned, instead of its own."""
+        """Lets the wrapper use the work-list buffers of the first one, on the device and pinned, instead of its own."""
         wrapper._int_workspace_buffer = self._decode._int_workspace_buffer
         wrapper._pin_memory_int_workspace_buffer = self._decode._pin_memory_int_workspace_buffer
         return wrapper

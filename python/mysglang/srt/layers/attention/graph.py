@@ -189,7 +189,7 @@ class MixedCapture(PromptCapture, Protocol):
         ...
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """Write the plan of the decoding rows. `batch` is padded."""
+        """Writes the plan of the decoding rows. `batch` is padded."""
         ...
 
 
@@ -210,7 +210,7 @@ def mixed_capture(backend: AttentionBackend, specs: Sequence[AttentionSpec], dec
 
 
 def decode_capture(backend: AttentionBackend) -> GraphAttentionBackend | None:
-    """Returns the backend as one whose decode steps can be captured, if it is one."""
+    """Returns the backend if its decode steps can be captured; otherwise None."""
     return backend if isinstance(backend, GraphAttentionBackend) else None
 
 

@@ -36,7 +36,7 @@ def decoding_rows(batch: ModelWorkerBatch) -> int:
 
 
 def parted(batch: ForwardBatch, decoding: int) -> tuple[ForwardBatch, ForwardBatch]:
-    """Returns the rows before the last `decoding` ones, and these as a decode step. Neither is planned."""
+    """Returns two steps: the rows before the last `decoding` ones, and these as a decode step. Neither is planned."""
     tokens, rows = batch.host.num_tokens - decoding, batch.host.num_rows - decoding
     prompts, decode = host_parts(batch.host, decoding)
     return (
@@ -46,7 +46,7 @@ def parted(batch: ForwardBatch, decoding: int) -> tuple[ForwardBatch, ForwardBat
 
 
 def host_parts(host: ModelWorkerBatch, decoding: int) -> tuple[ModelWorkerBatch, ModelWorkerBatch]:
-    """Returns the columns of the rows before the last `decoding` ones, and of these as a decode step."""
+    """Returns the columns of two steps: the rows before the last `decoding` ones, and these as a decode step."""
     tokens, rows = host.num_tokens - decoding, host.num_rows - decoding
     return (
         _host_part(host, slice(0, tokens), slice(0, rows), host.mode),

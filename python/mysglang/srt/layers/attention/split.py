@@ -63,7 +63,7 @@ class SplitCapture:
     """Captured steps of prompts and decoding rows, each part with its backend (a `graph.MixedCapture`)."""
 
     def __init__(self, prefill: PromptCapture, decode: GraphAttentionBackend, decoding: int) -> None:
-        """`decoding`: rows of a step that decode, padding included."""
+        """`decoding`: number of decoding rows in a step, padding included."""
         self._prefill = prefill
         self._decode = decode
         self._decoding = decoding

@@ -65,7 +65,7 @@ class KernelBuild(Protocol):
         ...
 
     def backend(self, now: MakeBackend, wanted: MakeBackend) -> AttentionBackend:
-        """Returns the backend for prompts: `wanted`, or `now` in its place until the kernels are there."""
+        """Returns the backend for prompts: `wanted`, or `now` until the kernels of `wanted` are compiled."""
         ...
 
     def catch_up(self) -> bool:
@@ -94,7 +94,7 @@ class BackgroundBuild:
     """Kernels that a thread compiles, and the backends that wait for them (a `KernelBuild`)."""
 
     def __init__(self, name: str, stand_in: str, compile_them: Callable[[], None]) -> None:
-        """Starts to compile. `name` and `stand_in` are backends, for the log."""
+        """Starts to compile. `name` and `stand_in`: names of backends, for the log."""
         self._name = name
         self._stand_in = stand_in
         self._waiting: list[StandIn] = []

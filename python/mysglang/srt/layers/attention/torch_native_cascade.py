@@ -145,7 +145,7 @@ class Merged:
         return cls(out, torch.full((rows, spec.num_heads), float("-inf"), device=device))
 
     def add(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
-        """Take in another part of distinct rows."""
+        """Merges another part, of distinct rows."""
         before = self.lse[rows]
         both = torch.logaddexp(before, lse)
         old, new = (torch.exp(x - both)[..., None] for x in (before, lse))

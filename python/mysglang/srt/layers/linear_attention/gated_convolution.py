@@ -23,7 +23,7 @@ class GatedConvolution(StateLayer):
     """A gated convolution over as many channels as the hidden size, split over the ranks."""
 
     def __init__(self, layer_id: int, hidden_size: int, kernel: int, context: LayerContext, *, bias: bool) -> None:
-        """`bias`: of the convolution and of both projections."""
+        """`bias`: True if the convolution and both projections have a bias."""
         super().__init__()
         section = Section.split(hidden_size, context.tp.rank, context.tp.size)
         self.in_proj = MergedColumnParallelLinear(

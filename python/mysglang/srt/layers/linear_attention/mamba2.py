@@ -66,7 +66,9 @@ class Mamba2Mixer(StateLayer):
         norm: nn.Module,
         context: LayerContext,
     ) -> None:
-        """`norm`: (what the heads give, z), [N, heads * head_dim] each on this rank -> the same shape."""
+        """`norm`: a module that takes the heads' output and z, [N, heads * head_dim] each on this rank, and returns the
+        same shape.
+        """
         super().__init__()
         rank, ranks = context.tp.rank, context.tp.size
         inner = sizes.heads * sizes.head_dim
@@ -142,7 +144,7 @@ class GateThenNorm(nn.Module):
     """Computes norm(x * silu(gate)), in parts that are normed each by itself."""
 
     def __init__(self, section: Section, groups: int, eps: float, context: LayerContext) -> None:
-        """`section`: this rank's numbers of all. `groups`: parts of these."""
+        """`section`: this rank's part of the elements. `groups`: number of groups in this part."""
         super().__init__()
         self.weight = WeightParameter((section.size,), (section,), dtype=context.dtype)
         self.weight.centre = 1.0
@@ -165,7 +167,7 @@ class SharedParts:
     """Parts of the heads' output, each of which several ranks hold together."""
 
     def __init__(self, section: Section, parts: int, tp: Group) -> None:
-        """`section`: this rank's numbers of all, in one of `parts`."""
+        """`section`: this rank's part of the elements, which lies in one of `parts` groups."""
         self._tp = tp
         self._mine = tp.rank * parts // tp.size
         self._size = section.full // parts
@@ -186,7 +188,7 @@ class SharedGateThenNorm(GateThenNorm):
     """
 
     def __init__(self, section: Section, groups: int, eps: float, context: LayerContext) -> None:
-        """`groups`: parts of all numbers, fewer than ranks."""
+        """`groups`: number of groups of all elements, fewer than ranks."""
         super().__init__(section, 1, eps, context)
         self.shared = SharedParts(section, groups, context.tp)
 

@@ -59,7 +59,7 @@ class MlpAndExperts(GatedMLP):
         norm: Callable[[], RMSNorm],
         context: LayerContext,
     ) -> None:
-        """expert_size: the inner one of each expert. norm: makes one of hidden states."""
+        """`expert_size`: inner size of each expert. `norm` makes a norm of hidden states."""
         super().__init__(hidden_size, intermediate_size, activation, context=context)
         self.norm_after_mlp, self.norm_before_experts, self.norm_after_experts = norm(), norm(), norm()
         self.router = StreamRouter(hidden_size, experts, routing, self.norm_after_mlp.eps, context.under("router"))

@@ -41,8 +41,8 @@ class Experts(nn.Module):
         fused: FusedLayout | None = None,
         context: LayerContext,
     ) -> None:
-        """intermediate_size: of each expert, whole. bias: whether both products have one. fused: how a checkpoint has
-        all experts in one tensor.
+        """`intermediate_size`: inner size of each expert, over all ranks. `bias`: True if both products have a bias.
+        `fused`: the layout of a checkpoint that has all experts in one tensor.
         """
         super().__init__()
         self.tp: Group = context.tp
@@ -61,7 +61,7 @@ class Experts(nn.Module):
         self.method.process_weights_after_loading(self)
 
     def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
-        """Let weights be loaded again; see `LinearMethod`."""
+        """Makes the weights loadable again; see `LinearMethod`."""
         self.method.reopen_weights(self, layouts)
 
     def values_of(self, name: str) -> Tensor:

@@ -125,7 +125,7 @@ class FusedExpertsParameter(ExpertsParameter):
             source_at += part.full
 
     def _turned(self, tensor: Tensor) -> Tensor:
-        """Convert between the checkpoint's order of inputs and outputs and ours, in either direction. Biases have no
+        """Converts between the checkpoint's order of inputs and outputs and ours, in either direction. Biases have no
         inputs.
         """
         return tensor.transpose(1, 2) if self.fused.transposed and tensor.dim() == 3 else tensor

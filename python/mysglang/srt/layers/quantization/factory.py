@@ -12,5 +12,5 @@ QUANTIZATIONS: Mapping[str | None, Callable[[], QuantConfig]] = {None: Unquantiz
 
 
 def quant_config(name: str | None) -> QuantConfig:
-    """Returns the one of that name; None: weights stay as they are."""
+    """Returns the quantization config of that name; None: weights are not quantized."""
     return QUANTIZATIONS[name]()

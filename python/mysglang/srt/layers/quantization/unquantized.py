@@ -56,7 +56,7 @@ def create_weight(
 
 
 def reopen_weight(layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-    """Make a packed `weight` of the layer a parameter again; a plain one stays."""
+    """Makes a packed `weight` of the layer a parameter again; a plain one stays as it is."""
     weight = _weight(layer)
     if not isinstance(weight, WeightParameter):
         restore_parameter(layer, "weight", layouts["weight"].filled(plain_weight(weight)))

@@ -21,6 +21,6 @@ class Arrivals:
             event.hold_up()
 
     def wait_for_all(self) -> None:
-        """Wait for the pages of all layers: for steps that cannot stop between two layers."""
+        """Waits for the pages of all layers, for steps that cannot stop between two layers."""
         for layer_id in list(self._events):
             self.wait(layer_id)

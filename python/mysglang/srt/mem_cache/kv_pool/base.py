@@ -58,8 +58,8 @@ class KvPool(ABC):
         return UNSCALED
 
     def over_stored(self, spec: AttentionSpec) -> AttentionSpec:
-        """Returns the layer as attention over the stored numbers computes it: both scales are factors that sums let
-        through.
+        """Returns the layer's spec for attention over the stored numbers: the scales of keys and values become factors
+        of scores and results.
         """
         scales = self.scales(spec.layer_id)
         if scales == UNSCALED:
@@ -73,7 +73,7 @@ class KvPool(ABC):
 
     @abstractmethod
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the tokens' keys and values, divided by the layer's scales. loc: [T] int64 KV slots; k: [T,
+        """Writes the tokens' keys and values, divided by the layer's scales. loc: [T] int64 KV slots; k: [T,
         num_kv_heads * head_dim]; v: [T, num_kv_heads * value_dim].
         """
 
@@ -81,7 +81,9 @@ class KvPool(ABC):
     def store_rotated(
         self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
     ) -> None:
-        """Turn q [T, num_heads * head_dim] and k in place, then write the tokens' keys and values as `store` does."""
+        """Rotates q [T, num_heads * head_dim] and k in place, then writes the tokens' keys and values as `store`
+        does.
+        """
 
     def store_index(self, layer_id: int, loc: Tensor, keys: Tensor) -> None:
         """Write the tokens' index keys [T, index_dim], for layers that keep such (`AttentionSpec.chosen`)."""
@@ -112,7 +114,7 @@ class KvPool(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Take it again, at other addresses, all zeros. Called again if it ran out of memory."""
+        """Allocates the memory again, at other addresses, filled with zeros. Called again if it ran out of memory."""
 
     @property
     @abstractmethod

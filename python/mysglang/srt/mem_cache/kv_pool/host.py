@@ -24,7 +24,7 @@ MemLayout = Literal["page_first", "layer_first"]
 
 
 def page_bytes(pool: KvPool) -> int:
-    """Returns bytes of one page in all layers."""
+    """Returns the number of bytes of one page in all layers."""
     return sum(tensor[0].nbytes for layer_id in pool.layer_ids for tensor in pool.pages(layer_id))
 
 
@@ -63,7 +63,9 @@ class HostKvPool:
         return self._memory.nbytes
 
     def read(self, pages: Ints) -> bytes | None:
-        """Returns all layers of these pages, page after page, in any layout alike; None if a number is not finite."""
+        """Returns all layers of these pages, page after page, in the same form for any layout; None if a number is not
+        finite.
+        """
         found = np.concatenate([part[pages] for part in self._parts], axis=1)
         return found.tobytes() if all_finite(torch.from_numpy(found).view(self._dtype)) else None
 

@@ -31,7 +31,7 @@ class LatentLayout:
     dtype: torch.dtype
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
-        """Returns bytes that one token's rows take in these layers."""
+        """Returns the number of bytes that one token's rows take in these layers."""
         return sum(spec.head_dim + index_dim(spec) for spec in specs) * self.dtype.itemsize
 
     def make_store(

@@ -19,7 +19,7 @@ class Layout(Protocol):
     """The content of a page for the layers of a model."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
-        """Returns bytes that one token takes in these layers."""
+        """Returns the number of bytes that one token takes in these layers."""
         ...
 
     def make_store(self, specs: Sequence[AttentionSpec], space: int, shape: SpaceShape, device: torch.device) -> KvPool:

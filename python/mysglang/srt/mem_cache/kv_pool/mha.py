@@ -30,7 +30,7 @@ class MhaLayout:
     """Layer -> its scales, where they are not 1. Only numbers of eight bits have scales."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
-        """Returns bytes that one token's keys and values take in these layers."""
+        """Returns the number of bytes that one token's keys and values take in these layers."""
         return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * self.dtype.itemsize
 
     def make_store(

@@ -85,5 +85,5 @@ class StatePool:
 
 
 def state_bytes(layouts: Sequence[StateLayout]) -> int:
-    """Returns bytes of one state, over the layers of all models."""
+    """Returns the number of bytes of one state, over the layers of all models."""
     return sum(layout.nbytes for layout in layouts)

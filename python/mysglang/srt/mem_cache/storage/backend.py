@@ -31,7 +31,7 @@ class StorageBackend(Protocol):
         ...
 
     def write(self, key: str, data: bytes) -> bool:
-        """Store the data completely or not at all; True if it was stored. Existing data may stay as it is."""
+        """Stores the data completely or not at all; returns True if it was stored. Existing data may stay as it is."""
         ...
 
 

@@ -33,7 +33,9 @@ class FileBackend:
     """Stores each block of the KV cache as a file (a `StorageBackend`)."""
 
     def __init__(self, path: str, max_bytes: int) -> None:
-        """Makes the directory if it is not there. Raises ConfigError if that cannot be, or nothing can be written."""
+        """Makes the directory if it does not exist. Raises ConfigError if this fails, or if the directory cannot be
+        written.
+        """
         self._root = Path(path)
         self._max_bytes = max_bytes
         self._serial = itertools.count()

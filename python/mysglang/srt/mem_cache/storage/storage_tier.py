@@ -152,7 +152,9 @@ class StorageTier:
     # In
 
     def fetch(self, ids: Ints, extra_key: str, num_tokens: int) -> Fetching | None:
-        """Look for the rest of a prompt of which `num_tokens` are cached; None if that is not worth it."""
+        """Searches the storage for the rest of a prompt of which `num_tokens` are cached; None if that is not
+        worthwhile.
+        """
         count = len(ids) // self._limits.block_tokens * self._limits.block_tokens
         lacking = count - num_tokens
         if self._closed or lacking < self._limits.at_least:
@@ -303,7 +305,7 @@ class StorageTier:
 
     @property
     def locked(self) -> list[TreeNode]:
-        """Nodes of the host that are locked for it, with repeats."""
+        """Nodes of the host tier that are locked for storage, with repeats."""
         fetching = [work.node for work in self._fetching if not work.cancelled]
         return [work.node for work in self._storing] + fetching
 

@@ -54,7 +54,7 @@ def causal_lm_class(architecture: str) -> type[PreTrainedModel]:
 
 
 def config_of(kind: type[PreTrainedModel], keys: Mapping[str, Any]) -> PretrainedConfig:
-    """Returns the config that a config.json means. Raises Refused for what it asks for and is not served."""
+    """Returns the config that a config.json describes. Raises Refused for options that are not served."""
     config_class = kind.config_class
     wanted = config_class.model_type
     if keys.get("model_type", wanted) != wanted:
@@ -71,7 +71,7 @@ def config_of(kind: type[PreTrainedModel], keys: Mapping[str, Any]) -> Pretraine
 
 
 def check_config(config: PretrainedConfig) -> None:
-    """Raise Refused for what a config says of its layers and is not served."""
+    """Raises Refused if a config asks for something in its layers that is not served."""
     for name in getattr(config, "layer_types", None) or ():
         if name not in LAYER_TYPES:
             raise Refused(f"it has layers of the type {name}; supported are {', '.join(LAYER_TYPES)}")
@@ -129,7 +129,9 @@ def _parameters_on_meta() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences transformers' warnings about what is no fault here, such as a config without a tokenizer's ids."""
+    """Silences transformers' warnings about things that are no fault here, such as a config without a tokenizer's
+    ids.
+    """
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

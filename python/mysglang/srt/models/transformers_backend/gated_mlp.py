@@ -49,7 +49,7 @@ def gated_mlp_like(module: nn.Module, context: LayerContext) -> ForeignMLP | Non
 
 
 def renamed_parts(name: str) -> dict[str, Target]:
-    """Returns where parameters of the module of this name are in ours: its name -> target, if that differs."""
+    """Maps the names of parameters of the module to their places in ours, where they differ."""
     return {
         f"{name}.{linear}.{part}": Target(f"{name}.gate_up_proj.{part}", section)
         for section, linear in enumerate(LINEARS[:2])

@@ -37,7 +37,7 @@ class Attends(Protocol):
         ...
 
     def embedded(self, x: Tensor) -> Tensor:
-        """Returns the embeddings [1, T, hidden_size] of the pass, with what takes the place of some."""
+        """Returns the embeddings [1, T, hidden_size] of the pass, some of them replaced by given vectors."""
         ...
 
 
@@ -46,7 +46,7 @@ _current: ContextVar[Attends] = ContextVar("attends")
 
 @contextmanager
 def attending(attends: Attends) -> Iterator[None]:
-    """Let `attends` answer for the time of a forward pass."""
+    """Makes `attends` answer attention calls during a forward pass."""
     token = _current.set(attends)
     try:
         yield

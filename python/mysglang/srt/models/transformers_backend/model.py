@@ -114,7 +114,7 @@ class TransformersCausalLM(TokenModel):
 
     @torch.no_grad()
     def check_loaded(self) -> None:
-        """Compare a sequence in pieces, beside another one, with the same sequence whole.
+        """Compares a sequence that is computed in pieces, beside another one, with the same sequence computed whole.
 
         They differ if a layer looks at other tokens by another way than attention, or at another position than the
         given one. Logits of handed hidden states are compared with those of the whole class, too.
@@ -164,7 +164,7 @@ class TransformersCausalLM(TokenModel):
 
 
 def _layer(module: nn.Module, call: Call, device: torch.device) -> tuple[nn.Module, RadixAttention]:
-    """Returns a module, and the attention that one of its calls means. Its sinks are kept in float32, as backends read
+    """Returns a module, and the attention spec of one of its calls. Its sinks are kept in float32, as backends read
     them.
     """
     if call.sinks is None:
@@ -251,7 +251,7 @@ def _body_states(body: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
 
 
 def _put_embeds(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
-    """Put vectors in the place of tokens' embeddings, in a step that has such."""
+    """Replaces the embeddings of tokens by given vectors, in a step that has such vectors."""
     return current().embedded(embedded)
 
 

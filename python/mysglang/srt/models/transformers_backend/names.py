@@ -26,8 +26,8 @@ class ForeignNames:
     """Weight names of a model that runs with transformers' code (a `weight_names.Names`)."""
 
     def __init__(self, model: PreTrainedModel, renamed: Mapping[str, Target], within: str) -> None:
-        """model: before anything of it is replaced. renamed: where a parameter of it is afterwards, if it is not under
-        its own name; entries may be added later. within: the name of the module that holds the model. Raises Refused.
+        """`model`: the model before any of its modules is replaced. `renamed`: new names of parameters that change
+        theirs; entries may be added later. `within`: the name of the module that has the model. Raises Refused.
         """
         check_conversions(model)
         transforms = get_model_conversion_mapping(model)
@@ -74,7 +74,7 @@ class ForeignNames:
 
 
 def check_conversions(model: PreTrainedModel) -> None:
-    """Raise Refused if transformers makes other numbers of a checkpoint's tensors than it holds."""
+    """Raises Refused if transformers converts a checkpoint's tensors to other values."""
     for each in get_model_conversion_mapping(model):
         if isinstance(each, WeightConverter):
             for step in each.operations:

@@ -119,7 +119,7 @@ def sinks_of(module: nn.Module, arguments: Mapping[str, Any]) -> str | None:
 
 
 def check_mask(sees: Callable[..., Tensor], width: int | None) -> None:
-    """Compare a mask, key by key, with the causal one of that width. Raises Refused if they differ."""
+    """Compares a mask, key by key, with the causal one of that width. Raises Refused if they differ."""
     length = 2 * (width or SEEN_KEYS) + 3
     keys = torch.arange(length, device="cpu")
     edges = {0, 1, (width or 2) - 1, width or 2, (width or 2) + 1, length - 1}

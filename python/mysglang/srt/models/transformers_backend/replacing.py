@@ -110,7 +110,7 @@ class TiedHead(TiedLMHead):
 
 
 def replace_modules(model: PreTrainedModel, context: LayerContext, device: torch.device) -> dict[str, Target]:
-    """Replace in place; parameters are made uninitialised on `device`.
+    """Replaces modules in place; parameters are made uninitialised on `device`.
 
     Returns each parameter's name in transformers' model -> where it is now, if not under that name. Raises Refused for
     what cannot be loaded, or not be quantized as the context says.
@@ -172,7 +172,9 @@ class _Replacing:
         return None
 
     def take_parameters(self, module: nn.Module) -> None:
-        """Make the parameters that a module has of its own, and the buffers that checkpoints hold, load themselves."""
+        """Replaces the module's own parameters, and the buffers that checkpoints hold, by parameters that load
+        themselves.
+        """
         for own, parameter in list(module._parameters.items()):
             if parameter is not None and not isinstance(parameter, WeightParameter):
                 if id(parameter) not in self._loading:

@@ -41,7 +41,7 @@ class Facts:
     """The metadata of one model, read by key and type."""
 
     def __init__(self, header: GgufHeader, tensors: Mapping[str, GgufTensor]) -> None:
-        """`tensors`: those of all parts, by llama.cpp's names."""
+        """`tensors`: the tensors of all parts, by llama.cpp's names."""
         self._header = header
         self.metadata = header.metadata
         self.tensors = tensors
@@ -192,7 +192,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(facts: Facts) -> Family:
-    """Raises ConfigError for an architecture that is not supported."""
+    """Checks the architecture. Raises ConfigError for one that is not supported."""
     if facts.architecture not in FAMILIES:
         raise facts.refused(
             f"the architecture {facts.architecture[:80]} is not supported as GGUF; supported are "
@@ -245,9 +245,7 @@ def _rope(facts: Facts) -> dict[str, Any]:
 
 
 def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
-    """Returns the parameters from which these divisors of the rotary frequencies follow. Raises ConfigError if none
-    do.
-    """
+    """Returns the parameters that give these divisors of the rotary frequencies. Raises ConfigError if none do."""
     scaling = {"rope_type": "llama3", "factor": max(divisors), **LLAMA3}
     theta = facts.of_model("rope.freq_base") or 10000.0
     known = isinstance(theta, int | float) and 1 < theta <= MOST and all(1 <= divisor <= MOST for divisor in divisors)
@@ -259,7 +257,7 @@ def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
 
 
 def _llama3_divisors(scaling: Mapping[str, Any], theta: float, count: int) -> list[float]:
-    """Divisors of each rotary frequency, computed as convert_hf_to_gguf.py does."""
+    """Computes the divisor of each rotary frequency as convert_hf_to_gguf.py does."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     length = scaling["original_max_position_embeddings"]
     divisors = []

@@ -114,7 +114,9 @@ class GgufHeader:
 
 
 def read_header(path: Path, room: HeaderRoom | None = None) -> GgufHeader:
-    """Raises ConfigError for a file that is damaged, too long in its header, or has a type that cannot be read."""
+    """Reads the header of a file. Raises ConfigError for a file that is damaged, has too long a header, or has a type
+    that cannot be read.
+    """
     size = check_plain(path)
     if size < 24:
         raise damaged(path, "it ends within its header")
