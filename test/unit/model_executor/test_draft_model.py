@@ -46,7 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelCon
     [
         ("qwen3", "qwen3", 1, 1000, 1),
         ("qwen3", "llama", 16, 16, 2),
-        ("gemma2", "gemma2", 4, 16, 2),
+        ("gemma3n", "gemma3n", 4, 16, 2),
         ("mistral", "qwen3", 1, 7, 1),
     ],
 )

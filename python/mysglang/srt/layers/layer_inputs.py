@@ -6,10 +6,12 @@ Gemma 3n.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch
-from mysglang.srt.layers.activation import plain_activation
+from mysglang.srt.kernels.activation import gated
+from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import ReplicatedLinear
@@ -64,13 +66,13 @@ class LayerInput(NoLayerInput):
         self.gate = ReplicatedLinear(hidden_size, size, context=context.under("gate"))
         self.projection = ReplicatedLinear(size, hidden_size, context=context.under("projection"))
         self.norm = RMSNorm(hidden_size, eps, context)
-        self._activation, self._number = plain_activation(activation), number
+        self._activation, self._number = gated_activation(activation), number
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x: [W, hidden_size] of the wanted tokens -> the same shape."""
         assert batch.layer_inputs is not None, "the model makes them"
         given = batch.wanted(batch.layer_inputs[:, self._number])
-        out: Tensor = self.norm(self.projection(self._activation(self.gate(x)) * given))
+        out: Tensor = self.norm(self.projection(gated[self._activation](torch.cat((self.gate(x), given), dim=-1))))
         return out
 
     def add(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mysglang.srt.kernels.activation import gated
 from mysglang.srt.kernels.gemm import linear
-from mysglang.srt.layers.activation import plain_activation
+from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
@@ -18,7 +19,7 @@ class SparseMLP(nn.Module):
         self, hidden_size: int, intermediate_size: int, act: str, deviations: float, context: LayerContext
     ) -> None:
         super().__init__()
-        self._activation, self._deviations = plain_activation(act), deviations
+        self._activation, self._deviations = gated_activation(act), deviations
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden_size, (intermediate_size, intermediate_size), context=context.under("gate_up_proj")
         )
@@ -27,9 +28,11 @@ class SparseMLP(nn.Module):
         self._ones = torch.ones(1, intermediate_size // context.tp.size)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        kept = self._activation((gate.float() - self._cutoff(gate.float())).relu().to(x.dtype))
-        out: Tensor = self.down_proj(kept * up)
+        both = self.gate_up_proj(x)
+        gate = both[:, : both.shape[1] // 2]
+        given = gate.float()
+        gate.copy_((given - self._cutoff(given)).relu_())
+        out: Tensor = self.down_proj(gated[self._activation](both))
         return out
 
     def _cutoff(self, gate: Tensor) -> Tensor:
