@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import GlmMoeDsaConfig
 
+from mysglang.srt.configs.floors import ModelSizes
 from mysglang.srt.configs.layer_plan import ChoicePlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_stages
@@ -56,6 +57,12 @@ def test_the_spelling_of_transformers(tmp_path: Path) -> None:
     theirs |= {"rope_parameters": rope, "head_dim": 64, "layer_types": ["deepseek_sparse_attention"] * 61}
     theirs |= {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58}
     assert read(tmp_path, theirs).plan == read(tmp_path, V32).plan
+
+
+def test_a_step_reads_all_index_keys_and_few_rows(tmp_path: Path) -> None:
+    sizes = ModelSizes.of(read(tmp_path, V32))
+    assert sizes.kv_token_bytes() == 61 * (576 + 128) * 2
+    assert sizes.read_bytes == {2048: 61 * 576 * 2, None: 61 * 128 * 2}
 
 
 @pytest.mark.parametrize(

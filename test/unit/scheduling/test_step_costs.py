@@ -60,3 +60,9 @@ def test_a_step_of_a_small_model(tp_size: int) -> None:
     assert number(told.ESTIMATED_FLOPS) == 2 * (3 * layers + 2 * head) + 4 * queries * (8 + 6)
     assert number(told.ESTIMATED_READ_BYTES) == 2 * (layers + head + keys_and_values * ((2 + 5) + (2 + 3)))
     assert number(told.ESTIMATED_WRITE_BYTES) == 2 * keys_and_values * 2 * 3
+
+
+def test_keys_without_values_are_scored_and_read_once() -> None:
+    """The keys of an indexer."""
+    shape = AttentionShape(8, 1, 16, latent_dim=0)
+    assert (shape.score_size, shape.read_size) == (8 * 16, 16)

@@ -91,7 +91,9 @@ class ModelSizes:
     kv_bytes: Mapping[int | None, int]
     """Window of layers (None: they see all tokens) -> bytes of keys and values of one token in all these layers."""
     read_bytes: Mapping[int | None, int]
-    """Window of layers -> bytes that they read of one token: some layers read what another one keeps."""
+    """Tokens that a query reads at most (None: all) -> bytes that all layers read of each: some layers read what
+    another one keeps, and some read few of the tokens that they keep.
+    """
     dtype_bytes: int
     state_bytes: int = 0
     """Bytes of the state that layers keep for each request, whatever its length."""
@@ -116,7 +118,9 @@ class ModelSizes:
         for attention in plan.attentions:
             window = attention.window if (attention.window or config.context_len) < config.context_len else None
             kv_bytes[window] = kv_bytes.get(window, 0) + attention.kept_size * kept_bytes
-            read_bytes[window] = read_bytes.get(window, 0) + attention.read_size * kept_bytes
+            for most, size in attention.reads.items():
+                seen = most if (most or config.context_len) < config.context_len else None
+                read_bytes[seen] = read_bytes.get(seen, 0) + size * kept_bytes
         return cls(
             parameters=num_parameters(config),
             layers=tuple(Weights(copies, used, count) for (copies, used), count in elements.items()),

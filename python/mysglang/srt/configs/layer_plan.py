@@ -179,14 +179,16 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     @property
     def kept_size(self) -> int:
         """Number of elements that a layer stores for each token."""
-        return self.read_size if self.stores else 0
+        return sum(self.reads.values()) if self.stores else 0
 
     @property
-    def read_size(self) -> int:
-        """Number of elements that a layer reads for each earlier token."""
-        if self.latent is not None:
-            return self.head_dim + self.latent.index_dim
-        return 2 * self.num_kv_heads * self.head_dim
+    def reads(self) -> Mapping[int | None, int]:
+        """Tokens that a query reads at most (None: all before it) -> number of elements that it reads of each."""
+        if self.latent is None:
+            return {self.window: 2 * self.num_kv_heads * self.head_dim}
+        if self.latent.choice is None:
+            return {self.window: self.head_dim}
+        return {self.latent.choice.top_k: self.head_dim, None: self.latent.index_dim}
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Yields the matrices of attention in a checkpoint's layer."""

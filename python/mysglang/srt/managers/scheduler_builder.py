@@ -6,7 +6,7 @@ else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from mysglang.srt.args.hicache import read_storage_config
 from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.speculative import SpeculativeAlgorithm
+from mysglang.srt.configs.layer_plan import AttentionPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.constrained.backend import JsonStyle
 from mysglang.srt.constrained.compile_messages import CompilerSetup
@@ -303,20 +304,27 @@ def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCost
     shape = DecoderShape(
         layer_parameters=plan.used_parameters(model.hidden_size),
         head_parameters=model.hidden_size * model.vocab_size,
-        layers=tuple(
-            AttentionShape(
-                each.num_heads,
-                each.num_kv_heads,
-                each.head_dim,
-                each.window,
-                None if each.latent is None else each.latent.rank,
-                each.stores,
-            )
-            for each in plan.attentions
-        ),
+        layers=tuple(shape for each in plan.attentions for shape in _attention_shapes(each, ranks.tp.size)),
         dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
     )
     return DecoderCosts(shape.part(ranks.tp.size))
+
+
+def _attention_shapes(plan: AttentionPlan, tp_size: int) -> Iterator[AttentionShape]:
+    """Yields a layer's attention, and before it the scores of its indexer, which are those of keys without values."""
+    latent = plan.latent
+    choice = None if latent is None else latent.choice
+    if choice is not None and choice.indexer is not None:
+        # Each rank computes all heads of an indexer, so that the share of a rank must be all of them.
+        yield AttentionShape(choice.indexer.heads * tp_size, 1, choice.indexer.head_dim, latent_dim=0)
+    yield AttentionShape(
+        plan.num_heads,
+        plan.num_kv_heads,
+        plan.head_dim,
+        plan.window if choice is None else choice.top_k,
+        None if latent is None else latent.rank,
+        plan.stores,
+    )
 
 
 def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:

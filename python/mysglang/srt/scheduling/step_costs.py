@@ -28,7 +28,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
-    """Keys that a query sees, itself included; None: all."""
+    """Keys that a query attends to at most, itself included: the newest, or those that it chooses; None: all."""
     latent_dim: int | None = None
     """Elements at the start of a key that are also its value; None: a value is stored beside its key, with the same
     size.
@@ -39,7 +39,7 @@ class AttentionShape:
     @property
     def score_size(self) -> int:
         """Number of elements of all heads of a query, and of the attended values."""
-        return self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
+        return self.num_heads * (self.head_dim + (self.head_dim if self.latent_dim is None else self.latent_dim))
 
     @property
     def read_size(self) -> int:
