@@ -121,6 +121,17 @@ MINIMAX: dict[str, Any] = {
     "postnorm": True,
     "shared_intermediate_size": 0,
 }
+JAMBA: dict[str, Any] = {
+    "architectures": ["JambaForCausalLM"],
+    "vocab_size": 65536,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "mamba_dt_rank": 256,
+    "max_position_embeddings": 262144,
+}
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
     "vocab_size": 65536,
@@ -149,6 +160,7 @@ def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
         (BAMBA, 9.78),
         (KIMI, 49.12),
         (MINIMAX, 456.1),
+        (JAMBA, 51.57),
         (GRANITE, 6.94),
         (LFM2, 1.17),
     ],
@@ -216,6 +228,9 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         (MINIMAX, {"rotary_dim": 256}, "rotary_dim 256 is more than the 128 numbers of a head"),
         (MINIMAX, {"attn_type_list": [0] * 80}, "no layer attends over keys"),
         (MINIMAX, {"layer_types": ["conv"] * 80}, "layer type 'conv' is not supported"),
+        (JAMBA, {"attn_layer_offset": 8}, "no layer attends over keys"),
+        (JAMBA, {"num_experts_per_tok": 17}, "a token goes to 17 experts"),
+        (JAMBA, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
         (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
     ],

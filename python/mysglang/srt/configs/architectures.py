@@ -28,6 +28,7 @@ from mysglang.srt.configs.families.granite import GraniteConfig, GraniteHybridCo
 from mysglang.srt.configs.families.helium import HeliumConfig
 from mysglang.srt.configs.families.hunyuan import HunyuanConfig, HunyuanMoeConfig
 from mysglang.srt.configs.families.internlm import InternLM2Config, InternLM3Config
+from mysglang.srt.configs.families.jamba import JambaConfig
 from mysglang.srt.configs.families.kimi_linear import KimiLinearConfig
 from mysglang.srt.configs.families.lfm2 import Lfm2Config, Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import Llama4Config, LlamaConfig
@@ -142,6 +143,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "NemotronH": NemotronHConfig,
     "KimiLinear": KimiLinearConfig,
     "MiniMax": MiniMaxConfig,
+    "Jamba": JambaConfig,
     "Lfm2": Lfm2Config,
     "Lfm2Moe": Lfm2MoeConfig,
 }

@@ -23,6 +23,7 @@ from mysglang.srt.configs.mixer_plan import (
     LightningPlan,
     LinearAttentionPlan,
     Mamba2Plan,
+    MambaPlan,
 )
 from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.configs.model_config import ModelConfig
@@ -88,6 +89,11 @@ def _lightning(plan: LightningPlan, size: int) -> Iterator[str]:
         yield f"{plan.heads} heads of lightning attention cannot be divided among {size} ranks."
 
 
+def _selective(plan: MambaPlan, size: int) -> Iterator[str]:
+    if plan.channels % size:
+        yield f"{plan.channels} channels of mamba (mamba_expand * hidden_size) cannot be divided among {size} ranks."
+
+
 def _mamba(plan: Mamba2Plan, size: int) -> Iterator[str]:
     if plan.heads % size or (plan.groups % size and size % plan.groups):
         yield f"{plan.heads} heads of mamba in {plan.groups} groups cannot be divided among {size} ranks."
@@ -121,6 +127,7 @@ SPLIT: dict[type, Problems] = {
     LinearAttentionPlan: _linear_attention,
     KimiDeltaPlan: _kimi_delta,
     LightningPlan: _lightning,
+    MambaPlan: _selective,
     Mamba2Plan: _mamba,
     ConvolutionPlan: _convolution,
     GatedMlpPlan: _mlp,

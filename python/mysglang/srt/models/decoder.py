@@ -30,6 +30,7 @@ from mysglang.srt.configs.mixer_plan import (
     LightningPlan,
     LinearAttentionPlan,
     Mamba2Plan,
+    MambaPlan,
     NoMixerPlan,
     SumPlan,
 )
@@ -52,6 +53,7 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
 )
 from mysglang.srt.layers.linear_attention.kimi_delta_attention import KimiDeltaAttention, KimiDeltaSizes
 from mysglang.srt.layers.linear_attention.lightning_attention import LightningAttention
+from mysglang.srt.layers.linear_attention.mamba import MambaChannels, MambaMixer
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.linear_attention.state_layer import state_specs
 from mysglang.srt.layers.parameter import Section
@@ -417,6 +419,21 @@ def lightning_of(
     return LightningAttention(index, hidden_size, *sizes, plan.inputs, context)
 
 
+def selective_of(
+    plan: MambaPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+) -> MambaMixer:
+    """Returns the Mamba layer with this number."""
+    sizes = MambaChannels(
+        channels=plan.channels,
+        state_size=plan.state_size,
+        rank=plan.rank,
+        kernel=plan.kernel,
+        conv_bias=plan.conv_bias,
+        bias=plan.bias,
+    )
+    return MambaMixer(index, hidden_size, sizes, lambda size: head_norm_of(plan.norm, size, context), context)
+
+
 def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
     """Returns the state space layer with this number. Positions are in its state, so nothing is turned."""
     sizes = MambaSizes(
@@ -463,6 +480,7 @@ MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext
     LinearAttentionPlan: linear_attention_of,
     KimiDeltaPlan: kimi_delta_of,
     LightningPlan: lightning_of,
+    MambaPlan: selective_of,
     Mamba2Plan: mamba_of,
     ConvolutionPlan: convolution_of,
     SumPlan: sum_of,
