@@ -194,8 +194,8 @@ def test_what_is_held_back_unread_stays_short(case: str) -> None:
     endless = write([Call("get_weather", {"city": "a" * 1200, "where": [[1]] * 300})])
     for text in (endless, *((scrap * 1200)[:1200] for scrap in scraps(case)), "[" * 1200, '{"a":' * 240):
         detector = DETECTORS[parser](OFFERED)
-        for character in text:
-            detector.feed(character)
+        for start in range(0, len(text), 5):
+            detector.feed(text[start : start + 5])
             assert len(detector._reader._text) < 1024
 
 

@@ -163,7 +163,7 @@ def test_under_random_traffic_nothing_is_lost_and_the_order_is_the_policys(
 
     monkeypatch.setattr(tree, "_remove", checked)
     open_rows: dict[int, Ints] = {}
-    for _ in range(600):
+    for _ in range(300):
         if open_rows and (len(open_rows) == 4 or rng.random() < 0.4):
             slot, ids = open_rows.popitem()
             kv.release(slot, ids, int(rng.integers(3)))

@@ -19,6 +19,9 @@ from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
+REQUESTS = 12
+"""Prompts of 1 to 70 tokens, of every kind of choice. The tests on a GPU, whose tiles are larger, ask more of them."""
+
 
 @pytest.fixture(autouse=True)
 def plain_ops_afterwards() -> Iterator[None]:
@@ -56,7 +59,7 @@ def runner_config(page_size: int, numerics: str, **more: object) -> RunnerConfig
 def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: int) -> None:
     torch.set_num_threads(threads)
     make_checkpoint(model, tmp_path)
-    check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size))
+    check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size), requests=REQUESTS)
 
 
 @pytest.mark.promise(26)
@@ -72,7 +75,7 @@ def test_promise_26_on_ranks(tmp_path: Path) -> None:
         def make(page_size: int) -> Executor:
             return Executor(runner_config(page_size, "invariant", ranks=ranks), [launch], join=lambda _: tp)
 
-        check_worker(make, leads=tp.rank == 0)
+        check_worker(make, leads=tp.rank == 0, requests=REQUESTS)
 
     run_on_ranks(2, check)
 
@@ -82,7 +85,7 @@ def test_latent_rows_as_alone(tmp_path: Path) -> None:
     """Their products head by head come in blocks of one shape, as those of linears do."""
     torch.set_num_threads(2)
     make_checkpoint("deepseek_v3", tmp_path)
-    check_worker(lambda page_size: make_worker(tmp_path, "bfloat16", page_size))
+    check_worker(lambda page_size: make_worker(tmp_path, "bfloat16", page_size), requests=REQUESTS)
 
 
 def test_without_it_neighbours_do_matter(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fixtures.thread_group import ThreadGroup, run_on_ranks
-from fixtures.tiny_checkpoints import FAMILIES, make_checkpoint
+from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -40,10 +40,18 @@ def executor(config: ModelConfig, tp: Group, **more: Any) -> Executor:
 
 
 FP8 = {"kv_cache_dtype": "fp8_e4m3"}
+KINDS = (
+    *("llama", "qwen2", "phi", "olmo2", "gemma2", "gemma4", "gpt_oss", "llama4", "mixtral", "qwen3_moe", "deepseek_v3"),
+    *("gemma3n", "deepseek_v32", "qwen3_next", "kimi_linear", "minimax", "bamba", "falcon_h1"),
+    *("nemotron_h", "lfm2_moe"),
+)
+"""A family of every kind of layer: biases, norms over all heads, windows, caps, sinks, experts, latent rows, states.
+All families are split over ranks in models/test_tensor_parallel.py, and run by an executor in models/test_storms.py.
+"""
 
 
 @pytest.mark.parametrize(
-    ("family", "more"), [*((family, {}) for family in FAMILIES), ("llama", FP8)], ids=[*FAMILIES, "llama-fp8"]
+    ("family", "more"), [*((family, {}) for family in KINDS), ("llama", FP8)], ids=[*KINDS, "llama-fp8"]
 )
 def test_two_ranks_are_as_one(family: str, more: dict[str, Any], tmp_path: Path) -> None:
     """In float32: prompts whole on one rank and in chunks on two, then answers. The ranks hold 126 and 125 of the 251

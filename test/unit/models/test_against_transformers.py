@@ -219,8 +219,12 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_pair(family, tmp_path_factory.mktemp("checkpoint"), torch.float32, **overrides)
 
 
-@pytest.mark.parametrize(("page_size", "last_only"), [(1, False), (16, True)])
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+# Pages are the attention's, which all families share: each scenario with one size, and half of them with all positions.
+@pytest.mark.parametrize(
+    ("scenario", "page_size", "last_only"),
+    list(zip(SCENARIOS, (1, 16, 16, 1), (False, True, False, True), strict=True)),
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_logits_in_float32(pair: Pair, scenario: Scenario, page_size: int, last_only: bool) -> None:
     check_scenario(pair, scenario, page_size, last_only=last_only)
 

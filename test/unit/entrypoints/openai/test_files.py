@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,7 @@ import orjson
 import pytest
 
 from fixtures.batch_desk import OpenDesk, desk_in, line, records
-from fixtures.patience import PATIENCE_S, answered, until
+from fixtures.patience import answered, until
 from fixtures.scripted_engine import Script, Served, endless, hello, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai import batches_service, batches_store, files_record, files_store
@@ -306,12 +307,11 @@ async def test_batches_that_are_over_are_forgotten_key_by_key(tmp_path: Path, mo
             for _ in range(count):
                 answer = await served.post("/v1/batches", batch_of(file_id), headers=key(owner))
                 known.setdefault(owner, []).append(answer.json()["id"])
-                async with asyncio.timeout(PATIENCE_S):
-                    status = ""
-                    while status != "failed":
-                        await asyncio.sleep(0)
-                        found = await served.client.get(f"/v1/batches/{known[owner][-1]}", headers=key(owner))
-                        status = found.json()["status"]
+                batch = f"/v1/batches/{known[owner][-1]}"
+                await answered(
+                    partial(served.client.get, batch, headers=key(owner)),
+                    lambda found: found.json()["status"] == "failed",
+                )
         listed = {
             owner: [
                 batch["id"] for batch in (await served.client.get("/v1/batches", headers=key(owner))).json()["data"]
