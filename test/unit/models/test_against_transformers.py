@@ -196,6 +196,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 WITH_OTHER_NAMES = (
+    "glm_moe_dsa",
     *(
         "qwen3_next",
         "qwen3_5_moe",

@@ -15,6 +15,7 @@ from fixtures.transformers_pair import (
     SCENARIOS,
     Pair,
     Scenario,
+    cached_prefix,
     check_scenario,
     load_pair,
     native_attention,
@@ -23,9 +24,9 @@ from fixtures.transformers_pair import (
 )
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.forward_batch import AttentionBackend, IndexQueries
+from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch, IndexQueries
 from mysglang.srt.layers.attention import choosing, expanding
-from mysglang.srt.layers.attention.choosing import ChoosingMetadata, choose_keys
+from mysglang.srt.layers.attention.choosing import ChoosingBackend, ChoosingMetadata, choose_keys
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.checkpoint_model import TokenModel
 
@@ -46,36 +47,35 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize(("page_size", "last_only"), [(1, False), (16, True)])
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_as_transformers(pair: Pair, scenario: Scenario, page_size: int, last_only: bool) -> None:
-    """Beside rows that attend to all of their tokens, over prefixes that other rows may write in the same step."""
-    check_scenario(pair, scenario, page_size, last_only=last_only, attention=native_attention)
+def test_the_last_token_of_each_row(pair: Pair) -> None:
+    """The last layer chooses for all tokens also where the others are not wanted."""
+    check_scenario(pair, cached_prefix, page_size=16, last_only=True, attention=native_attention)
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_the_tokens_that_transformers_chooses(pair: Pair, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every layer, for every query that sees more tokens than it attends to."""
-    theirs = chosen_by_transformers(pair, monkeypatch)
+def test_as_transformers(pair: Pair, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, and in every layer the tokens of every query that sees more than it attends to; beside rows that attend
+    to all of their tokens, over prefixes that other rows may write in the same step.
+    """
+    theirs = chosen_by_transformers(pair)
     plans: list[tuple[list[tuple[int, int, int]], ChoosingMetadata]] = []
     pages = PageRows(page_size=4, num_pages=400)
     steps = scenario(pages)
 
-    def attention(model: TokenModel, pages: PageRows) -> AttentionBackend:
-        backend = native_attention(model, pages)
-        plan = backend.plan
+    plan = ChoosingBackend.plan
 
-        def kept(batch):  # type: ignore[no-untyped-def]
-            metadata = plan(batch)
-            host = batch.host
-            rows = list(zip(host.slots.tolist(), host.extend_lens.tolist(), host.seq_lens.tolist(), strict=True))
-            plans.append((rows, metadata))
-            return metadata
+    def kept(backend: ChoosingBackend, batch: ForwardBatch) -> AttentionMetadata:
+        metadata, host = plan(backend, batch), batch.host
+        assert isinstance(metadata, ChoosingMetadata)
+        rows = list(zip(host.slots.tolist(), host.extend_lens.tolist(), host.seq_lens.tolist(), strict=True))
+        plans.append((rows, metadata))
+        return metadata
 
-        monkeypatch.setattr(backend, "plan", kept)
-        return backend
-
-    run(pair.ours, pages, steps, attention=attention)
+    monkeypatch.setattr(ChoosingBackend, "plan", kept)
+    for slot, by_position in run(pair.ours, pages, steps, attention=native_attention).items():
+        expected = pair.expected[slot][list(by_position)]
+        torch.testing.assert_close(torch.stack(list(by_position.values())), expected, rtol=1e-4, atol=1e-4)
     compared = 0
     for rows, metadata in plans:
         long = [row for row in rows if row[2] > TOP_K]
@@ -88,7 +88,7 @@ def test_the_tokens_that_transformers_chooses(pair: Pair, scenario: Scenario, mo
     assert compared > 50
 
 
-def chosen_by_transformers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[int, list[set[int]]]]:
+def chosen_by_transformers(pair: Pair) -> dict[int, dict[int, list[set[int]]]]:
     """Layer -> slot of a prompt -> for each position, the positions that it attends to."""
     found: dict[int, dict[int, list[set[int]]]] = {}
     for layer, module in enumerate(pair.theirs.model.layers):
