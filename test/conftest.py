@@ -30,6 +30,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # What gRPC does in a forked process breaks those that a test starts while a collector of its own listens.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# Each client reads the certificates that it would verify servers by, 20 ms for those of the whole web. Tests ask only
+# servers of their own: one certificate, of which nobody has the key, is enough.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "fixtures" / "data" / "nobody.pem"))
+
 # Every worker and each of some hundred servers load the same modules: compiled once, not again by each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

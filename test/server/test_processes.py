@@ -1,4 +1,7 @@
-"""How a server starts, ends, and dies: every way out has an exit code, a last line, and leaves nothing behind."""
+"""How a server starts, ends, and dies: every way out has an exit code, a last line, and leaves nothing behind.
+
+At least one test of each way starts the server as its users do; the others use a warm one, whose processes are as real.
+"""
 
 import asyncio
 import json
@@ -20,6 +23,7 @@ from fixtures.private_folder import is_private
 from fixtures.processes import wait_until_gone
 from fixtures.server_process import ServerProcess, suspended, suspended_whole
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.http_server import SAME_SIGNAL_S
 from mysglang.srt.utils.exit_codes import ExitCode
@@ -39,15 +43,22 @@ FAULTY = ("-m", "fixtures.faulty_scheduler")
 LONG = {"text": "Count:", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": True}
 
 
-def toy(*options: str, tokens: int = 16384) -> ServerProcess:
+def toy(*options: str, tokens: int = 16384, kind: type[ServerProcess] = WarmServer) -> ServerProcess:
     """A server whose processes are real and whose scheduler computes nothing: its steps take 5 ms."""
     memory = ("--max-total-tokens", f"{tokens}")
-    return ServerProcess(*QUIET, *memory, *options, program=PROGRAM, **Faults(step_ms=5).env)
+    return kind(*QUIET, *memory, *options, program=PROGRAM, **Faults(step_ms=5).env)
 
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
     with toy() as process:
+        yield process
+
+
+@pytest.fixture
+def cold_server() -> Iterator[ServerProcess]:
+    """A server that is started as its users start one."""
+    with toy(kind=ServerProcess) as process:
         yield process
 
 
@@ -168,8 +179,11 @@ class TestStop:
         assert server.wait() == ExitCode.DONE
 
     @pytest.mark.promise(10)
-    async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(self, server: ServerProcess) -> None:
+    async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(
+        self, cold_server: ServerProcess
+    ) -> None:
         """systemd signals every process, and so does a terminal's Ctrl-C."""
+        server = cold_server
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
         streams = await open_streams(server.url, 2, body)
         for process in [*server.children().values(), psutil.Process(server.popen.pid)]:
@@ -245,8 +259,10 @@ class TestDeath:
     async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(
         self, title: str, name: str, ranks: str
     ) -> None:
+        options = ("--max-running-requests", "64", "--tp-size", ranks)
+        kind = ServerProcess if ranks == "1" else WarmServer
         # Room for all of them at once.
-        with toy("--max-running-requests", "64", "--tp-size", ranks, tokens=64 * 2048) as server:
+        with toy(*options, tokens=64 * 2048, kind=kind) as server:
             streams = await open_streams(server.url, 64)
             children = list(server.children().values())
             server.child(title).kill()
@@ -274,7 +290,7 @@ class TestDeath:
     )
     async def test_a_scheduler_that_leaves_by_itself_is_as_dead(self, fault: str, says: str) -> None:
         faults = Faults(fault=fault, after=400, step_ms=10)
-        with ServerProcess(*QUIET, "--max-total-tokens", "8192", program=PROGRAM, **faults.env) as server:
+        with WarmServer(*QUIET, "--max-total-tokens", "8192", program=PROGRAM, **faults.env) as server:
             streams = await open_streams(server.url, 2)
             await ended(streams)
             assert all(stream.error is not None for stream in streams)
@@ -320,7 +336,7 @@ class TestDeath:
         two.
         """
         limit = 2
-        with ServerProcess(*QUIET, "--watchdog-timeout", f"{limit}", "--max-total-tokens", "8192") as server:
+        with toy("--watchdog-timeout", f"{limit}", kind=ServerProcess) as server:
             url = server.url
             body = {**LONG, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
             streams = await open_streams(url, 2, body)
@@ -338,7 +354,8 @@ class TestDeath:
             assert server.stderr == ""
 
     @pytest.mark.promise(4)
-    async def test_nothing_outlives_a_killed_parent(self, server: ServerProcess) -> None:
+    async def test_nothing_outlives_a_killed_parent(self, cold_server: ServerProcess) -> None:
+        server = cold_server
         url = server.url
         streams = await open_streams(url, 4)
         children = list(server.children().values())
@@ -354,7 +371,7 @@ class TestDeath:
 
 class TestStart:
     def fails(self, *options: str, code: ExitCode, says: str) -> None:
-        with ServerProcess(*QUIET, *options) as server:
+        with WarmServer(*QUIET, *options) as server:
             assert server.wait() == code
             assert says in server.last_line
             assert "Traceback" not in server.stderr
