@@ -49,10 +49,12 @@ async def nobody(seconds: float) -> None:
 
 
 @contextmanager
-def storm_server(way: str, faults: Faults = FAULTS) -> Iterator[ServerProcess]:
+def storm_server(
+    way: str, faults: Faults = FAULTS, kind: type[ServerProcess] = ServerProcess
+) -> Iterator[ServerProcess]:
     # What requests are ended by is logged as an error, which is what is meant here.
     options = ("--log-level", "critical", "--admin-api-key", ADMIN, *WAYS[way])
-    with ServerProcess(*options, program=PROGRAM, **faults.env) as server:
+    with kind(*options, program=PROGRAM, **faults.env) as server:
         assert server.url
         try:
             yield server
@@ -112,11 +114,13 @@ async def _together(swarm: Swarm, seconds: float, beside: Beside) -> Tally:
         return await swarm.run(seconds)
 
 
-async def die_in_a_storm(victim: str, how: signal.Signals, seconds: float, seed: int) -> tuple[Tally, int]:
+async def die_in_a_storm(
+    victim: str, how: signal.Signals, seconds: float, seed: int, kind: type[ServerProcess] = ServerProcess
+) -> tuple[Tally, int]:
     """Kill a process of a server in the midst of a storm: what became of its requests, and its exit code. It leaves no
     child.
     """
-    with storm_server(DEATHS[victim]) as server:
+    with storm_server(DEATHS[victim], kind=kind) as server:
         swarm = Swarm(server.url, seed)
         children = list(server.children().values())
         storm = asyncio.create_task(swarm.run(seconds + 1))

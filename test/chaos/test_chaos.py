@@ -14,8 +14,9 @@ import pytest
 from chaos.besieged import besieged_server
 from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
 from fixtures.growth import Growth
+from fixtures.warm_start import WarmServer
 
-SECONDS, ROUNDS, MOST_ROUNDS = 1.5, 3, 25
+SECONDS, ROUNDS, MOST_ROUNDS = 0.8, 3, 50
 """A storm lasts until all that it is for has happened, at least three rounds: what grows is seen between rounds."""
 GROWTH = 16 << 20
 """Bytes that a process may take more after the last round than after the one before."""
@@ -60,7 +61,7 @@ def settled(storm: Storm) -> bool:
 def test_attacks_of_every_kind_hurt_no_stranger() -> None:
     with besieged_server("overlap", seed=1) as besieged:
         besieged.calm_round(3)
-        besieged.siege_round(8)
+        besieged.siege_round(5)
         besieged.judge()
     assert besieged.attacks.total() > 30
     assert besieged.stranger.answers > 5  # how many there are depends on the machine
@@ -73,7 +74,7 @@ def test_attacks_of_every_kind_hurt_no_stranger() -> None:
 @pytest.mark.promise(30)
 @pytest.mark.parametrize("victim", DEATHS)
 def test_a_death_in_a_storm_is_no_success(victim: str) -> None:
-    tally, code = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=1.5, seed=2))
+    tally, code = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=0.7, seed=2, kind=WarmServer))
     assert not tally.wrong, tally.wrong[:5]
     assert code != 0
     assert Counter(tally.outcomes)["error 503"] > 0

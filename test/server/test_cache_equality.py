@@ -16,10 +16,10 @@ from fixtures.warm_start import WarmServer
 # In float32 the order of a sum changes a logit by some 1e-6 of it, too little to change which is the largest.
 PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}")
 EXACT = (*PRECISE, "--enable-deterministic-inference")
-PROMPTS = make_prompts(25, 100)
-RETRACTED = 80
+PROMPTS = make_prompts(25, 60)
+RETRACTED = 50
 WAYS: dict[str, tuple[int, *tuple[str, ...]]] = {
-    "cache": (60, *PRECISE),
+    "cache": (40, *PRECISE),
     "cache and chunks": (len(PROMPTS), *PRECISE, "--chunked-prefill-size", f"{CHUNK}"),
 }
 """Prompts, and options."""
@@ -40,7 +40,7 @@ def test_with_the_cache_as_without(way: str, without_cache: list[Answer]) -> Non
     answers = answers_of(PROMPTS[:count], *options)
     assert_alike(answers, without_cache)
     # The first of each beginning come together, and find nothing.
-    assert sum(answer.cached > 0 for answer in answers) > count * 0.7
+    assert sum(answer.cached > 0 for answer in answers) > count * 0.5
 
 
 @pytest.mark.slow
@@ -76,6 +76,6 @@ def test_promise_14_however_many_are_taken_back(without_cache: list[Answer]) -> 
     """A real model: half of the clients leave after a moment, and ask again."""
     alone = list(zip(PROMPTS[:40], without_cache[:40], strict=True))
     with WarmServer(*PRECISE, "--chunked-prefill-size", f"{CHUNK}") as server:
-        answers = asyncio.run(abort_storm(server.url, alone, requests=120, seed=14))
+        answers = asyncio.run(abort_storm(server.url, alone, requests=80, seed=14))
         assert_quiet(server.url)
     assert_alike(answers, [alone[number % len(alone)][1] for number in range(len(answers))])

@@ -13,6 +13,7 @@ import pytest
 from fixtures.oracle import assert_quiet
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.bench.refused import Failed
 from mysglang.cli.main import run
 
@@ -24,7 +25,7 @@ def test_a_dead_server_is_replayed(
     tiny_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--crash-dump-folder", str(tmp_path), "--crash-dump-contents", "--dtype", "float32")
-    with ServerProcess(*options, "--log-level", "error") as server:
+    with WarmServer(*options, "--log-level", "error") as server:
         answer = httpx.post(f"{server.url}/generate", json=PROMPT, timeout=PATIENCE_S).json()
         begun = threading.Event()
 

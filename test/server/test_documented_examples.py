@@ -20,7 +20,7 @@ import pytest
 
 from fixtures.doc_blocks import ROOT, SHELL, Block, blocks
 from fixtures.server_process import ServerProcess, python_path
-from fixtures.warm_start import WarmServer
+from fixtures.warm_start import WarmServer, warm_engines
 
 ELSEWHERE = ("docs/lang.md",)
 DOCUMENTED = "127.0.0.1:30000"
@@ -64,6 +64,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.fixture
+def warm() -> Iterator[None]:
+    """Engines of programs that run in this process start warm."""
+    with warm_engines():
+        yield
+
+
 @pytest.fixture(scope="module")
 def room(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A folder that looks like the top of the repository, and the environment of a shell in it."""
@@ -95,6 +102,7 @@ def test_commands(block: Block, server: ServerProcess, room: tuple[Path, dict[st
 
 
 @pytest.mark.parametrize("block", runnable(("python",)), ids=str)
+@pytest.mark.usefixtures("warm")
 def test_programs(block: Block, server: ServerProcess) -> None:
     if (needed := block.options.get("needs")) and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
@@ -102,6 +110,7 @@ def test_programs(block: Block, server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("name", ["openai_chat.py", "openai_tools.py", "offline_engine.py"])
+@pytest.mark.usefixtures("warm")
 def test_examples(name: str, server: ServerProcess) -> None:
     path = ROOT / "examples" / name
     assert run(path.read_text(encoding="utf-8"), str(path), server)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import mysglang
+from fixtures.warm_start import warm_engines
 from mysglang import Engine
 from mysglang.srt.errors import InvalidRequest
 
@@ -16,7 +17,7 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
 
 def test_tensors_of_the_program_take_the_place_of_the_model() -> None:
     tensors = load_file(TINY / "model.safetensors")
-    with Engine(dtype="float32") as engine:
+    with warm_engines(), Engine(dtype="float32") as engine:
         first = engine.generate("The capital of France is", GREEDY)
         sums = engine.weights.checksums()
         halved = [(name, tensor * 0.5 if "norm" not in name else tensor) for name, tensor in tensors.items()]

@@ -22,6 +22,7 @@ from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.processes import wait_until_gone
 from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.warm_start import WarmServer
 from mysglang.srt.entrypoints.front_launch import front_title
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -82,8 +83,8 @@ def _accepted(pid: int, port: int) -> bool:
     return any(known.raddr and known.raddr.port == port for known in psutil.Process(pid).net_connections("tcp"))
 
 
-def toy(*options: str) -> ServerProcess:
-    return ServerProcess(*DYING, *options, program=PROGRAM, **Faults(step_ms=5).env)
+def toy(*options: str, kind: type[ServerProcess] = WarmServer) -> ServerProcess:
+    return kind(*DYING, *options, program=PROGRAM, **Faults(step_ms=5).env)
 
 
 def one_at_each(server: ServerProcess) -> tuple[Connection, Connection]:
@@ -136,7 +137,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--file-storage-path",
         str(folder),
     )
-    with ServerProcess(*OPTIONS, *access, "--max-running-requests", "8", "--max-queued-requests", "8") as started:
+    with WarmServer(*OPTIONS, *access, "--max-running-requests", "8", "--max-queued-requests", "8") as started:
         assert started.url
         yield started
 
@@ -393,7 +394,7 @@ def test_one_that_dies_ends_the_server(title: str) -> None:
 
 
 def test_with_the_main_process_all_are_gone() -> None:
-    with toy() as server:
+    with toy(kind=ServerProcess) as server:
         assert server.url
         children = list(server.children().values())
         server.popen.kill()

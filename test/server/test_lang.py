@@ -10,6 +10,7 @@ import pytest
 
 import mysglang as sgl
 from fixtures.server_process import REPOSITORY, ServerProcess
+from fixtures.warm_start import warm_engines
 from mysglang.bench.refused import Failed
 from mysglang.cli.main import run
 from mysglang.lang.backends.native import NativeBackend
@@ -24,7 +25,7 @@ def backend(request: pytest.FixtureRequest, tiny_server: ServerProcess) -> Itera
         yield endpoint
         endpoint.close()
     else:
-        with sgl.Runtime(dtype="float32", enable_cache_report=True) as runtime:
+        with warm_engines(), sgl.Runtime(dtype="float32", enable_cache_report=True) as runtime:
             yield runtime
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from fixtures.chromium import chromium, opened
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.scripted_engine import Script, Step, Stop, endless
 from fixtures.scripted_server import scripted_server
 from fixtures.server_process import ServerProcess
@@ -241,8 +241,7 @@ def test_what_streams_can_be_stopped(scripted: Any, how: str) -> None:
     # The server hears of it as of a client that left.
     scripted.click("a[href='#server']")
     expect(scripted.locator("#chat")).to_be_hidden()
-    while httpx.get(f"{url}server_info").json()["frontend_state"]["open_requests"]:
-        pass
+    wait_until(lambda: not httpx.get(f"{url}server_info").json()["frontend_state"]["open_requests"])
     scripted.reload()
     expect(answer).to_contain_text("Hello")
 
@@ -359,8 +358,8 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, textar
   .map((node) => node.id || node.className)"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
+# Contrasts do not depend on the width, nor does what fits into it on the colours.
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_it_can_be_read_in_every_colour_and_width(
     browser: Any, tiny_server: ServerProcess, scheme: str, width: int
 ) -> None:

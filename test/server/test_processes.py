@@ -179,9 +179,7 @@ class TestStop:
         assert server.wait() == ExitCode.DONE
 
     @pytest.mark.promise(10)
-    async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(
-        self, cold_server: ServerProcess
-    ) -> None:
+    async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(self, cold_server: ServerProcess) -> None:
         """systemd signals every process, and so does a terminal's Ctrl-C."""
         server = cold_server
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
@@ -259,11 +257,11 @@ class TestDeath:
     async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(
         self, title: str, name: str, ranks: str
     ) -> None:
-        options = ("--max-running-requests", "64", "--tp-size", ranks)
-        kind = ServerProcess if ranks == "1" else WarmServer
+        count, kind = (64, ServerProcess) if title == SCHEDULER and ranks == "1" else (8, WarmServer)
+        options = ("--max-running-requests", f"{count}", "--tp-size", ranks)
         # Room for all of them at once.
-        with toy(*options, tokens=64 * 2048, kind=kind) as server:
-            streams = await open_streams(server.url, 64)
+        with toy(*options, tokens=count * 2048, kind=kind) as server:
+            streams = await open_streams(server.url, count)
             children = list(server.children().values())
             server.child(title).kill()
             await ended(streams)

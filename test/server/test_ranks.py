@@ -39,7 +39,7 @@ from fixtures.swarm import ADMIN, ADMIN_HEADERS
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
 from fixtures.trainer import TINY, broadcast, make_changed
-from fixtures.warm_start import WarmServer
+from fixtures.warm_start import WarmServer, warm_engines
 from mysglang import Engine
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.utils.exit_codes import ExitCode
@@ -142,22 +142,22 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 @pytest.mark.promise(14)
 @torch.no_grad()
 def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
-    """200 requests, half of which are taken back and asked again, with little memory and retractions all the while.
+    """100 requests, half of which are taken back and asked again, with little memory and retractions all the while.
 
     Below the little memory there are host and storage. Each rank has copies of its own part of each page there.
     """
     folder, model = gemma
-    prompts = make_prompts(7, 40)
+    prompts = make_prompts(7, 20)
     expected: list[Answer] = [greedy(model, prompt) for prompt in prompts]
     options = ("--model-path", str(folder), "--skip-tokenizer-init", "--log-level", "warning", *TWO)
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "768", "--chunked-prefill-size", f"{CHUNK}")
     storage = json.dumps({"path": str(tmp_path), "block_tokens": 2 * PAGE, "prefetch_threshold": 2 * PAGE})
     tiers = ("--disable-hybrid-swa-memory", "--enable-hierarchical-cache", "--hicache-ratio", "1.25")
     stored = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", storage)
-    faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
+    faults = Faults(toy=False, shakes=Shakes(retract_every=5, fail_alloc_every=7))
     with WarmServer(*options, *memory, *tiers, *stored, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
-        found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
+        found = asyncio.run(abort_storm(server.url, alone, requests=100, seed=7))
         assert_ranks_quiet(server.url)
         state = get(f"{server.url}/server_info")["internal_states"][0]
         assert state["num_retractions"] > 0
@@ -174,7 +174,7 @@ def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
     """With a draft model over both ranks: the embedded model as its own is always right."""
     drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(EMBEDDED_MODEL)}
     asked = {"text": "The capital of France is", "sampling_params": GREEDY}
-    with Engine(tp_size=2, dtype="float32", log_level="warning", **drafts) as engine:
+    with warm_engines(), Engine(tp_size=2, dtype="float32", log_level="warning", **drafts) as engine:
         children = titled(psutil.Process().children())
         assert set(SCHEDULERS) <= set(children)
         answer = engine.generate(asked["text"], GREEDY)

@@ -94,12 +94,13 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     prompts = make_prompts(7, 12)
     options = ("--model-path", str(tmp_path), "--skip-tokenizer-init", "--speculative-algorithm", "NGRAM")
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "320", "--enable-hierarchical-cache")
-    with ServerProcess(*options, *memory, *TWO, "--tp-size", "2", "--chunked-prefill-size", f"{CHUNK}") as server:
+    with WarmServer(*options, *memory, *TWO, "--tp-size", "2", "--chunked-prefill-size", f"{CHUNK}") as server:
         found = asyncio.run(answer_all(server.url, prompts))
         assert_ranks_quiet(server.url, ranks=4)
         assert get(f"{server.url}/server_info")["internal_states"][0]["host_loaded_tokens"] > 0
-        children = list(server.children().values())
-        assert len(children) == 5
+        titles = server.children()
+        assert len([title for title in titles if title.startswith("mysglang::")]) == 5
+        children = list(titles.values())
         server.send(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         wait_until_gone(children)
@@ -110,7 +111,7 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.promise(14)
 @torch.no_grad()
 def test_a_storm(tmp_path: Path) -> None:
-    """200 requests, half of which are taken back and asked again, with little memory and retractions all the while.
+    """100 requests, half of which are taken back and asked again, with little memory and retractions all the while.
 
     Windows are in one stage alone, so the pages of each space are planned by a stage that has no layer in it. The last
     stage is killed in the end.
@@ -118,14 +119,14 @@ def test_a_storm(tmp_path: Path) -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     sizes = {"vocab_size": VOCAB, "max_position_embeddings": 1024, "sliding_window": PAGE, "layer_types": types}
     model = make_checkpoint("gemma2", tmp_path, **sizes)
-    prompts = make_prompts(7, 40)
+    prompts = make_prompts(7, 20)
     expected: list[Answer] = [greedy(model, prompt) for prompt in prompts]
     options = ("--model-path", str(tmp_path), "--skip-tokenizer-init", "--log-level", "warning", *TWO)
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
-    faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
+    faults = Faults(toy=False, shakes=Shakes(retract_every=5, fail_alloc_every=7))
     with WarmServer(*options, *memory, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
-        found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
+        found = asyncio.run(abort_storm(server.url, alone, requests=100, seed=7))
         assert_ranks_quiet(server.url)
         assert get(f"{server.url}/server_info")["internal_states"][0]["num_retractions"] > 0
         children = list(server.children().values())

@@ -19,7 +19,7 @@ from fixtures.warm_start import WarmServer
 Body = dict[str, Any]
 
 # A pair of answers takes a server as long as hundreds of calls take a unit test.
-EXAMPLES = settings.default.max_examples // 6  # type: ignore[union-attr]
+EXAMPLES = settings.default.max_examples // 10  # type: ignore[union-attr]
 WEATHER = {
     "name": "get_weather",
     "description": "Get the current weather in a city",
@@ -46,7 +46,7 @@ QUESTIONS = st.sampled_from(
 PROMPTS = st.sampled_from(["Once upon a time", "1, 2, 3,", "The capital of France is", "🗼 東京", "a"])
 STOPS = st.lists(st.sampled_from([" the", "o", "5", "\n", "Paris", ", ", "</tool_call>", "."]), max_size=2, unique=True)
 HEAT = st.one_of(st.just(0.0), st.floats(0.3, 1.6))
-LENGTHS = st.integers(1, 40)
+LENGTHS = st.integers(1, 32)
 SEEDS = st.integers(0, 2**31)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 60 * 60)]

@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.server_process import REPOSITORY, python_path
 
-COUNT = 8
-"""Two documents of each schema."""
+COUNT = 4
+"""A document of each schema."""
 
 
 @pytest.mark.slow
