@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from string import Template
+from typing import Any
 
 import pytest
 
 from fixtures.console_pages import Example, examples
 from fixtures.patience import wait_until
-from fixtures.processes import running
+from fixtures.processes import end, start
 from fixtures.server_process import REPOSITORY, ServerProcess, python_path
-from fixtures.warm_start import WarmServer
+from fixtures.warm_start import WarmServer, warm_process
 
 sys.path.insert(0, str(REPOSITORY / "benchmark"))
 
@@ -30,6 +34,8 @@ from shapes import SHAPES
 PAGES = ("command_line.md", "profiling.md", "evaluation.md")
 EXAMPLES = [example for page in PAGES for example in examples(REPOSITORY / "docs" / page)]
 LIMIT_S = 500.0
+SHELL_SIGNS = set("|<>&;{")
+"""Signs of a command that a shell must understand."""
 KEY = "key-of-these-tests"
 
 _PORT = re.compile(r"\b3000[12]\b")
@@ -84,32 +90,40 @@ def test_example(example: Example, room: tuple[Path, dict[str, str]]) -> None:
     assert shown.matches(printed), printed
 
 
+@contextmanager
+def started(command: str, folder: Path, environment: dict[str, str]) -> Iterator[tuple[Any, Path]]:
+    """A process that runs the command, and the file that it prints to. It is ended in the end.
+
+    `mysglang` itself runs in a process that has loaded its modules before it starts. A shell runs all else.
+    """
+    path = folder / "printed"
+    with path.open("wb") as out:
+        if sys.platform == "linux" and not SHELL_SIGNS & set(command):
+            _, *arguments = shlex.split(Template(command).substitute(environment))
+            env = environment | {"PWD": str(folder)}
+            process: Any = warm_process("mysglang.__main__", arguments, env, out.fileno(), out.fileno())
+        else:
+            shell = ["bash", "-o", "pipefail", "-c", command]
+            process = start(shell, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield process, path
+    finally:
+        end(process)
+
+
 def run_to_its_end(command: str, folder: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    with started(command, folder, environment) as (process, path):
+        assert process.wait(LIMIT_S) == 0, path.read_text()
+        return path.read_text()
 
 
 def run_server(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Up to the line that says where it answers."""
-    path = folder / "printed"
+    with started(command, folder, environment) as (process, path):
 
-    def ready() -> re.Match[str] | None:
-        return re.search(r"(?s)^.* answers on \S+\n", path.read_text())
+        def ready() -> re.Match[str] | None:
+            return re.search(r"(?s)^.* answers on \S+\n", path.read_text())
 
-    shell = ["bash", "-c", f"exec {command}"]
-    with (
-        path.open("wb") as out,
-        running(shell, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
-    ):
         wait_until(lambda: process.poll() is not None or ready(), path.read_text)
         found = ready()
         assert found is not None, path.read_text()

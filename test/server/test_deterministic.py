@@ -91,4 +91,4 @@ def test_promise_26_however_often_retracted(alone: list[Answer]) -> None:
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)
     assert answers == alone
-    assert state["num_retractions"] > 5  # how many there are depends on which requests run together
+    assert state["num_retractions"] > 5, "how many there are depends on which requests run together"
