@@ -9,17 +9,13 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet, debug_state
-from fixtures.patience import PATIENCE_S
+from fixtures.patience import PATIENCE_S, answered
 from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults, reference
 from mysglang.srt.utils.exit_codes import ExitCode
 
 KEY = "the-admin-key"
 SCHEDULER = "mysglang::scheduler_TP0"
-
-
-BETWEEN_PROBES_S = 0.02
-"""Probes without a pause would take all of the processor, and find out no more."""
 
 
 @contextmanager
@@ -40,13 +36,15 @@ async def test_a_frozen_scheduler_is_told_of_and_given_up() -> None:
         seen: list[int] = []
         server.child(SCHEDULER).send_signal(signal.SIGSTOP)
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-            while server.popen.poll() is None:
+
+            async def look() -> None:
                 try:
                     status = (await client.get("/health")).status_code
                 except httpx.TransportError:
                     status = 0
                 seen.append(status)
-                await asyncio.sleep(BETWEEN_PROBES_S)
+
+            await answered(look, lambda _: server.popen.poll() is not None)
         assert server.wait() == ExitCode.WATCHDOG
         assert "the stacks of all processes" in server.stderr
         assert f"{SCHEDULER} was stopped by a signal: the scheduler gave no sign of life" in server.stderr
@@ -67,10 +65,13 @@ async def test_a_very_long_prefill_is_no_death() -> None:
             body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
             asking = asyncio.create_task(client.post("/generate", json=body))
             probes = 0
-            while not asking.done():
+
+            async def look() -> None:
+                nonlocal probes
                 assert (await client.get("/health")).status_code == 200
                 probes += 1
-                await asyncio.sleep(BETWEEN_PROBES_S)
+
+            await answered(look, lambda _: asking.done())
             answer = (await asking).json()
     assert answer["output_ids"] == reference(prompt, 3, ignore_eos=True)
     assert answer["meta_info"]["e2e_latency"] > 5

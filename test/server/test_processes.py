@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from fixtures.open_streams import LONG, ended, open_streams
 from fixtures.oracle import held
 from fixtures.patience import PATIENCE_S, answered, wait_until
 from fixtures.private_folder import is_private
@@ -40,8 +41,6 @@ VICTIMS = [
 QUIET = ("--log-level", "warning")
 FAULTY = ("-m", "fixtures.faulty_scheduler")
 
-LONG = {"text": "Count:", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": True}
-
 
 def toy(*options: str, tokens: int = 16384, kind: type[ServerProcess] = WarmServer) -> ServerProcess:
     """A server whose processes are real and whose scheduler computes nothing: its steps take 5 ms."""
@@ -60,43 +59,6 @@ def cold_server() -> Iterator[ServerProcess]:
     """A server that is started as its users start one."""
     with toy(kind=ServerProcess) as process:
         yield process
-
-
-class Stream:
-    """One open stream: its frames as they come."""
-
-    def __init__(self, url: str, body: object) -> None:
-        self.frames: list[str] = []
-        self.begun = asyncio.Event()
-        self.task = asyncio.create_task(self._read(url, body))
-
-    async def _read(self, url: str, body: object) -> None:
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client, client.stream("POST", url, json=body) as response:
-            assert response.status_code == 200
-            async for line in response.aiter_lines():
-                if line:
-                    self.frames.append(line.removeprefix("data: "))
-                    self.begun.set()
-
-    @property
-    def error(self) -> dict[str, object] | None:
-        """The error in the last frame, if it has one."""
-        found: dict[str, object] | None = json.loads(self.frames[-1]).get("error") if self.complete is False else None
-        return found
-
-    @property
-    def complete(self) -> bool:
-        return self.frames[-1] == "[DONE]"
-
-
-async def open_streams(url: str, count: int, body: object = LONG) -> list[Stream]:
-    streams = [Stream(f"{url}/generate", body) for _ in range(count)]
-    await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), timeout=PATIENCE_S)
-    return streams
-
-
-async def ended(streams: list[Stream]) -> None:
-    await asyncio.wait_for(asyncio.gather(*(stream.task for stream in streams)), timeout=PATIENCE_S)
 
 
 async def until_open(url: str, count: int) -> None:
