@@ -31,8 +31,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Each client reads the certificates that it would verify servers by, 20 ms for those of the whole web. Tests ask only
-# servers of their own: one certificate, of which nobody has the key, is enough.
-os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "fixtures" / "data" / "nobody.pem"))
+# servers of their own, so one certificate is enough, whose key no longer exists.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "fixtures" / "data" / "one_certificate.pem"))
 
 # Every worker and each of some hundred servers load the same modules: compiled once, not again by each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
