@@ -96,7 +96,7 @@ def make_parser(prog: str = PROG) -> ToolParser:
 
 
 def _servers(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, argparse.Namespace]:
-    """Name -> the options of its runs."""
+    """Maps the name of each server to the options of its runs."""
     urls = options.base_urls
     names, backends = options.names or urls, options.backends or [""] * len(urls)
     if len(urls) < 2:

@@ -1,4 +1,4 @@
-"""Ask one prompt over HTTP and record what came when."""
+"""Sends one prompt over HTTP, and records what arrived when."""
 
 from __future__ import annotations
 

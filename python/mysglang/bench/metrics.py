@@ -1,4 +1,4 @@
-"""Records of requests -> the figures of a serving benchmark, as SGLang defines and names them.
+"""Computes the figures of a serving benchmark from records of requests, as SGLang defines and names them.
 
 TTFT: sent until the first token. TPOT: (last token - first token) / (tokens - 1), by request. ITL: between tokens,
 over all requests. E2E: sent until the answer is whole. Seconds in, milliseconds out.

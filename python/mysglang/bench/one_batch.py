@@ -1,4 +1,4 @@
-"""One batch of equal requests, straight on a worker: no server, no scheduler, no text. What a step itself takes.
+"""One batch of equal requests, straight on a worker: no server, no scheduler, no text. Measures the step alone.
 
 Prompts go in steps of at most `chunk` tokens, as the scheduler would send them; then every step decodes one token of
 each request. Each is waited for, so that a latency is a whole step, host work included; or, on request, launched while

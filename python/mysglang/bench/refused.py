@@ -1,4 +1,4 @@
-"""Refused and Failed: a tool cannot do what it was asked to, and says why in lines for the person who asked."""
+"""Refused and Failed: errors of a tool that cannot do what the user asked for. They have lines that say why."""
 
 from __future__ import annotations
 

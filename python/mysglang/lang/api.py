@@ -1,4 +1,4 @@
-"""The words of the language. Each returns an expression, which `s += ...` runs."""
+"""The functions of the language. Each returns an expression, which `s += ...` runs."""
 
 from __future__ import annotations
 

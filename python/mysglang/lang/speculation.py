@@ -21,7 +21,7 @@ TRIES = 3
 
 
 class GrowingState(Protocol):
-    """The interpreter, as a speculation uses it."""
+    """The functions of the interpreter that a speculation calls."""
 
     backend: Backend
     stream: bool

@@ -1,4 +1,4 @@
-"""Command line -> flat options, and `--help` with one titled part for each group.
+"""Parses a command line to flat options, and prints `--help` with one titled part for each group.
 
 A value that does not fit the type of its option stays text: `validate` reports it, together with all other problems.
 Options of a file that `--config` names come first, and those of the command line replace them.

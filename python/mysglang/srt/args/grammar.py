@@ -1,4 +1,4 @@
-"""How answers are held to a grammar."""
+"""Options of structured output: how answers are restricted to a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How memory is divided."""
+"""Options that divide the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model is served."""
+"""Options that choose the model, and how it is loaded."""
 
 from __future__ import annotations
 

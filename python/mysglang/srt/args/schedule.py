@@ -1,4 +1,4 @@
-"""How batches are formed."""
+"""Options of scheduling: how batches are formed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Address, access, and the form of answers."""
+"""Options of the HTTP server: its address, access to it, and the form of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts of tokens to come."""
+"""Options of speculative decoding."""
 
 from __future__ import annotations
 

@@ -58,12 +58,12 @@ class Talk:
 
 def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
     """Returns the stream that answers a request. `begin` may take a while, and raise."""
-    going = _Going(begin)
-    return EventStream(going.frames(), shortcut=going.pour)
+    stream = _TalkStream(begin)
+    return EventStream(stream.frames(), shortcut=stream.pour)
 
 
-class _Going:
-    """The stream of one Talk, which begins with the first frame."""
+class _TalkStream:
+    """Sends the frames of one Talk as a stream, from the first frame on."""
 
     def __init__(self, begin: Callable[[], Awaitable[Talk]]) -> None:
         self._begin = begin

@@ -181,7 +181,7 @@ def delta_gates(a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> tu
 
 
 def by_channel(decay: Tensor) -> Tensor:
-    """[N, value_heads], or with a number for each channel of the key -> [N, value_heads, 1 or key_dim]."""
+    """Reshapes decays by head [N, value_heads], or by channel of the key, to [N, value_heads, 1 or key_dim]."""
     return decay.unsqueeze(-1) if decay.dim() == 2 else decay
 
 

@@ -27,11 +27,11 @@ class OneStream(nn.Module):
     """The null streams: the residual stream is all there is."""
 
     def begin(self, embedded: Tensor) -> Tensor:
-        """[T, hidden_size] embeddings -> what the first layer takes."""
+        """Computes the input of the first layer from embeddings [T, hidden_size]."""
         return embedded
 
     def end(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The last layer's output and the residual stream -> both as the last norm takes them, [W, hidden_size]."""
+        """Converts the last layer's output and the residual stream to the input of the last norm, [W, hidden_size]."""
         return x, residual
 
 
@@ -51,24 +51,26 @@ class AltUpStreams(OneStream):
         self._ones = torch.ones(1, hidden_size)
 
     def begin(self, embedded: Tensor) -> Tensor:
-        """[T, hidden_size] -> [T, streams, hidden_size]."""
+        """Expands embeddings to several streams: [T, hidden_size] -> [T, streams, hidden_size]."""
         return self._alike([embedded, *(each(embedded) for each in self.widen)]).to(embedded.dtype)
 
     def end(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[W, streams, hidden_size] each -> the mean stream [W, hidden_size]; there is no other part of it."""
+        """Returns the mean of the streams: [W, streams, hidden_size] -> [W, hidden_size]."""
         first, *others = (x + residual).unbind(dim=1)
         streams = [first, *(each(stream.contiguous()) for each, stream in zip(self.narrow, others, strict=True))]
         return self._alike(streams).mean(dim=1).to(x.dtype), None
 
     def _alike(self, streams: list[Tensor]) -> Tensor:
-        """[N, hidden_size] each -> [N, streams, hidden_size] float32, all of the first one's size."""
+        """Scales streams to the size of the first one: [N, hidden_size] each -> [N, streams, hidden_size] float32."""
         first, *others = (stream.float() for stream in streams)
         size = self._mean_square(first).sqrt()
         scaled = (other * (size * self._mean_square(other).clamp(min=LEAST_SQUARE).rsqrt()) for other in others)
         return torch.stack((first, *scaled), dim=1)
 
     def _mean_square(self, x: Tensor) -> Tensor:
-        """[N, hidden_size] float32 -> [N, 1], as a product, whose deterministic form treats each row by itself."""
+        """Computes mean squares, [N, hidden_size] float32 -> [N, 1], as a product, whose deterministic form treats
+        each row by itself.
+        """
         return linear(x.square(), self._ones, None) / x.shape[1]
 
 
@@ -80,7 +82,7 @@ class Coefficients(nn.Module):
         self.weight = WeightParameter((outputs, inputs), dtype=context.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, inputs] float32 -> [N, outputs] float32, element by element, whatever rows stand beside."""
+        """Multiplies with a small matrix, [N, inputs] -> [N, outputs] float32, so that no row depends on other rows."""
         return (x.unsqueeze(1) * self.weight.float()).sum(dim=-1)
 
 
@@ -103,7 +105,9 @@ class AltUp(nn.Module):
         self._scaled, self._streams, self._factor = scaled, streams, 1.0 / hidden_size
 
     def predict(self, streams: Tensor) -> Tensor:
-        """[T, streams, hidden_size] -> the same shape: each stream with a sum of all of them added."""
+        """Predicts each stream: adds a weighted sum of all streams to it. [T, streams, hidden_size] -> the same
+        shape.
+        """
         coefs = self.prediction_coefs(self._routed(streams[:, self.active]))
         coefs = coefs.view(-1, self._streams, self._streams)
         given = streams.float()
@@ -113,17 +117,17 @@ class AltUp(nn.Module):
         return predicted.to(streams.dtype)
 
     def corrections(self, predicted: Tensor, computed: Tensor) -> Tensor:
-        """[W, streams, hidden_size] to add to what was predicted. computed: [W, hidden_size], the active stream."""
+        """Returns [W, streams, hidden_size] to add to the prediction. computed: [W, hidden_size], the active stream."""
         coefs: Tensor = self.correction_coefs(self._routed(computed)) + 1.0
         missed = (computed - predicted[:, self.active]).float()
         return (missed.unsqueeze(1) * coefs.unsqueeze(-1)).to(computed.dtype)
 
     def first(self, corrected: Tensor) -> Tensor:
-        """[W, hidden_size], the corrected active stream, as the layer's own input meets it."""
+        """Returns the corrected active stream [W, hidden_size], scaled for the layer's own input."""
         return corrected * self.correct_output_scale if self._scaled else corrected
 
     def _routed(self, x: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, streams] float32."""
+        """Computes the modality weights: [N, hidden_size] -> [N, streams] float32."""
         routed: Tensor = self.modality_router(self.router_norm(x.contiguous()) * self._factor)
         return soft_cap(routed.float(), 1.0)  # tanh, by an op whose rows do not depend on those beside them
 
@@ -138,6 +142,6 @@ class Laurel(nn.Module):
         self.post_laurel_norm = RMSNorm(hidden_size, eps, context)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, hidden_size] -> the same shape."""
+        """Computes the layer: [N, hidden_size] -> the same shape."""
         learned: Tensor = self.post_laurel_norm(self.linear_right(self.linear_left(x)))
         return x + learned

@@ -48,16 +48,18 @@ class Chooser(Protocol):
     """The part of a layer that decides which tokens its queries attend to."""
 
     def store(self, x: Tensor, layer_id: int, batch: ForwardBatch) -> None:
-        """Write the index keys of all tokens, from their hidden states [T, hidden_size]."""
+        """Writes the index keys of all tokens, from their hidden states [T, hidden_size]."""
         ...
 
     def queries(self, x: Tensor, low: Tensor, positions: Tensor) -> IndexQueries:
-        """x: [N, hidden_size]; low: [N, query_rank] that the layer's queries are made from; positions: [N] int64."""
+        """Returns the queries that score keys. x: [N, hidden_size]; low: [N, query_rank] that the layer's queries
+        are made from; positions: [N] int64.
+        """
         ...
 
 
 class ChosenElsewhere(nn.Module):
-    """The null indexer, of a layer that takes the choice of a layer before it."""
+    """Does nothing, in a layer that uses the choice of an earlier layer."""
 
     def store(self, x: Tensor, layer_id: int, batch: ForwardBatch) -> None:
         """There is nothing to store."""

@@ -185,7 +185,9 @@ class LatentAttention(nn.Module):
         return out
 
     def _stored(self, x: Tensor, low: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Queries [T, num_heads, key_dim + rope_dim] and latent rows [T, latent_dim + rope_dim], which are stored.
+        """Stores the latent rows, [T, latent_dim + rope_dim].
+
+        Returns the queries, [T, num_heads, key_dim + rope_dim], and the rows.
 
         low: what queries are made from.
         """
@@ -212,11 +214,13 @@ class LatentAttention(nn.Module):
         return up.values(sums.view(len(sums), up.num_heads, -1)).flatten(1)
 
     def _attend_others(self, q: Tensor, rows: Tensor, tokens: Tensor, step: ForwardBatch) -> Tensor:
-        """The tokens [N] of rows that are not expanded, which make up this step."""
+        """Attends with the tokens [N] of rows that are not expanded, which make up this step."""
         return self._attend(q[tokens], rows, step)
 
     def _attend_expanded(self, q: Tensor, expansion: Expansion, others: AttendOthers) -> Tensor:
-        """[T, num_heads, key_dim + rope_dim] -> [T, num_heads * value_dim]: some rows over keys and values of heads."""
+        """Attends, with some rows over expanded keys and values: [T, num_heads, key_dim + rope_dim] -> [T, num_heads *
+        value_dim].
+        """
         out = q.new_empty(len(q), self.kv_b_proj.num_heads * self._sizes.value_dim)
         cache, _ = expansion.slots(self.attn.spec.layer_id)
         for row in expansion.rows:
@@ -242,7 +246,7 @@ class LatentAttention(nn.Module):
         return merged.out.transpose(0, 1).flatten(1).to(q.dtype)
 
     def _query_input(self, x: Tensor) -> Tensor:
-        """[T, query_rank] that queries are made from, or the hidden states themselves."""
+        """Returns [T, query_rank] that queries are made from, or the hidden states themselves."""
         if self._sizes.query_rank is None:
             return x
         low: Tensor = self.q_a_layernorm(self.q_a_proj(x))
@@ -279,7 +283,7 @@ class ChosenLatentAttention(LatentAttention):
         self.indexer = indexer
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        """Computes attention: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
         low = self._query_input(x)
         q, rows = self._stored(x, low, batch)
         self.indexer.store(x, self.attn.spec.layer_id, batch)

@@ -40,7 +40,9 @@ class LayerInputs(NoLayerInputs):
         self._vocab_size, self._shape, self._scale = vocab_size, (layers, size), hidden_size**-0.5
 
     def forward(self, ids: Tensor, embedded: Tensor) -> Tensor:
-        """ids [T] int64, embedded [T, hidden_size] -> [T, layers, size]."""
+        """Computes an additional input for each layer: ids [T] int64, embedded [T, hidden_size] -> [T, layers,
+        size].
+        """
         known = ids.masked_fill(ids >= self._vocab_size, 0)
         shape = len(ids), *self._shape
         projected: Tensor = self.norm((self.projection(embedded) * self._scale).view(shape))
@@ -69,7 +71,7 @@ class LayerInput(NoLayerInput):
         self._activation, self._number = gated_activation(activation), number
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x: [W, hidden_size] of the wanted tokens -> the same shape."""
+        """Adds the layer's additional input: x [W, hidden_size] of the wanted tokens -> the same shape."""
         assert batch.layer_inputs is not None, "the model makes them"
         given = batch.wanted(batch.layer_inputs[:, self._number])
         out: Tensor = self.norm(self.projection(gated[self._activation](torch.cat((self.gate(x), given), dim=-1))))

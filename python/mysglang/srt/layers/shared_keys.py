@@ -57,7 +57,7 @@ class SharedKeysAttention(nn.Module):
         self.attn = RadixAttention(replace(spec, num_heads=heads.size, num_kv_heads=kv_heads.size))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        """Computes attention: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
         heads = head_view(self.qkv_proj(x), self.attn.spec.head_dim)
         if self.q_norm is not None:
             heads = self.q_norm(heads)

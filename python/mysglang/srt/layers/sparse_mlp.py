@@ -36,7 +36,7 @@ class SparseMLP(nn.Module):
         return out
 
     def _cutoff(self, gate: Tensor) -> Tensor:
-        """[N, this rank's part of the gate] float32 -> [N, 1] from all ranks' parts.
+        """Returns the smallest gate value that is kept, [N, 1]. gate: float32 [N, this rank's part of the gate].
 
         Sums are products, whose deterministic form treats each row by itself.
         """

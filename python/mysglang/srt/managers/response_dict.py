@@ -36,8 +36,8 @@ class ResponseDicts:
     """The responses of one call. Feed it every chunk, in order."""
 
     def __init__(self, obj: GenerateReqInput, tokenizer: Tokenizer | None, *, incremental: bool = False) -> None:
-        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer, or if it asks for a form of
-        values that it does not request.
+        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer, or for flat arrays in base64
+        without asking for flat arrays.
         """
         if obj.return_text_in_logprobs and tokenizer is None:
             message = "return_text_in_logprobs needs a tokenizer, and this server runs without one."

@@ -247,7 +247,7 @@ class WindowSpace:
         self.evict(max(0, num_pages - self.allocator.num_free))
 
     def evict(self, num_pages: int) -> None:
-        """Free that many evictable pages; pages that rows have left behind go first.
+        """Frees that many evictable pages; pages that rows have left behind go first.
 
         Among the pages that a row left at once, those at the beginning go first: prefixes that end behind them keep
         their windows longest.

@@ -219,8 +219,8 @@ RunStep: TypeAlias = Callable[[ModelWorkerBatch], BatchResult]
 class StepsOnDemand:
     """Runs each step when its result, or the result of a later step, is needed. Steps run in the order of launching.
 
-    For the last stage on a device where running a step takes until it is done. That stage must not wait for a step that
-    it has just launched, which others have still to compute: it goes on with the step before, of another lane.
+    Used on the last stage, if running a step blocks until the step is done, as on a CPU. Earlier stages must still
+    compute a step that was just launched, so the last stage first continues with the previous step, of another lane.
     """
 
     def __init__(self, run: RunStep) -> None:

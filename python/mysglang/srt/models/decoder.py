@@ -130,7 +130,7 @@ class Decoder(CheckpointModel):
         return self._end(x, residual)
 
     def _steps(self, batch: ForwardBatch) -> list[ForwardBatch]:
-        """The step as each layer takes it. Tokens that are not wanted go no further than the last layer that stores
+        """Returns the step of each layer. Tokens that are not wanted go no further than the last layer that stores
         something of them: what attends over keys of another layer behind it sees the others as a step of their own.
         """
         behind, tail = self._behind_last_store, batch

@@ -1,4 +1,4 @@
-"""JSON out of a TextReader, given away as it comes: where a value ends, and whether it is one so far.
+"""Reads JSON from a TextReader, and passes it on as it arrives: finds where a value ends, and checks it.
 
 The structure is checked; numbers and words are passed on as they stand. A control character in a string, which JSON
 forbids and models write all the same, is escaped. Depth and length are bounded by the text alone: nothing recurses.

@@ -1,4 +1,6 @@
-"""Platform: what the GPU wing may ask of the hardware. Knows devices and memory; no model, no kernel, no server."""
+"""Platform: the interface to the hardware for all code that computes. Knows devices and memory; no model, no
+kernel, no server.
+"""
 
 from __future__ import annotations
 

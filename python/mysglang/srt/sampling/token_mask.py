@@ -1,4 +1,4 @@
-"""Masked: tokens that a grammar or a rule forbids to rows, as a bit for each token."""
+"""Masked: the tokens that a grammar or a rule forbids in each row, as one bit for each token."""
 
 from __future__ import annotations
 

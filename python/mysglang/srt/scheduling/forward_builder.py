@@ -1,4 +1,6 @@
-"""ForwardBuilder: ScheduleBatch -> ModelWorkerBatch. Columns only; no value of a token in flight is needed."""
+"""ForwardBuilder: makes the ModelWorkerBatch of a ScheduleBatch. Columns only; no value of a token in flight is
+needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OutputStreamer: what is new in each request -> one BatchTokenIDOutput for the step.
+"""OutputStreamer: sends the new tokens of all requests of a step in one BatchTokenIDOutput.
 
 Each message names the weights that computed it (`WeightVersion`). If requests are traced, a `Timeline` notes when each
 of them stood where; nothing is planned by these times.
@@ -170,7 +170,9 @@ class Timeline(Protocol):
         ...
 
     def of(self, ended: Sequence[Req], *, first_row: int) -> dict[int, RequestTimes]:
-        """Times of requests that ended just now, by their row in a message; the first row is `first_row`."""
+        """Returns the times of requests that ended just now, by their row in a message; the first row is
+        `first_row`.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""Residency: the one way into a slot and out of it. Table row, KV memory and sampling columns come and go together.
+"""Residency: the only code by which requests enter and leave slots.
+
+The table row, KV memory and sampling columns of a request are taken and freed together.
 
 `Retraction` takes a request's memory and puts the request back in the queue, with all that it has generated. It is
 computed again later as a longer prompt. What it sampled in a step that is still in flight is dropped by its life number

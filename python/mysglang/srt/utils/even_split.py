@@ -1,4 +1,4 @@
-"""even_run: the part of a row of things that one of several has, where all have nearly as many."""
+"""even_run: divides a sequence among several parts as evenly as possible."""
 
 from __future__ import annotations
 

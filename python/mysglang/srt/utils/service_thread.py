@@ -1,4 +1,4 @@
-"""ServiceThread: a thread that its process cannot serve without. If it dies, the process dies, and says of what.
+"""ServiceThread: a thread that its process cannot serve without. If it dies, the process ends, and logs why.
 
 A thread that ends by an exception leaves those that wait for its work waiting for ever. So the edge of each process
 says here what the death of such a thread means: a child tells its parent and ends, the main process ends the server.

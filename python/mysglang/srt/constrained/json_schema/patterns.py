@@ -1,8 +1,8 @@
 r"""ECMA-262 regular expressions, as `pattern` has them, read as regular languages of whole strings.
 
-A pattern may be found anywhere in a string, so `b` is read as `.*b.*`, and `^` and `$` take that away. What is no
-regular language (a reference back, `\b`) raises GrammarError. Where ECMA-262 and Python disagree about a class, such as
-`\s`, the characters are taken on which both agree.
+A pattern may be found anywhere in a string, so `b` is read as `.*b.*`; `^` and `$` remove the `.*` at their side.
+A pattern that is no regular language (a reference back, `\b`) raises GrammarError. Where ECMA-262 and Python
+disagree about a class, such as `\s`, the characters are taken on which both agree.
 """
 
 from __future__ import annotations

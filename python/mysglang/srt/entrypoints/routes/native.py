@@ -1,4 +1,6 @@
-"""/generate, SGLang's own route, its fields checked and its responses shaped below (messages, managers); sessions."""
+"""SGLang's own routes: /generate, and sessions. `messages` checks their fields, and `managers` makes their
+responses.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MOST_NUMBERS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class ChoosingMetadata:
-    """The rows of a step in both kinds."""
+    """The rows of a step, divided into short rows and rows whose queries choose keys."""
 
     short: Tail | None
     """Tokens of the rows that attend to all keys, and these rows as a planned step; None: there are none."""
@@ -47,7 +47,9 @@ class ChoosingMetadata:
 
 
 class ChoosingBackend:
-    """Over the pool and the page table. It reads lengths on the host; see `forward_batch.ChoosesKeys`."""
+    """Attends over latent rows in the pool, to chosen keys only. It reads lengths on the host; see
+    `forward_batch.ChoosesKeys`.
+    """
 
     def __init__(self, inner: AttentionBackend, pool: KvPool, page_table: Tensor, *, top_k: int) -> None:
         """inner: the backend of short rows."""
@@ -68,7 +70,9 @@ class ChoosingBackend:
         raise AssertionError("in a model with chosen keys, the queries of all layers choose")
 
     def forward_chosen(self, q: Tensor, rows: Tensor, spec: AttentionSpec, batch: ForwardBatch, ask: Ask) -> Tensor:
-        """q: [T, num_heads * head_dim] over latent rows; rows: [T, head_dim]. Returns [T, num_heads * value_dim]."""
+        """Attends to chosen keys only. q: [T, num_heads * head_dim] over latent rows; rows: [T, head_dim]. Returns
+        [T, num_heads * value_dim].
+        """
         metadata, chosen = batch.attn_metadata, spec.chosen
         assert isinstance(metadata, ChoosingMetadata) and chosen is not None
         out = q.new_empty(len(q), spec.num_heads * spec.value_dim)
@@ -87,7 +91,7 @@ class ChoosingBackend:
         return out
 
     def _choose(self, row: LoneRow, chosen: ChosenKeys, ask: Ask) -> Tensor:
-        """[n, top_k] int64 positions of the keys that the row's new tokens attend to."""
+        """Returns [n, top_k] int64: positions of the keys that the row's new tokens attend to."""
         tokens = torch.arange(row.tokens.start, row.tokens.stop, device=row.keys.device)
         keys = self.kv_pool.index_slots(chosen.layer).index_select(0, row.keys)
         return choose_keys(ask(tokens), keys, chosen.top_k)

@@ -198,8 +198,8 @@ class MixedGraphBackend(AttentionBackend, Protocol):
     """A backend that may know how to capture steps of prompts and decoding rows."""
 
     def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
-        """Capture of steps of models with these layers, in which `decoding` rows decode; None if a layer cannot be
-        captured.
+        """Returns the capture of steps in which `decoding` rows decode, for models with these layers; None if a layer
+        cannot be captured.
         """
         ...
 

@@ -208,7 +208,7 @@ def planner(shape: DecodeShape, rows: int, width: int = 1) -> DecodePlanner:
 
 
 def column_name(number: int, name: str) -> str:
-    """Name of an array of the plan for the numbered kind of layer."""
+    """Returns the name of an array of the plan for the numbered kind of layer."""
     return f"decode_{number}_{name}"
 
 

@@ -100,7 +100,9 @@ class GatedDeltaNet(StateLayer):
         return delta_runs(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, runs)
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys [N, key_heads, key_dim] and values [N, value_heads, value_dim] of what was convolved."""
+        """Splits the convolved channels into queries, keys [N, key_heads, key_dim] and values [N, value_heads,
+        value_dim] of what was convolved.
+        """
         sizes = self.sizes
         keys = sizes.key_heads * sizes.key_dim
         q, k, v = channels[:, :keys], channels[:, keys : 2 * keys], channels[:, 2 * keys :]

@@ -74,7 +74,9 @@ class KimiDeltaAttention(StateLayer):
         self.spec = StateSpec(layer_id, (StatePart((kernel - 1, 3 * channels.size)), matrix))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
+        """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the
+        states.
+        """
         narrow, gates, strengths = torch.split(self.in_proj_gates(x), self._widths, dim=-1)
         decays = self.f_b_proj(narrow).unflatten(-1, self._shape)
         attended = self.through((self.in_proj_qkv(x), decays, strengths), batch)
@@ -83,7 +85,9 @@ class KimiDeltaAttention(StateLayer):
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """inputs: channels, and what decays [R, heads, head_dim] and strengths [R, heads] are made of."""
+        """Processes one new token of each row. inputs: channels, and what decays [R, heads, head_dim] and strengths
+        [R, heads] are made of.
+        """
         (channels, decays, strengths), (recent, matrix) = inputs, state
         heads = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
         return delta_step(*heads, decays, strengths, *self._rates(), matrix, at)
@@ -94,10 +98,10 @@ class KimiDeltaAttention(StateLayer):
         return delta_runs(*heads, decays, strengths, *self._rates(), matrix, runs)
 
     def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, heads, head_dim] queries, keys and values."""
+        """Returns queries, keys and values, [N, heads, head_dim] each."""
         q, k, v = convolved.view(-1, 3, *self._shape).unbind(1)
         return q, k, v
 
     def _rates(self) -> tuple[Tensor, Tensor]:
-        """[heads] logarithms of rates, and [heads, head_dim] time biases."""
+        """Returns [heads] logarithms of rates, and [heads, head_dim] time biases."""
         return self.A_log.flatten(), self.dt_bias.view(self._shape)

@@ -69,7 +69,9 @@ class LightningAttention(StateLayer):
         self.spec = StateSpec(layer_id, (StatePart((own.size, head_dim, head_dim), torch.float32),))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
+        """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the
+        states.
+        """
         (projection,) = self._inputs
         attended = self.through((F.silu(projection(x)),), batch)
         gate = self.output_gate(batch.wanted(x)).sigmoid()
@@ -85,7 +87,7 @@ class LightningAttention(StateLayer):
         return scan_runs(*self._recurrence(given), matrix, runs)
 
     def _recurrence(self, given: Tensor) -> SevenTensors:
-        """given: [N, 3 * heads * head_dim] queries, keys and values. Returns the arguments of Mamba-2's ops."""
+        """Returns the arguments of Mamba-2's ops. given: [N, 3 * heads * head_dim] queries, keys and values."""
         q, k, v = given.view(-1, 3, *self._shape).unbind(1)
         nothing = self._nothing
         return v, k, q, nothing.expand(len(v), -1), self._one_step, self._log_rate, nothing

@@ -1,4 +1,5 @@
-"""How the weights of a layer's experts are kept and used, as a `LinearMethod` says it of one linear layer."""
+"""Methods for the weights of a layer's experts: how they are stored and computed with. `LinearMethod` does the same for
+one linear layer."""
 
 from __future__ import annotations
 

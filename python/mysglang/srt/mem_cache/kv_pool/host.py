@@ -29,7 +29,7 @@ def page_bytes(pool: KvPool) -> int:
 
 
 class HostKvPool:
-    """Host pages with the layers, page size and dtype of `pool`; the device of `platform` copies from and to them by
+    """Pages in host memory, with the layers, page size and dtype of `pool`. The device of `platform` copies them by
     itself.
     """
 

@@ -1,4 +1,4 @@
-"""The seam to transformers: its attention modules call the function that is registered here under one name.
+"""The interface to transformers: its attention modules call the function that is registered here under one name.
 
 The object that answers calls is set for the time of a forward pass (`attending`): the probe that looks at a model
 before it is loaded, the steps of the server, or a plain computation that both are compared with.

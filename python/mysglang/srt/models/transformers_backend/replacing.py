@@ -1,4 +1,4 @@
-"""replace_modules: what a model of transformers computes with becomes ours, where ours computes the same.
+"""replace_modules: replaces modules of a transformers model by ours, where ours compute the same.
 
 Linears get the linear method of the launch, experts and gated MLPs our kernels, RMS norms ours. All other parameters
 stay where they are, as parameters that load themselves. Which modules are norms or gated MLPs is seen from what they
