@@ -42,7 +42,7 @@ DENSE, SPARSE = "dense", "sparse"
 
 class KimiLinearConfig(DeepseekV3Config, frozen=True, kw_only=True):
     """Published files name the layers, counted from one, in `linear_attn_config`; those of transformers have
-    `layer_types` and `mlp_layer_types`. Nothing is rotated.
+    `layer_types` and `mlp_layer_types`. Nothing is rotated, and embeddings are never tied.
     """
 
     max_position_embeddings: Positions = 1 << 20
@@ -87,7 +87,8 @@ class KimiLinearConfig(DeepseekV3Config, frozen=True, kw_only=True):
         queries = (f"layers.{index}.self_attn.{{}}" for index, kind in types if kind == LINEAR)
         renamed = tuple((each.format("q_proj"), each.format(KimiDeltaPlan.queries)) for each in queries)
         # Files of transformers name the dense MLPs so as well.
-        return replace(super().plan(rope), renamed=renamed, aliases=(("block_sparse_moe", "mlp"),))
+        aliases = (("block_sparse_moe", "mlp"),)
+        return replace(super().plan(rope), renamed=renamed, aliases=aliases, tied_embeddings=False)
 
     def mixer(self, index: int, rope: RopePlan) -> MixerPlan:
         if self.layer_types[index] == FULL:
@@ -117,11 +118,6 @@ class KimiLinearConfig(DeepseekV3Config, frozen=True, kw_only=True):
         check_layer_types(self.layer_types, self.num_hidden_layers, (FULL, LINEAR))
         check_layer_types(self.mlp_layer_types, self.num_hidden_layers, (DENSE, SPARSE))
         check_attends(FULL in self.layer_types)
-        activations = self.hidden_act, self.moe_router_activation_func
-        check_served(
-            {
-                "mla_use_nope": (self.mla_use_nope, True),
-                "hidden_act": (activations[0], "silu"),
-                "moe_router_activation_func": (activations[1], "sigmoid"),
-            }
-        )
+        scores = self.moe_router_activation_func, "sigmoid"
+        check_served({"mla_use_nope": (self.mla_use_nope, True), "moe_router_activation_func": scores})
+        check_served({"hidden_act": (self.hidden_act, "silu")})

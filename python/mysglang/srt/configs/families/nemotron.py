@@ -76,7 +76,60 @@ SHARED: dict[str, Any] = {
 }
 
 
-class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
+class NemotronExpertsConfig(MambaConfig, frozen=True, kw_only=True):
+    """The keys of the experts of Nemotron-H, and of the activation that they share with its MLPs."""
+
+    mlp_hidden_act: str = "relu2"
+    mlp_bias: bool = False
+    n_routed_experts: Count = 8
+    n_shared_experts: Count = 1
+    num_experts_per_tok: Count = 2
+    moe_intermediate_size: Width = 7688
+    moe_shared_expert_intermediate_size: Width = 7688
+    moe_latent_size: Width | None = None
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Factor = 1.0
+
+    def experts(self) -> MixturePlan:
+        """Returns the mixture of a layer of experts."""
+        latent, shared = self.moe_latent_size, self.moe_shared_expert_intermediate_size
+        return MixturePlan(
+            experts=self.n_routed_experts,
+            intermediate_size=self.moe_intermediate_size,
+            activation=self.mlp_hidden_act,
+            router=self.router(),
+            shared=SharedExpertPlan(intermediate_size=shared, **SHARED, bias=self.mlp_bias),
+            field="n_routed_experts",
+            parts=("up_proj", "down_proj"),
+            narrow=None if latent is None else LatentExpertsPlan(size=latent, bias=self.mlp_bias),
+        )
+
+    def router(self) -> RouterPlan:
+        """Returns the router of every layer of experts."""
+        return RouterPlan(
+            kind="sigmoid",
+            top_k=self.num_experts_per_tok,
+            renormalize=self.norm_topk_prob,
+            groups=self.n_group,
+            kept_groups=self.topk_group,
+            scale=self.routed_scaling_factor,
+            float32=True,
+            corrected=True,
+        )
+
+    def check_experts(self) -> None:
+        """Raise ConfigError unless a token can have its experts, one of which is shared."""
+        check_groups(self.n_routed_experts, self.router())
+        if self.n_shared_experts != 1:
+            raise ConfigError(
+                f"config.json: n_shared_experts must be 1, not {self.n_shared_experts}: "
+                "moe_shared_expert_intermediate_size is the size of the one shared expert"
+            )
+
+
+class NemotronHConfig(NemotronExpertsConfig, frozen=True, kw_only=True):
     """Nemotron-H. Each layer is one of four things: a Mamba-2 mixer, attention without rotary positions, an MLP, or
     experts, which have no gate.
 
@@ -94,8 +147,6 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
     max_position_embeddings: Positions = 4096
     layers_block_type: list[str]
     rms_norm_eps: Epsilon = field(name="layer_norm_epsilon", default=1e-5)
-    mlp_hidden_act: str = "relu2"
-    mlp_bias: bool = False
     hidden_act: str = field(name="mamba_hidden_act", default="silu")
     mamba_n_heads: Heads = field(name="mamba_num_heads", default=128)
     mamba_d_head: HeadDim = field(name="mamba_head_dim", default=64)
@@ -104,16 +155,6 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
     mamba_d_conv: Kernel = field(name="conv_kernel", default=4)
     mamba_conv_bias: bool = field(name="use_conv_bias", default=True)
     mamba_proj_bias: bool = field(name="use_bias", default=False)
-    n_routed_experts: Count = 8
-    n_shared_experts: Count = 1
-    num_experts_per_tok: Count = 2
-    moe_intermediate_size: Width = 7688
-    moe_shared_expert_intermediate_size: Width = 7688
-    moe_latent_size: Width | None = None
-    n_group: Count = 1
-    topk_group: Count = 1
-    norm_topk_prob: bool = True
-    routed_scaling_factor: Factor = 1.0
 
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
@@ -152,41 +193,9 @@ class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
             intermediate_size=self.intermediate_size, activation=self.mlp_hidden_act, bias=self.mlp_bias
         )
 
-    def experts(self) -> MixturePlan:
-        """Returns the mixture of a layer of experts."""
-        latent, shared = self.moe_latent_size, self.moe_shared_expert_intermediate_size
-        return MixturePlan(
-            experts=self.n_routed_experts,
-            intermediate_size=self.moe_intermediate_size,
-            activation=self.mlp_hidden_act,
-            router=self.router(),
-            shared=SharedExpertPlan(intermediate_size=shared, **SHARED, bias=self.mlp_bias),
-            field="n_routed_experts",
-            parts=("up_proj", "down_proj"),
-            narrow=None if latent is None else LatentExpertsPlan(size=latent, bias=self.mlp_bias),
-        )
-
-    def router(self) -> RouterPlan:
-        """Returns the router of every layer of experts."""
-        return RouterPlan(
-            kind="sigmoid",
-            top_k=self.num_experts_per_tok,
-            renormalize=self.norm_topk_prob,
-            groups=self.n_group,
-            kept_groups=self.topk_group,
-            scale=self.routed_scaling_factor,
-            float32=True,
-            corrected=True,
-        )
-
     def check(self) -> None:
         super().check()
         check_layer_types(self.layers_block_type, self.num_hidden_layers, (FULL, LINEAR, MLP, MOE))
         check_attends(FULL in self.layers_block_type)
         if MOE in self.layers_block_type:
-            check_groups(self.n_routed_experts, self.router())
-            if self.n_shared_experts != 1:
-                raise ConfigError(
-                    f"config.json: n_shared_experts must be 1, not {self.n_shared_experts}: "
-                    "moe_shared_expert_intermediate_size is the size of the one shared expert"
-                )
+            self.check_experts()
