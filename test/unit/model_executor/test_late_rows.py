@@ -36,7 +36,7 @@ class Replays:
         return Again(), left
 
 attention.MAX_SPLITS = 2
-new = 7
+new = 5
 config = replace(CPU, page_size=4, disable_cuda_graph=True)
 captured = replace(config, disable_cuda_graph=False, disable_prefill_cuda_graph=True, cuda_graph_bs=(4,))
 folder = Path(tempfile.mkdtemp())
