@@ -5,7 +5,9 @@
 The application, the TokenizerManager, the tokenizer and the connections of the real front; sockets and the other
 processes are left out: bytes are handed to a connection, and messages to the manager, as the detokenizer writes them.
 So the figures say what our own code takes, whatever else the machine does; the kernel's part and ZMQ's come on top.
-Some 20 seconds; one JSON object last.
+Beside it, rounds interleaved: a usual FastAPI route under uvicorn's own protocol before the same TokenizerManager
+(`usual_front.py`), and what the two protocols take for an application that does next to nothing. Some 40 seconds; one
+JSON object last.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import asyncio
 import gc
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,12 +26,15 @@ import msgspec
 import numpy as np
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from noop_engine import FACTS, WORD
 from servers import chat, completion, generate
+from usual_front import usual_app
 
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.http_app import build_app
@@ -52,6 +58,7 @@ from mysglang.srt.server_args import prepare_server_args
 from mysglang.srt.utils.process import collect_rarely, freeze_heap
 
 CONNECTIONS = 64
+NEVER_S = 86_400
 TURNS = 4
 """Turns of the event loop between two steps, so that each step is sent before the next one arrives."""
 
@@ -63,6 +70,11 @@ CASES: dict[str, tuple[bytes, int, int]] = {
     "generate 16": (generate(16), 16, 1500),
 }
 """Request, tokens, streams of a round."""
+
+OURS, FASTAPI, BARE, BARE_UVICORN = "ours", "fastapi", "our protocol alone", "uvicorn's alone"
+BESIDE = {FASTAPI: ("completion 1", "completion 16", "completion 512"), BARE: ("completion 1",)}
+BESIDE[BARE_UVICORN] = BESIDE[BARE]
+"""What is measured beside our front -> with which cases."""
 
 
 class Links:
@@ -117,7 +129,7 @@ class Links:
 class Client(asyncio.Transport):
     """The far end of a connection: counts frames, and sees an answer's end."""
 
-    def __init__(self, protocol: OneAtATime) -> None:
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
         super().__init__()
         self.frames = 0
         self.answered = False
@@ -148,8 +160,38 @@ class Client(asyncio.Transport):
     resume_reading = pause_reading
 
 
-async def measure(rounds: int, cases: list[str]) -> dict[str, dict[str, Any]]:
-    """Microseconds of CPU for a stream and for a frame: the quickest round, and all of them."""
+async def least(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with two frames that were made beforehand."""
+    while (await receive()).get("more_body", False):
+        pass
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-request-id", b"0" * 32)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for frame in (b"data: x\n\n", b"data: [DONE]\n\n"):
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def clients_of(app: ASGIApp, *, ours: bool) -> list[Client]:
+    """Connections to `app`: of our protocol, or of uvicorn's own."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=NEVER_S,
+        proxy_headers=False,
+    )
+    state, common = ServerState(), Connections(30.0)
+    if ours:
+        return [Client(OneAtATime(config, state, {}, common=common)) for _ in range(CONNECTIONS)]
+    return [Client(HttpToolsProtocol(config, state, {})) for _ in range(CONNECTIONS)]
+
+
+async def measure(rounds: int, cases: list[str], *, beside: bool) -> dict[str, dict[str, Any]]:
+    """Microseconds of CPU for a stream and for a frame: the quickest round, the median, and all of them."""
     args, model = find_model(prepare_server_args(["--log-level", "error"]))
     text, pool = FrontText.load(args), TextPool()
     assert text.tokenizer is not None
@@ -159,30 +201,48 @@ async def measure(rounds: int, cases: list[str]) -> dict[str, dict[str, Any]]:
     receiving = asyncio.create_task(manager.handle_loop())
     gate = Gate()
     gate.open(build_app(front, AppOptions.from_args(args, model)))
-    config = uvicorn.Config(gate, loop="none", ws="none", lifespan="off", log_config=None, access_log=False)
-    state, common = ServerState(), Connections(30.0)
-    clients = [Client(OneAtATime(config, state, {}, common=common)) for _ in range(CONNECTIONS)]
+    sides = {OURS: clients_of(gate, ours=True)}
+    if beside:
+        sides[FASTAPI] = clients_of(usual_app(front), ours=False)
+        sides[BARE], sides[BARE_UVICORN] = clients_of(least, ours=True), clients_of(least, ours=False)
     freeze_heap()
     collect_rarely()
-    found: dict[str, dict[str, Any]] = {}
-    for name in cases:
-        data, tokens, streams = CASES[name]
-        await answered(clients, links, data, CONNECTIONS)
-        costs, frames = [], 0
-        for _ in range(rounds):
+    runs = [(side, name) for name in cases for side in sides if side == OURS or name in BESIDE[side]]
+    costs: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
+    frames: dict[tuple[str, str], int] = {}
+    for side, name in runs:
+        await answered(sides[side], links, CASES[name][0], CONNECTIONS)
+    for _ in range(rounds):
+        for side, name in runs:
+            data, _tokens, streams = CASES[name]
             gc.collect()
-            seconds, frames = await answered(clients, links, data, streams)
-            costs.append(seconds / streams * 1e6)
-        found[name] = {
-            "us_per_stream": round(min(costs), 1),
-            "spread": [round(min(costs), 1), round(max(costs), 1)],
-            "us_per_frame": round(min(costs) * streams / frames, 2),
-            "frames_per_stream": round(frames / streams, 1),
-            "tokens": tokens,
-        }
+            seconds, frames[side, name] = await answered(sides[side], links, data, streams)
+            costs[side, name].append(seconds / streams * 1e6)
     receiving.cancel()
     pool.close()
+    found: dict[str, dict[str, Any]] = {}
+    for (side, name), spent in costs.items():
+        _data, tokens, streams = CASES[name]
+        found[name if side == OURS else f"{side}, {name}"] = {
+            "us_per_stream": round(min(spent), 1),
+            "median": round(statistics.median(spent), 1),
+            "spread": [round(min(spent), 1), round(max(spent), 1)],
+            "us_per_frame": round(min(spent) * streams / frames[side, name], 2),
+            "frames_per_stream": round(frames[side, name] / streams, 1),
+            "tokens": tokens,
+        }
+        if side == FASTAPI:
+            pairs = zip(spent, costs[OURS, name], strict=True)
+            found[name]["times_fastapi"] = round(statistics.median(theirs / own for theirs, own in pairs), 2)
     return found
+
+
+def frame_more(found: dict[str, dict[str, Any]], side: str = "") -> float:
+    """Microseconds for each further frame of a stream."""
+    one, many = found[side + "completion 1"], found[side + "completion 512"]
+    frames: float = many["frames_per_stream"] - one["frames_per_stream"]
+    micros: float = many["us_per_stream"] - one["us_per_stream"]
+    return round(micros / frames, 2)
 
 
 async def answered(clients: list[Client], links: Links, data: bytes, streams: int) -> tuple[float, int]:
@@ -213,18 +273,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", choices=CASES, help="this one alone, for `perf stat`")
     options = parser.parse_args()
-    found = uvloop.run(measure(options.rounds, [options.case] if options.case else list(CASES)))
+    cases = [options.case] if options.case else list(CASES)
+    found = uvloop.run(measure(options.rounds, cases, beside=not options.case))
     for name, row in found.items():
-        print(f"{name:16s} {row['us_per_stream']:8.1f} us a stream   {row['us_per_frame']:6.2f} us a frame")
+        print(f"{name:32s} {row['us_per_stream']:8.1f} us a stream   {row['us_per_frame']:6.2f} us a frame", end="")
+        print(f"   {row['times_fastapi']:5.2f} times the FastAPI route" if "times_fastapi" in row else "")
     if options.case:
         return 0
-    one, many = found["completion 1"]["us_per_stream"], found["completion 512"]
+    ours, theirs = frame_more(found), frame_more(found, f"{FASTAPI}, ")
     result = {
         "what": "CPU of the front's own code for a stream of 16 tokens, sockets and other processes left out, us",
-        "median": found["completion 16"]["us_per_stream"],
+        "median": found["completion 16"]["median"],
         "spread": found["completion 16"]["spread"],
-        "us_for_the_request": one,
-        "us_for_each_frame_more": round((many["us_per_stream"] - one) / (many["frames_per_stream"] - 2), 2),
+        "us_for_the_request": found["completion 1"]["us_per_stream"],
+        "us_for_each_frame_more": ours,
+        "times_fastapi": {
+            "stream of 1 token": found["completion 1"]["times_fastapi"],
+            "stream of 16 tokens": found["completion 16"]["times_fastapi"],
+            "stream of 512 tokens": found["completion 512"]["times_fastapi"],
+            "frame": round(theirs / ours, 2),
+        },
         "cases": found,
     }
     print(json.dumps(result))

@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import Self
@@ -101,6 +102,7 @@ def caller_of(scope: Scope) -> str:
     return owner_of(scope) or ("" if client is None else _network(client[0]))
 
 
+@lru_cache(1024)
 def _network(host: str) -> str:
     try:
         address = ip_address(host.partition("%")[0])

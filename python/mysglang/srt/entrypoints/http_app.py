@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -23,6 +22,7 @@ from mysglang.srt.entrypoints.error_shapes import ErrorShapes, shape_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_activity import HttpActivity
 from mysglang.srt.entrypoints.ignored_fields import FieldLog, IgnoredFieldsHeader
+from mysglang.srt.entrypoints.invitations import Invitations
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.batches_service import BatchEndpoints
@@ -262,7 +262,7 @@ def _middleware(options: AppOptions, access: Access, field_log: FieldLog) -> lis
     """Returns the middleware from the outermost to the innermost; the routes are inside."""
     origins = options.cors_allow_origins
     local = LOCAL_ORIGIN if options.local_pages else None
-    invited = Middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **INVITED)
+    invited = Middleware(Invitations, allow_origins=origins, allow_origin_regex=local, **INVITED)
     invitations = [invited] if origins or local else []
     guard = [Middleware(LoopbackGuard, invited=origins)] if options.loopback_only else []
     auth = Middleware(ApiKeyAuth, access=access, api_keys=options.api_keys, admin_key=options.admin_key)

@@ -243,6 +243,10 @@ class OneAtATime(HttpToolsProtocol):
         if piece and not self.cycle.disconnected:
             self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
+    async def end(self) -> None:
+        # Not through the middlewares: what they do to an answer, they do to its head.
+        await self.cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+
     @property
     def has_room(self) -> bool:
         return not self.flow.write_paused

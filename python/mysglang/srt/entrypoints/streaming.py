@@ -92,8 +92,9 @@ class EventStream(Response):
     async def _send_all(self, scope: Scope, send: Send) -> None:
         first = await anext(self._frames)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        wire = None if self._shortcut is None else wire_of(scope)
         try:
-            if self._shortcut is not None and (wire := wire_of(scope)) is not None:
+            if self._shortcut is not None and wire is not None:
                 wire.write_piece(first)
                 await self._shortcut(wire)
                 # The rest of the stream is short.
@@ -109,4 +110,7 @@ class EventStream(Response):
                 # An exception that is raised on purpose needs no stack in the log.
                 logger.error("A stream ended with an error: %s", error, exc_info=not isinstance(error, RequestError))
             await send({"type": "http.response.body", "body": error_frame(facts, scope), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if wire is None:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await wire.end()

@@ -22,6 +22,10 @@ class Wire(Protocol):
         """Send a piece of the body, of an answer that was begun and has no length."""
         ...
 
+    async def end(self) -> None:
+        """Complete the body of such an answer."""
+        ...
+
     @property
     def has_room(self) -> bool:
         """True if the client reads as fast as the server writes."""
