@@ -74,7 +74,7 @@ CASES: dict[str, tuple[bytes, int, int]] = {
 OURS, FASTAPI, BARE, BARE_UVICORN = "ours", "fastapi", "our protocol alone", "uvicorn's alone"
 BESIDE = {FASTAPI: ("completion 1", "completion 16", "completion 512"), BARE: ("completion 1",)}
 BESIDE[BARE_UVICORN] = BESIDE[BARE]
-"""What is measured beside our front -> with which cases."""
+"""Servers beside our front -> the cases that they are measured with."""
 
 
 class Links:
