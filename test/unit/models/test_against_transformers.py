@@ -162,7 +162,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_latent_size": 48, "mlp_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
     "kimi_linear": ("kimi_linear", {}),
-    "kimi_linear with queries of low rank": ("kimi_linear", {"q_lora_rank": 56, "attention_bias": True}),
     "minimax": ("minimax", {}),
     "jamba": ("jamba", {}),
     "jamba without experts, with biases": ("jamba", {"num_experts": 1, "mamba_proj_bias": True}),
