@@ -110,8 +110,8 @@ class Sessions:
         """
 
     def open(self, session_id: str | None = None, idle_s: float | None = None, *, streaming: bool = False) -> str:
-        """Returns a new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too
-        many.
+        """Opens a session, and returns its id. Raises InvalidRequest for an id that is taken, Overloaded if there are
+        too many.
         """
         self._expire()
         name = uuid.uuid4().hex if session_id is None else session_id

@@ -49,11 +49,11 @@ class HostPages(Protocol):
     """Pages 1 … num_pages; 0 where there is no such memory."""
 
     def copy(self, copies: PageCopies) -> None:
-        """Queue copies and return, if the device can work alone.
+        """Queues copies, and returns at once if the device can copy without the host.
 
-        They see what the steps launched before wrote, and the steps launched later see what is loaded. Writes never
-        overtake loads of earlier calls. Loads read what was written by calls that are `done`, or by this one if it
-        is urgent.
+        The copies run after the steps that were launched before, and before the steps that are launched later.
+        Writes never overtake loads of earlier calls. Loads read what was written by calls that are `done`, or by
+        this one if it is urgent.
         """
         ...
 

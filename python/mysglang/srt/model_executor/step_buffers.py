@@ -126,7 +126,9 @@ class StepShape:
         )
 
     def columns(self, tables: DeviceTables) -> HostColumns:
-        """Returns names, shapes and dtypes of what such a step uploads; the contents say nothing."""
+        """Returns the columns that such a step uploads, by name: of the right shape and dtype, with arbitrary
+        values.
+        """
         tokens, rows = self.tokens, self.rows
         longs = {"input_ids": tokens, "positions": tokens, "slots": rows, **dict.fromkeys(tables.loc_names, tokens)}
         ints = {"seq_lens": rows, "extend_lens": rows}
