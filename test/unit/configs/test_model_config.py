@@ -90,6 +90,8 @@ class TestFacts:
         needed |= WITHOUT_DEFAULT.get(family, {})
         heads = {
             "deepseek_v3": 128,
+            "deepseek_v32": 128,
+            "glm_moe_dsa": 64,
             "glm4_moe_lite": 20,
             "helium": 20,
         }  # as many as there are key-value heads by default
