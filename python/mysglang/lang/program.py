@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Thread
 from typing import Any, Literal, overload
 
@@ -147,14 +148,16 @@ class SglFunction:
     def _call(self, state: ProgramState, arguments: Mapping[str, object]) -> None:
         try:
             state.ret_value = self.func(state, **arguments)
+        except Exception as error:
+            # Before the end: a stream that is complete by then has no error to raise.
+            state.interpreter.fail(error)
+            raise
         finally:
             state.end()
 
     def _stream(self, state: ProgramState, arguments: Mapping[str, object]) -> None:
-        try:
+        with suppress(Exception):  # the state holds it for the readers of its stream
             self._call(state, arguments)
-        except Exception as error:
-            state.interpreter.fail(error)
 
     def _batch(
         self,

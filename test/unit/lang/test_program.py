@@ -325,6 +325,20 @@ class TestStreams:
         with pytest.raises(LookupError, match="lost"):
             list(state.text_iter())
 
+    def test_no_stream_is_complete_before_its_error_is_known(self) -> None:
+        """A reader who looks at that moment would take what there is for the whole text."""
+        news: list[tuple[bool, Exception | None]] = []
+
+        @sgl.function
+        def program(s: sgl.ProgramState) -> None:
+            inside = s.interpreter
+            inside.listen(lambda: news.append((inside.progress(None)[1], inside._error)))
+            raise LookupError("lost")
+
+        with pytest.raises(LookupError, match="lost"):
+            list(program.run(backend=ScriptedBackend([]), stream=True).text_iter())
+        assert [error is not None for complete, error in news if complete] == [True]
+
 
 class TestSpeculation:
     FORM = ("Name:", "\nJob:")
