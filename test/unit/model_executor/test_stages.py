@@ -19,7 +19,7 @@ from fixtures.driven_scheduler import Answer
 from fixtures.staged_schedulers import Asked, run_schedulers
 from fixtures.thread_group import ThreadGroup, run_on_ranks
 from fixtures.thread_stages import pipeline
-from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.tiny_checkpoints import FAMILIES, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -71,6 +71,18 @@ def requests() -> list[Asked]:
     return asked
 
 
+CONVOLVED = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
+SIZES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_moe_hybrid", "minimax", "kimi_linear"), HYBRID),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
+    "bamba": {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2},
+    "nemotron_h": {"layers_block_type": ["mlp", "linear_attention", "full_attention"] * 2},
+    "glm_moe_dsa": {"indexer_types": ["full"] * 3},
+}
+"""Sizes with which each of two stages has layers of every kind that stores something, and its own indexers."""
+
+
 def told(answer: Answer) -> list[float]:
     """The log-probabilities of prompt and answer, the first token's aside."""
     joined = b"".join(each.input_vals + each.output_vals for each in answer.logprobs)
@@ -113,25 +125,45 @@ def test_stages_give_the_answers_of_one(
     assert (apart.loaded > 0) == ("host_tier" in options)
 
 
+def tokens_of(config: ModelConfig, tp: Group, stage: Stage, ranks: RankContext) -> list[list[int]]:
+    """The greedy tokens of two prompts, the long one in chunks, then steps that are launched before the tokens of those
+    before them are known.
+    """
+    runner = RunnerConfig(
+        ranks=ranks, device="cpu", page_size=4, max_running_requests=4, disable_hybrid_swa_memory=True
+    )
+    launches = [ModelLaunch(config, LoadConfig())]
+    worker = Executor(runner, launches, join=lambda _: tp, join_stages=lambda _: stage)
+    with torch.inference_mode():
+        return Driver.start(worker, [GREEDY] * 2).generate([list(range(3, 40)), [7, 8, 9]], 8, chunk=16)
+
+
+REFUSED = {"gemma3n", "gemma4_e"}
+"""Families that no number of stages can serve: layers need what only the first stage has."""
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - REFUSED))
+def test_two_stages_of_every_family(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, **SIZES.get(family, {}))
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    check_stages(config, 2)
+    alone = tokens_of(config, SOLO, WHOLE_MODEL, RANKS_OF_ONE)
+    contexts, stages = rank_contexts(1, 2, device="cpu"), pipeline(2)
+    run = run_on_ranks(2, lambda world: tokens_of(config, SOLO, stages[world.rank], contexts[world.rank]))
+    assert run == [alone] * 2
+
+
 def test_two_stages_of_two_ranks_each(tmp_path: Path) -> None:
-    """Prompts in chunks, then steps that are launched before the tokens of those before them are known."""
     make_checkpoint("llama", tmp_path)
-    launches = [ModelLaunch(ModelConfig.from_path(str(tmp_path), dtype="float32"), LoadConfig())]
-
-    def tokens(tp: Group, stage: Stage, ranks: RankContext) -> list[list[int]]:
-        config = RunnerConfig(ranks=ranks, device="cpu", page_size=4, max_running_requests=4)
-        worker = Executor(config, launches, join=lambda _: tp, join_stages=lambda _: stage)
-        with torch.inference_mode():
-            return Driver.start(worker, [GREEDY] * 2).generate([list(range(3, 40)), [7, 8, 9]], 8, chunk=16)
-
-    alone = tokens(SOLO, WHOLE_MODEL, RANKS_OF_ONE)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    alone = tokens_of(config, SOLO, WHOLE_MODEL, RANKS_OF_ONE)
     contexts = rank_contexts(2, 2, device="cpu")
     groups, pipelines = [ThreadGroup.together(2) for _ in range(2)], [pipeline(2) for _ in range(2)]
 
     def one(world: ThreadGroup) -> list[list[int]]:
         ranks = contexts[world.rank]
         tp, pp = ranks.tp.rank, ranks.pp.rank
-        return tokens(groups[pp][tp], pipelines[tp][pp], ranks)
+        return tokens_of(config, groups[pp][tp], pipelines[tp][pp], ranks)
 
     assert run_on_ranks(4, one) == [alone] * 4
 
