@@ -106,7 +106,7 @@ class RoundedCache(DynamicCache):
 def storm(
     family: Family, options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool
 ) -> tuple[list[Answer], dict[str, Any]]:
-    """The answers of 100 requests, of which half are taken back after a moment and asked again, with little memory;
+    """The answers of 200 requests, of which half are taken back after a moment and asked again, with little memory;
     others are retracted all the while, and what was freed, in any pool of the served model, holds NaN. Then the
     internal state of the server, of which no request is left.
     """
@@ -114,7 +114,7 @@ def storm(
     alone = list(zip(PROMPTS, expected, strict=True))
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=5))
     with WarmServer(*options, *memory, program=PROGRAM, **faults.env) as server:
-        answers = asyncio.run(abort_storm(server.url, alone, requests=100, seed=7, logprobs=logprobs))
+        answers = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7, logprobs=logprobs))
         longest = max(PROMPTS, key=len)
         _, again = asyncio.run(answer_all(server.url, [longest] * 2, at_once=1))
         [state] = httpx.get(f"{server.url}/server_info").json()["internal_states"]
