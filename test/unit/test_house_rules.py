@@ -92,6 +92,8 @@ def clocks_read(text: str) -> Iterator[str]:
                 is_figure = isinstance(limit, ast.Constant) and limit.value is not None
                 if (name in CLOCKS and not gives_way) or is_figure:
                     yield f"{node.lineno}: {name}"
+            case ast.Name(id="AWAKE"):
+                yield f"{node.lineno}: the clock of this process, which all tests before share"
 
 
 def pages_in(nav: object) -> Iterator[str]:
@@ -135,7 +137,7 @@ def texts_of_tests(word: str) -> dict[str, str]:
 
 
 def test_tests_wait_for_states_and_not_for_times() -> None:
-    texts = texts_of_tests("time") | texts_of_tests("asyncio")
+    texts = texts_of_tests("time") | texts_of_tests("asyncio") | texts_of_tests("AWAKE")
     tests = {path: places for path, text in texts.items() if (places := list(clocks_read(text)))}
     excuses = {path: {path, path.rpartition("/")[0]} & MAY_READ_CLOCKS.keys() for path in tests}
     assert not {path: places for path, places in tests.items() if not excuses[path]}
@@ -150,6 +152,7 @@ def test_tests_wait_for_states_and_not_for_times() -> None:
         "assert time.monotonic() < end",
         "asyncio.timeout(0.5)",
         "await asyncio.wait_for(f(), 0.1)",
+        "assert AWAKE.paused_s == 0",
     ],
 )
 def test_a_clock_is_found(text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mysglang.srt.utils import awake
-from mysglang.srt.utils.awake import AWAKE, LATE_S, TICK_S, AwakeClock, AwakeTimer, PauseNote, awake_timeout
+from mysglang.srt.utils.awake import LATE_S, TICK_S, AwakeClock, AwakeTimer, PauseNote, awake_timeout
 
 
 class Machine:
@@ -137,8 +137,13 @@ async def test_a_timeout() -> None:
 
 
 async def test_a_task_ticks_until_it_is_cancelled() -> None:
-    ticking = asyncio.create_task(AWAKE.keep_ticking())
+    """Once it has ended, no time is a pause any more."""
+    machine = Machine()
+    ticking = asyncio.create_task(machine.clock.keep_ticking())
     await asyncio.sleep(0)
+    machine.now += 60
+    assert machine.clock.paused_s == 60 - TICK_S - LATE_S
     ticking.cancel()
     await asyncio.gather(ticking, return_exceptions=True)
-    assert AWAKE.paused_s == 0.0
+    machine.now += 60
+    assert machine.clock.paused_s == 60 - TICK_S - LATE_S

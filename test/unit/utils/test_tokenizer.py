@@ -154,15 +154,19 @@ def test_longest_token_bounds_the_length(tmp_path: Path) -> None:
 def test_encoding_lets_other_threads_run(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, "byte_level"))
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
-    worker = threading.Thread(target=tokenizer.encode, args=(text,))
-    start = time.perf_counter()
-    worker.start()
-    turns = 0
-    while worker.is_alive():
-        time.sleep(0.001)
-        turns += 1
-    # Had encoding kept the GIL, this thread would have had one turn or two.
-    assert turns > 5 or time.perf_counter() - start < 0.02
+
+    def turns_beside_it() -> int:
+        """How often this thread runs while another one encodes."""
+        worker = threading.Thread(target=tokenizer.encode, args=(text,))
+        worker.start()
+        turns = 0
+        while worker.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        return turns
+
+    # Had encoding kept the GIL, this thread would have one turn or two; a busy machine may take some away once.
+    assert any(turns_beside_it() > 5 for _ in range(20))
 
 
 class TestRefusals:
