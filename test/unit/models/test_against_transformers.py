@@ -125,6 +125,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
     "phi": ("phi", {"num_key_value_heads": None}),
     "ministral3": ("ministral3", {}),
+    "baichuan": ("baichuan", {}),
     "falcon": ("falcon", {}),
     "falcon, one key-value head, tied": (
         "falcon",

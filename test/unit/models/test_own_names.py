@@ -17,6 +17,7 @@ from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.checkpoint_tensors import renaming
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.utils.checkpoint_files import stored_tensors
@@ -48,20 +49,37 @@ def as_internlm2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
+def as_baichuan(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All queries, all keys and all values are one matrix."""
+    made = {name: tensor for name, tensor in tensors.items() if not any(f"{each}_proj" in name for each in "qkv")}
+    for name in tensors:
+        before, query, after = name.partition("self_attn.q_proj")
+        if query:
+            parts = [tensors[f"{before}self_attn.{each}_proj{after}"] for each in "qkv"]
+            made[f"{before}self_attn.W_pack{after}"] = torch.cat(parts)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("architecture", "keys", "convert"),
+    ("architecture", "biases", "keys", "convert"),
     [
-        ("InternLM2ForCausalLM", {"bias": True}, as_internlm2),
-        ("InternLM3ForCausalLM", {"bias": True, "qkv_bias": True}, dict),
+        ("InternLM2ForCausalLM", {"attention_bias": True}, {"bias": True}, as_internlm2),
+        (
+            "InternLM3ForCausalLM",
+            {"attention_bias": True, "mlp_bias": True},
+            {"bias": True, "qkv_bias": True},
+            dict,
+        ),
+        ("BaiChuanForCausalLM", {}, {}, as_baichuan),
     ],
 )
 def test_the_answers_are_those_of_llama(
     architecture: str,
+    biases: dict[str, bool],
     keys: dict[str, bool],
     convert: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     tmp_path: Path,
 ) -> None:
-    biases = {"attention_bias": True, "mlp_bias": architecture == "InternLM3ForCausalLM"}
     pair = load_pair("llama", tmp_path, torch.float32, **biases)
     written = json.loads((tmp_path / "config.json").read_text())
     written |= {"architectures": [architecture], "auto_map": {"AutoModel": "modeling.Model"}, **keys}
@@ -73,3 +91,12 @@ def test_the_answers_are_those_of_llama(
     assert isinstance(ours, CausalLM)
     for scenario in SCENARIOS:
         check_scenario(Pair(pair.theirs, ours, pair.expected), scenario, page_size=16)
+
+
+@pytest.mark.parametrize("keys", [{"model_max_length": 4096}, {"max_position_embeddings": 4096}])
+def test_baichuan_with_alibi_is_refused(keys: dict[str, int], tmp_path: Path) -> None:
+    sizes = {**SIZES, "hidden_size": 5120, "num_attention_heads": 40, "architectures": ["BaichuanForCausalLM"]}
+    del sizes["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(sizes | keys))
+    with pytest.raises(ConfigError, match=r"Baichuan 13B, whose positions are a bias of the scores \(ALiBi\)"):
+        ModelConfig.from_path(str(tmp_path))

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from mysglang.srt.configs.decoder_config import DecoderConfig
 from mysglang.srt.configs.families.arcee import ArceeConfig
+from mysglang.srt.configs.families.baichuan import Baichuan2Config, BaichuanConfig
 from mysglang.srt.configs.families.bamba import BambaConfig
 from mysglang.srt.configs.families.cohere import Cohere2Config, CohereConfig
 from mysglang.srt.configs.families.deepseek import DeepseekV2Config, DeepseekV3Config
@@ -132,6 +133,8 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Falcon": FalconConfig,
     "InternLM2": InternLM2Config,
     "InternLM3": InternLM3Config,
+    "BaiChuan": BaichuanConfig,
+    "Baichuan": Baichuan2Config,
     "DeepseekV2": DeepseekV2Config,
     "DeepseekV3": DeepseekV3Config,
     "DeepseekV32": DeepseekV32Config,

@@ -295,6 +295,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Soft cap of the logits; 0: none."""
     head_bias: bool = False
     """True if the projection to logits has a bias."""
+    unit_head: bool = False
+    """True if each row of the projection to logits is divided by its length. It is not the embedding's table then."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensors' names as a checkpoint has them, and what they are called here
     (`configs/checkpoint_tensors.py`). The plan's own names are those of here."""

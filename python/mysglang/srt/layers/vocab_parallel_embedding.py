@@ -71,10 +71,37 @@ class ParallelLMHead(LinearBase):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Computes the logits: [N, hidden_size] -> [N, vocab_size], the same on every rank."""
-        logits = self.tp.all_gather(self.method.apply(self, hidden, self.bias))[:, : self.vocab_size]
+        logits = self.tp.all_gather(self._own_logits(hidden))[:, : self.vocab_size]
         if self.scale != 1.0:
             logits = logits * self.scale
         return soft_cap(logits, self.cap) if self.cap else logits
+
+    def _own_logits(self, hidden: Tensor) -> Tensor:
+        """Returns the logits of this rank's tokens: [N, hidden_size] -> [N, tokens]."""
+        return self.method.apply(self, hidden, self.bias)
+
+
+class UnitLMHead(ParallelLMHead):
+    """Computes logits with rows divided by their lengths. Source: Baichuan 2, whose code calls it NormHead.
+
+    The weight stays as it was loaded, so that it can be read and updated. Logits are divided in its place.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, scale: float = 1.0, cap: float = 0.0, context: LayerContext
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, scale=scale, cap=cap, context=context)
+        self._factors = torch.empty(vocabulary_rows(vocab_size, context.tp).size, dtype=torch.float32)
+
+    def process_weights_after_loading(self) -> None:
+        """Writes the factors to the same memory as before, because a captured step has its address."""
+        lengths = torch.linalg.vector_norm(self.values_of("weight"), dim=1, dtype=torch.float32)
+        self._factors.copy_(lengths.clamp_(min=1e-12).reciprocal_())
+        super().process_weights_after_loading()
+
+    def _own_logits(self, hidden: Tensor) -> Tensor:
+        logits = super()._own_logits(hidden)
+        return (logits * self._factors).to(logits.dtype)
 
 
 class TiedLMHead(ParallelLMHead):

@@ -7,7 +7,7 @@ from torch import Tensor
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
+from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead, UnitLMHead
 from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.decoder import Decoder, elsewhere
 
@@ -22,6 +22,9 @@ class CausalLM(Decoder, TokenModel):
     def _head(self, context: LayerContext) -> ParallelLMHead:
         plan, vocabulary, size = self.plan, self.config.vocab_size, self.config.hidden_size
         scale, cap, bias = plan.logit_scale, plan.logit_cap, plan.head_bias
+        if plan.unit_head:
+            assert not bias and not plan.tied_embeddings, "no such model is known"
+            return UnitLMHead(vocabulary, size, scale=scale, cap=cap, context=context)
         if plan.tied_embeddings:
             return TiedLMHead(vocabulary, self.embed_tokens, scale=scale, cap=cap, bias=bias, context=context)
         return ParallelLMHead(vocabulary, size, scale=scale, cap=cap, bias=bias, context=context)

@@ -105,6 +105,7 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "its layers scale the residual stream": any(layer.scaled_stream for layer in plan.layers),
         "it norms heads that are turned": any(each.qk_norm_turned for each in plan.attentions),
         "its logits have a bias": plan.head_bias,
+        "it divides rows of the projection to logits by their lengths": plan.unit_head,
         "it norms all heads of queries and keys together": any(each.qk_norm_whole for each in plan.attentions),
         "it turns neighbouring lanes of a head": any(
             each.rope is not None and each.rope.interleaved for each in plan.attentions
