@@ -30,6 +30,18 @@ _QWEN3: dict[str, Any] = {
 }
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "toy": {
+        **_LLAMA,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "rope_theta": 500000.0,
+    },
     "llama-8b": {
         **_LLAMA,
         "hidden_size": 4096,
@@ -124,10 +136,67 @@ EXPERTS_SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "vocab_size": 102400,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 163840,
+    },
+    "gpt-oss-20b": {
+        **_LLAMA,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "swiglu_limit": 7.0,
+        "vocab_size": 201088,
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "qwen3-next-half": {
+        **_QWEN3,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 24,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000.0,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 262144,
     },
 }
-"""Models with experts, for which `floors.py` has no formula: `step_profile` takes them, with fewer layers if asked."""
+"""Models with experts, for which `floors.py` has no formula: `step_profile` takes them, with fewer layers if asked.
+`qwen3-next-half` has 24 of the 48 layers, because the whole model does not fit one GPU in bfloat16.
+"""
 
 
 def write_shape(name: str, folder: Path) -> Path:

@@ -1,30 +1,45 @@
 """mysglang, vLLM and SGLang behind the same four verbs, each with its own defaults but for what makes them comparable.
 
-Comparable: random weights, no tokenizer, prompts as token ids, greedy, fixed lengths, prefix cache on and emptied
-before each round, room for 512 requests of 8192 tokens. An engine is imported only when it is asked for.
+Comparable: random weights, no tokenizer, prompts as token ids, fixed lengths, the same sampling options, prefix cache
+on and emptied before each round, room for 512 requests. An engine is imported only when it is asked for.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-CONTEXT = 8192
-MAX_REQUESTS = 512
-PEER_MEMORY = 0.85
-"""Share of the device that the peers may fill; their defaults differ, and the workloads need less."""
+from offline_throughput.workloads import Workload
 
-Prompts = list[list[int]]
+MAX_REQUESTS = 512
+ALONE = 0.85
+"""Share of the device for a peer that is alone on it; the peers' defaults differ, and the workloads need less."""
+OURS = "mysglang"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Arguments that every engine is started with."""
+
+    model_path: str
+    context: int
+    """Most tokens of a request."""
+    memory: float | None
+    """Share of the device that the engine may fill, or None for its own default."""
+    options: dict[str, Any]
+    """Keyword arguments for the engine's constructor, over all others."""
 
 
 class OfflineEngine(Protocol):
     """An engine in this process (its workers may be others)."""
 
     version: str
+    """Its version and, where it has several, the attention backend that it uses."""
 
-    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
-        """Answer all of them; how many tokens each answer has."""
+    def generate(self, work: Workload) -> list[int]:
+        """Answers all requests. Returns how many tokens each answer has."""
         ...
 
     def flush(self) -> None:
@@ -34,22 +49,35 @@ class OfflineEngine(Protocol):
     def stop(self) -> None: ...
 
 
+def srt_params(work: Workload) -> list[dict[str, Any]]:
+    """Sampling parameters in SGLang's form, which mysglang shares."""
+    return [{"max_new_tokens": n, "ignore_eos": True, **work.sampling} for n in work.output_lens]
+
+
+def srt_logprobs(work: Workload) -> dict[str, Any]:
+    """Arguments that ask for log-probabilities in SGLang's form."""
+    return {"return_logprob": True, "top_logprobs_num": work.top_logprobs} if work.top_logprobs is not None else {}
+
+
+def lengths(answers: Iterable[dict[str, Any]]) -> list[int]:
+    return [answer["meta_info"]["completion_tokens"] for answer in answers]
+
+
 class Mysglang:
     """mysglang.Engine."""
 
-    def __init__(self, model_path: str, options: dict[str, Any]) -> None:
+    def __init__(self, seat: Seat) -> None:
         from mysglang import Engine
 
         self.version = importlib.metadata.version("mysglang") if _installed("mysglang") else "working tree"
-        defaults = {"context_length": CONTEXT, "log_level": "warning"}
+        defaults = {"context_length": seat.context, "log_level": "warning", "mem_fraction_static": seat.memory}
         self._engine = Engine(
-            model_path=model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **options}
+            model_path=seat.model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **seat.options}
         )
 
-    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
-        params = [{"max_new_tokens": n, "ignore_eos": True, "temperature": 0.0} for n in output_lens]
-        answers = self._engine.generate(input_ids=prompts, sampling_params=params)
-        return [len(answer["output_ids"]) for answer in answers]
+    def generate(self, work: Workload) -> list[int]:
+        answers = self._engine.generate(input_ids=work.prompts, sampling_params=srt_params(work), **srt_logprobs(work))
+        return lengths(answers)
 
     def flush(self) -> None:
         self._engine.flush_cache()
@@ -61,24 +89,26 @@ class Mysglang:
 class Sglang:
     """sglang.Engine."""
 
-    def __init__(self, model_path: str, options: dict[str, Any]) -> None:
+    def __init__(self, seat: Seat) -> None:
         import sglang
+        import torch
 
-        self.version = sglang.__version__
+        free, total = torch.cuda.mem_get_info()
         defaults = {
-            "context_length": CONTEXT,
+            "context_length": seat.context,
             "log_level": "error",
             "max_running_requests": MAX_REQUESTS,
-            "mem_fraction_static": PEER_MEMORY,
+            # Its share is of the memory that is free when it starts.
+            "mem_fraction_static": min(0.9, (seat.memory or ALONE) * total / free),
         }
         self._engine = sglang.Engine(
-            model_path=model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **options}
+            model_path=seat.model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **seat.options}
         )
+        self.version = f"{sglang.__version__} ({self._engine.server_args.attention_backend})"
 
-    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
-        params = [{"max_new_tokens": n, "ignore_eos": True, "temperature": 0.0} for n in output_lens]
-        answers = self._engine.generate(input_ids=prompts, sampling_params=params)
-        return [answer["meta_info"]["completion_tokens"] for answer in answers]
+    def generate(self, work: Workload) -> list[int]:
+        answers = self._engine.generate(input_ids=work.prompts, sampling_params=srt_params(work), **srt_logprobs(work))
+        return lengths(answers)
 
     def flush(self) -> None:
         self._engine.flush_cache()
@@ -90,25 +120,26 @@ class Sglang:
 class Vllm:
     """vllm.LLM."""
 
-    def __init__(self, model_path: str, options: dict[str, Any]) -> None:
+    def __init__(self, seat: Seat) -> None:
         import vllm
 
         self.version = vllm.__version__
         defaults = {
-            "max_model_len": CONTEXT,
+            "max_model_len": seat.context,
             "max_num_seqs": MAX_REQUESTS,
-            "gpu_memory_utilization": PEER_MEMORY,
+            "gpu_memory_utilization": seat.memory or ALONE,
             "enable_prefix_caching": True,
             "disable_log_stats": True,
         }
         self._params = vllm.SamplingParams
         self._engine = vllm.LLM(
-            model=model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **options}
+            model=seat.model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **seat.options}
         )
 
-    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
-        params = [self._params(max_tokens=n, ignore_eos=True, detokenize=False, temperature=0.0) for n in output_lens]
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    def generate(self, work: Workload) -> list[int]:
+        shared: dict[str, Any] = {"ignore_eos": True, "detokenize": False, "logprobs": work.top_logprobs}
+        params = [self._params(max_tokens=n, **shared, **work.sampling) for n in work.output_lens]
+        inputs = [{"prompt_token_ids": prompt} for prompt in work.prompts]
         answers = self._engine.generate(inputs, params, use_tqdm=False)
         return [len(answer.outputs[0].token_ids) for answer in answers]
 
@@ -119,14 +150,25 @@ class Vllm:
         """Its workers are ended with the process group."""
 
 
-ENGINES: dict[str, Callable[[str, dict[str, Any]], OfflineEngine]] = {
-    "mysglang": Mysglang,
+ENGINES: dict[str, Callable[[Seat], OfflineEngine]] = {
     "vllm": Vllm,
     "sglang": Sglang,
+    "before": Mysglang,
+    "mysglang": Mysglang,
 }
+"""In the order in which they start. `before` is mysglang from another checkout."""
+
+
+def share(engine: str, together: list[str]) -> float | None:
+    """Returns the share of the device for one of several engines on it. mysglang starts last and takes what is left."""
+    if len(together) == 1 or engine == OURS:
+        return None
+    return ALONE / len(together)
+
 
 ENVIRONMENT = {
     "mysglang": {},
+    "before": {},
     "vllm": {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
     "sglang": {"HF_HUB_OFFLINE": "1"},
 }

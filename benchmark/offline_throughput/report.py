@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = "mysglang"
-COLOURS = {"mysglang": "#c44e52", "vllm": "#8c9bb0", "sglang": "#4c72b0"}
+COLOURS = {"mysglang": "#c44e52", "before": "#dd9f9f", "vllm": "#8c9bb0", "sglang": "#4c72b0"}
 
 
 def merge(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -24,12 +24,13 @@ def merge(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         for model, found in outcome["models"].items():
             here = merged["models"].setdefault(model, {"floor_s": {}, "engines": {}, "ceilings": outcome["ceilings"]})
             for workload, floor in found["floor_s"].items():
-                here["floor_s"][workload] = min(floor, here["floor_s"].get(workload, floor))
+                known = here["floor_s"].get(workload)
+                here["floor_s"][workload] = min((one for one in (floor, known) if one is not None), default=None)
             for engine, result in found["engines"].items():
-                known = here["engines"].setdefault(engine, {**result, "workloads": {}})["workloads"]
+                ran = here["engines"].setdefault(engine, {**result, "workloads": {}})["workloads"]
                 for workload, times in result["workloads"].items():
-                    before = known.get(workload, {"rounds_s": []})
-                    known[workload] = {**times, "rounds_s": before["rounds_s"] + times["rounds_s"]}
+                    before = ran.get(workload, {"rounds_s": []})
+                    ran[workload] = {**times, "rounds_s": before["rounds_s"] + times["rounds_s"]}
     return merged
 
 
@@ -38,7 +39,7 @@ def medians(found: dict[str, Any], workload: str) -> dict[str, float]:
     return {
         engine: statistics.median(result["workloads"][workload]["rounds_s"])
         for engine, result in found["engines"].items()
-        if workload in result["workloads"]
+        if result["workloads"].get(workload, {}).get("rounds_s")
     }
 
 
@@ -47,6 +48,7 @@ def table(outcome: dict[str, Any]) -> str:
     blocks = []
     for model, found in outcome["models"].items():
         engines = list(found["engines"])
+        peers = [engine for engine in engines if engine != OURS]
         ready = ", ".join(
             f"{engine} {result.get('version', '?')} ready in {result.get('ready_s', float('nan')):.1f} s"
             for engine, result in found["engines"].items()
@@ -54,26 +56,26 @@ def table(outcome: dict[str, Any]) -> str:
         lines = [
             f"### {model} ({ready})",
             "",
-            f"| workload | {' | '.join(engines)} | better peer / {OURS} | floor | floor / {OURS} |",
-            "|---|" + "---:|" * (len(engines) + 3),
+            f"| workload | {' | '.join(engines)} | {''.join(f'{peer} / {OURS} | ' for peer in peers)}"
+            f"floor | floor / {OURS} |",
+            "|---|" + "---:|" * (len(engines) + len(peers) + 2),
         ]
         for workload, floor in found["floor_s"].items():
             times = medians(found, workload)
             cells = [_cell(found["engines"][engine], workload) for engine in engines]
-            peers = [seconds for engine, seconds in times.items() if engine != OURS]
             ours = times.get(OURS)
-            ratio = f"{min(peers) / ours:.2f}" if ours and peers else ""
-            share = f"{floor / ours:.2f}" if ours else ""
-            lines.append(f"| {workload} | {' | '.join(cells)} | {ratio} | {floor:.3f} | {share} |")
+            cells += [f"{times[peer] / ours:.3f}" if ours and peer in times else "" for peer in peers]
+            cells += ["" if floor is None else f"{floor:.3f}", f"{floor / ours:.2f}" if ours and floor else ""]
+            lines.append(f"| {workload} | {' | '.join(cells)} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
 def _cell(result: dict[str, Any], workload: str) -> str:
     """`median (least-most)` in seconds."""
-    if workload not in result["workloads"]:
+    rounds = result["workloads"].get(workload, {}).get("rounds_s")
+    if not rounds:
         return "-"
-    rounds = result["workloads"][workload]["rounds_s"]
     return f"{statistics.median(rounds):.3f} ({min(rounds):.3f}-{max(rounds):.3f})"
 
 
@@ -94,7 +96,7 @@ def draw(outcome: dict[str, Any], path: Path) -> None:
 
 
 def _panel(axis: Any, model: str, found: dict[str, Any]) -> None:
-    engines, workloads = list(found["engines"]), list(found["floor_s"])
+    engines, workloads = list(found["engines"]), [name for name, floor in found["floor_s"].items() if floor]
     width = 0.8 / max(1, len(engines))
     for at, engine in enumerate(engines):
         label = f"{engine} {found['engines'][engine].get('version', '')}".strip()

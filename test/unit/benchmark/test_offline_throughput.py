@@ -13,8 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmark"))
 
 from floors import Ceilings, ModelSizes, decode_step, offline, prefill
 from offline_throughput import bench, report
-from offline_throughput.workloads import workloads
+from offline_throughput.engines import share
+from offline_throughput.seats import RunningEngine, SeatError
+from offline_throughput.workloads import SETS, chosen
 from shapes import SHAPES
+
+from fixtures.patience import PATIENCE_S
 
 TINY = {
     "hidden_size": 8,
@@ -69,9 +73,11 @@ def test_requests_leave_when_they_are_done() -> None:
 
 
 def test_shared_tokens_are_what_the_prompts_share() -> None:
-    for work in workloads().values():
+    for work in chosen(list(SETS), []).values():
         assert len({tuple(prompt[: work.shared]) for prompt in work.prompts}) == 1
-        assert len({tuple(prompt[: work.shared + 8]) for prompt in work.prompts}) == len(work.prompts)
+        differ = {tuple(prompt[: work.shared + 8]) for prompt in work.prompts}
+        assert len(differ) == len(work.prompts) or not work.has_floor
+        assert len(work.prompts) == len(work.output_lens)
 
 
 def outcome(model: str, **times: list[float]) -> dict[str, Any]:
@@ -82,30 +88,30 @@ def outcome(model: str, **times: list[float]) -> dict[str, Any]:
     return {"ceilings": {}, "models": {model: {"floor_s": {"work": 1.0}, "engines": engines}}}
 
 
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def test_the_table_gives_medians_spread_and_ratios() -> None:
-    row = report.table(outcome("m", mysglang=[2.0, 1.25, 1.5], vllm=[3.0, 3.0, 4.0], sglang=[5.0])).splitlines()[-1]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == [
-        "work",
-        "1.500 (1.250-2.000)",
-        "3.000 (3.000-4.000)",
-        "5.000 (5.000-5.000)",
-        "2.00",
-        "1.000",
-        "0.67",
-    ]
+    table = report.table(outcome("m", mysglang=[2.0, 1.25, 1.5], vllm=[3.0, 3.0, 4.0], sglang=[6.0])).splitlines()
+    rows = dict(zip(cells(table[2]), cells(table[-1]), strict=True))
+    assert rows == {
+        "workload": "work",
+        "mysglang": "1.500 (1.250-2.000)",
+        "vllm": "3.000 (3.000-4.000)",
+        "sglang": "6.000 (6.000-6.000)",
+        "vllm / mysglang": "2.000",
+        "sglang / mysglang": "4.000",
+        "floor": "1.000",
+        "floor / mysglang": "0.67",
+    }
 
 
-def test_an_engine_that_failed_leaves_a_gap() -> None:
-    row = report.table(outcome("m", mysglang=[2.0], vllm=[])).splitlines()[-1]
-    assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        "work",
-        "2.000 (2.000-2.000)",
-        "-",
-        "",
-        "1.000",
-        "0.50",
-    ]
+def test_an_engine_that_failed_and_an_unknown_floor_leave_gaps() -> None:
+    found = outcome("m", mysglang=[2.0], vllm=[])
+    assert cells(report.table(found).splitlines()[-1]) == ["work", "2.000 (2.000-2.000)", "-", "", "1.000", "0.50"]
+    found["models"]["m"]["floor_s"]["work"] = None
+    assert cells(report.table(found).splitlines()[-1]) == ["work", "2.000 (2.000-2.000)", "-", "", "", ""]
 
 
 def test_runs_are_put_together(tmp_path: Path) -> None:
@@ -126,3 +132,80 @@ def test_options_find_their_engine() -> None:
     }
     with pytest.raises(SystemExit, match="ENGINE"):
         bench.parse(["--option", "llama.x=1"])
+
+
+def test_engines_share_a_device() -> None:
+    assert share("vllm", ["vllm"]) is None
+    assert share("mysglang", ["vllm", "mysglang"]) is None, "it takes what is left"
+    assert share("vllm", ["vllm", "mysglang"]) == share("before", ["before", "mysglang"]) == pytest.approx(0.425)
+
+
+def test_engines_take_turns() -> None:
+    assert [bench.turned(["a", "b", "c"], turn) for turn in range(3)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+    ]
+    assert bench.turned([], 2) == []
+
+
+ENGINE = """
+import json, sys
+print("noise of its own")
+print("\u00bb" + json.dumps({"version": "1", "ready_s": 0.5}), flush=True)
+for line in sys.stdin:
+    if "bad" in line:
+        raise RuntimeError("out of pages")
+    print("\u00bb" + json.dumps({"workload": line.strip(), "seconds": 2.5}), flush=True)
+"""
+
+
+def test_an_engine_answers_until_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offline_throughput.seats.DEATH_S", 0.0)
+    engine = RunningEngine([sys.executable, "-X", "utf8", "-c", ENGINE], {}, tmp_path / "log")
+    try:
+        assert engine.ready(PATIENCE_S) == {"version": "1", "ready_s": 0.5}
+        assert engine.seconds("good", PATIENCE_S) == 2.5
+        with pytest.raises(SeatError, match="out of pages"):
+            engine.seconds("bad", PATIENCE_S)
+    finally:
+        engine.end()
+    assert "noise of its own" in (tmp_path / "log").read_text()
+
+
+class Answers:
+    """An engine of a comparison, which fails at its third question if it is said to."""
+
+    def __init__(self, asked: list[str], name: str) -> None:
+        self._asked = asked
+        self._name = name
+
+    def ready(self, limit_s: float) -> dict[str, Any]:
+        return {"version": "1", "ready_s": 1.0}
+
+    def seconds(self, workload: str, limit_s: float) -> float:
+        self._asked.append(f"{self._name} {workload}")
+        if self._name == "vllm" and len(self._asked) > 4:
+            raise SeatError("gone")
+        return float(len(self._asked))
+
+    def end(self) -> None:
+        self._asked.append(f"{self._name} ends")
+
+
+def test_a_comparison_goes_on_without_an_engine_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(bench.RunningEngine, "start", lambda engine, *rest, **more: Answers(asked, engine))
+    args = bench.parse(["--engines", "mysglang", "vllm", "--rounds", "2"])
+    comparison = bench.Comparison(args, "toy", tmp_path)
+    comparison.run(args.engines, ["a", "b"], lambda: None)
+    assert asked == [
+        *("vllm a", "mysglang a", "vllm b", "mysglang b"),
+        *("mysglang a", "vllm a", "vllm ends", "mysglang b"),
+        *("mysglang a", "mysglang b", "mysglang ends"),
+    ]
+    assert comparison.results["vllm"]["status"] == "gone"
+    assert comparison.results["mysglang"]["workloads"] == {
+        "a": {"warm_s": 2.0, "rounds_s": [5.0, 9.0]},
+        "b": {"warm_s": 4.0, "rounds_s": [8.0, 10.0]},
+    }
