@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.patience import PATIENCE_S
-from fixtures.tiny_checkpoints import FAMILIES
+from fixtures.tiny_checkpoints import CLASSES, FAMILIES
 from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
@@ -81,7 +81,7 @@ class TestFacts:
         assert not (config.plan.tied_embeddings or plan.bias or plan.output_bias)
         assert config.path == str(tmp_path)
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", CLASSES)
     def test_agrees_with_transformers(self, family: str, tmp_path: Path) -> None:
         """A file that names only the sizes means what it means with all the keys that transformers fills in."""
         written = FAMILIES[family](architectures=[type_name(family)]).to_dict()
