@@ -18,6 +18,7 @@ from fixtures.pooling_checkpoints import (
     describe_modules,
     save_decoder,
     save_encoder,
+    save_internlm2_reward_model,
     save_reward_model,
     set_config,
 )
@@ -103,6 +104,12 @@ DECODERS = {
     "qwen3_moe": {},
     "gemma2": {},
     "qwen3_next": {},
+}
+
+REWARD_MODELS: dict[str, Callable[[Path], Saved]] = {
+    "qwen2": lambda folder: save_reward_model(folder, "qwen2"),
+    "qwen3": lambda folder: save_reward_model(folder, "qwen3"),
+    "internlm2": save_internlm2_reward_model,
 }
 
 
@@ -199,9 +206,9 @@ class TestDecoders:
         saved = save_decoder(tmp_path, family, labels=labels, **DECODERS[family])
         close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
 
-    @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+    @pytest.mark.parametrize("family", ["qwen2", "qwen3", "internlm2"])
     def test_rewards(self, family: str, tmp_path: Path) -> None:
-        saved: Saved = save_reward_model(tmp_path, family)
+        saved: Saved = REWARD_MODELS[family](tmp_path)
         close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
 
 

@@ -11,42 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fixtures.internlm2_names import as_internlm2
 from fixtures.tiny_checkpoints import SIZES
 from fixtures.transformers_pair import SCENARIOS, Pair, check_scenario, load_pair
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
-from mysglang.srt.configs.checkpoint_tensors import renaming
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.utils.checkpoint_files import stored_tensors
-
-KV_HEADS = SIZES["num_key_value_heads"]
-INTERNLM2_NAMES = (
-    ("embed_tokens", "tok_embeddings"),
-    ("lm_head", "output"),
-    ("self_attn.o_proj", "attention.wo"),
-    ("mlp.gate_proj", "feed_forward.w1"),
-    ("mlp.up_proj", "feed_forward.w3"),
-    ("mlp.down_proj", "feed_forward.w2"),
-    ("input_layernorm", "attention_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-)
-
-
-def as_internlm2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """For each key-value head, the queries that share it, its key and its value follow one another."""
-    rename, made = renaming(INTERNLM2_NAMES), {}
-    for name, tensor in tensors.items():
-        before, query, after = name.partition("self_attn.q_proj")
-        if query:
-            parts = (tensors[f"{before}self_attn.{each}_proj{after}"] for each in "qkv")
-            by_head = [part.unflatten(0, (KV_HEADS, -1)) for part in parts]
-            made[f"{before}attention.wqkv{after}"] = torch.cat(by_head, 1).flatten(0, 1)
-        elif "k_proj" not in name and "v_proj" not in name:
-            made[rename(name)] = tensor.clone()
-    return made
 
 
 def as_baichuan(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -163,9 +163,9 @@ def decoder(name: str, config: type[DecoderConfig]) -> dict[str, Architecture]:
     }
 
 
-def _reward(config: type[DecoderConfig]) -> Architecture:
+def _reward(config: type[DecoderConfig], model: str = "RewardModel") -> Architecture:
     """Declares a reward model, whose answer is one number if config.json names no labels."""
-    return Architecture("pooling_decoder:RewardModel", config, "classify", labels=1)
+    return Architecture(f"pooling_decoder:{model}", config, "classify", labels=1)
 
 
 _ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
@@ -196,6 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
     "Qwen2ForRewardModel": _reward(Qwen2Config),
     "Qwen3ForRewardModel": _reward(Qwen3Config),
+    "InternLM2ForRewardModel": _reward(InternLM2Config, "ValueModel"),
     "BertModel": Architecture("bert:BertModel", task="embed"),
     "BertForSequenceClassification": Architecture("bert:BertForSequenceClassification", task="classify"),
     "RobertaModel": _ROBERTA,

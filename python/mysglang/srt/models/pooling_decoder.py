@@ -58,6 +58,22 @@ class RewardModel(PoolingDecoder):
         return reward.float()
 
 
+class ValueModel(PoolingDecoder):
+    """A decoder that computes one number by one projection. Source: InternLM 2 Reward.
+
+    Published models are trained on prompts that end with the token `reward_token_id` of their config.json.
+    """
+
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__(config, context, stage)
+        self.v_head = ReplicatedLinear(config.hidden_size, num_labels(config), context=context.under("v_head"))
+
+    def head(self, pooled: Tensor) -> Tensor:
+        """Computes rewards, [N, hidden_size] -> [N, 1]."""
+        reward: Tensor = self.v_head(pooled.to(self.norm.weight.dtype))
+        return reward.float()
+
+
 def num_labels(config: ModelConfig) -> int:
     assert config.pooling is not None, "a classifier's config says how it pools"
     return len(config.pooling.labels)
