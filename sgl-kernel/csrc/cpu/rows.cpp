@@ -1,9 +1,11 @@
-// What is done to each row or head by itself: norms, rotary positions, activations, the most likely token.
+// What is done to each row or head by itself: norms, rotary positions, activations, the most likely or a drawn token.
 // All computed in float32 and rounded where the plain composition rounds.
 
+#include <climits>
 #include <cmath>
 
 #include "cpu/activations.h"
+#include "cpu/draw.h"
 #include "cpu/stored.h"
 #include "cpu/threads.h"
 
@@ -169,6 +171,18 @@ void mysgl_greedy(int64_t *tokens, const bf16 *logits, long stride, long rows, l
       if (none != 0.0f) continue;
       for (i = 0; to_float(row[i]) != top;) i++;
       tokens[r] = i;
+    }
+  });
+}
+
+// A token of each row. uniforms: in [0, 1). Each filter: null, or a number for each row (include/cpu/draw.h).
+void mysgl_draw(int64_t *tokens, const float *logits, long stride, const double *uniforms, const float *temperatures,
+                const int32_t *top_k, const float *top_p, const float *min_p, long rows, long width) {
+  share(rows, 1, [&](long first, long end) {
+    for (long r = first; r < end; r++) {
+      const Filters filters{top_k ? top_k[r] : LONG_MAX, top_p ? top_p[r] : INFINITY, min_p ? min_p[r] : 0.0};
+      const bool given = top_k || top_p || min_p;
+      tokens[r] = draw_token(logits + r * stride, width, uniforms[r], temperatures[r], given ? &filters : nullptr);
     }
   });
 }

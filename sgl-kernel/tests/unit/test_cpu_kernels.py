@@ -381,3 +381,52 @@ def test_a_forked_process_has_no_helpers_and_needs_none() -> None:
     child.start()
     child.join(30)
     assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p", "min_p")])
+@pytest.mark.parametrize("vocab", [1, 15, 512, 4099])
+def test_draw_tokens(arch: str, vocab: int, filters: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(40, vocab + 3, generator=generator)[:, :vocab] * 4
+    uniforms = torch.rand(40, generator=generator, dtype=torch.float64)
+    temperature = torch.rand(40, generator=generator) + 0.3
+    limits = {
+        "top_k": torch.randint(1, vocab + 9, (40,), generator=generator).int(),
+        "top_p": torch.rand(40, generator=generator),
+        "min_p": torch.rand(40, generator=generator) / 9,
+    }
+    given = {name: limits[name] for name in filters}
+    tokens = rows.draw_tokens(logits, uniforms, temperature, **given)
+
+    weights = ((logits.double() - logits.double().amax(dim=1, keepdim=True)) / temperature.double()[:, None]).exp()
+    ranked, ids = weights.sort(dim=1, descending=True, stable=True)
+    stays = torch.arange(vocab) < given.get("top_k", torch.tensor(vocab + 9).expand(40))[:, None]
+    if "top_p" in given:
+        stays &= ranked.cumsum(dim=1) - ranked < given["top_p"].double()[:, None] * weights.sum(dim=1, keepdim=True)
+    if "min_p" in given:
+        stays &= ranked >= given["min_p"].double()[:, None]
+    weights *= torch.zeros(weights.shape, dtype=torch.bool).scatter_(1, ids, stays)
+    ends = weights.cumsum(dim=1)
+    share = ends.gather(1, tokens[:, None])[:, 0]
+    target = uniforms * ends[:, -1]
+    # The drawn token's share holds the target, but for rounding at its ends.
+    slack = 1e-5 * ends[:, -1]
+    assert (weights.gather(1, tokens[:, None]) > 0).all()
+    assert (share >= target - slack).all() and (
+        share - weights.gather(1, tokens[:, None])[:, 0] <= target + slack
+    ).all()
+
+
+def test_draw_tokens_where_no_logit_is_finite(arch: str) -> None:
+    logits = torch.randn(6, 700)
+    logits[0], logits[1, 3], logits[2, 699] = -torch.inf, torch.nan, torch.inf
+    limits = {"top_k": torch.full((6,), 5).int(), "top_p": torch.full((6,), 0.9), "min_p": torch.zeros(6)}
+    numbers = torch.full((6,), 0.5, dtype=torch.float64), torch.ones(6)
+    tokens = rows.draw_tokens(logits, *numbers, **limits)
+    assert tokens[:3].tolist() == [0, 0, 0]
+    assert torch.equal(
+        tokens[3:],
+        rows.draw_tokens(
+            logits[3:], *(number[3:] for number in numbers), **{name: limit[3:] for name, limit in limits.items()}
+        ),
+    )

@@ -1,4 +1,4 @@
-"""greedy_tokens and draw_tokens on the CPU: the reference and the quicker version against the definition."""
+"""greedy_tokens and draw_tokens on the CPU: the reference and the quicker versions against the definition."""
 
 import itertools
 import math
@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from fixtures.sampling_cases import Draws, assert_true, random_draws
+from mysglang.srt.kernels.cpu import native
+from mysglang.srt.kernels.cpu import sampling as cpu_sampling
 from mysglang.srt.kernels.sampling import Filters, draw_tokens, greedy_tokens
 
-VERSIONS = {"reference": draw_tokens.reference, "cpu": draw_tokens.choose("cpu")}
+VERSIONS = {
+    "reference": draw_tokens.reference,
+    "torch": cpu_sampling.draw_tokens,
+    "native": native.draw_tokens,
+}
 every_version = pytest.mark.parametrize("draw", VERSIONS.values(), ids=VERSIONS)
 FILTERS = list(itertools.product([False, True], repeat=3))
 
@@ -27,10 +33,11 @@ def test_draws_are_true(draw: Draw, ties: bool, k: bool, p: bool, m: bool) -> No
         assert_true(draw(*draws.arguments()), draws)
 
 
-def test_a_filter_that_leaves_more_than_the_first_guess() -> None:
+@every_version
+def test_a_filter_that_leaves_more_than_the_first_guess(draw: Draw) -> None:
     draws = random_draws(0, vocab=3000, p=True)
     draws = Draws(draws.logits * 0.01, draws.uniforms, draws.temperature, None, draws.top_p, None)
-    assert_true(VERSIONS["cpu"](*draws.arguments()), draws)
+    assert_true(draw(*draws.arguments()), draws)
 
 
 @every_version
@@ -67,6 +74,24 @@ def test_the_ends_of_the_unit_interval(draw: Draw, uniform: float) -> None:
     logits = torch.tensor([[-math.inf, 1.0, 0.3, -math.inf]])
     (token,) = draw(logits, torch.tensor([uniform], dtype=torch.float64), torch.ones(1), Filters()).tolist()
     assert token == (1 if uniform == 0 else 2)
+
+
+@every_version
+def test_of_equal_tokens_the_lowest_ids_stay(draw: Draw) -> None:
+    n, allowed = 2000, 777
+    uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    tokens = draw(torch.zeros(n, 1500), uniforms, torch.ones(n), Filters(top_k=torch.full((n,), allowed).int()))
+    assert int(tokens.max()) == allowed - 1
+    assert (tokens.bincount(minlength=allowed) - n / allowed).abs().max() < 1
+
+
+def test_the_native_draw_reads_rows_at_a_distance_and_leaves_other_layouts_to_torch() -> None:
+    draws = random_draws(3, k=True, p=True, m=True)
+    expected = native.draw_tokens(*draws.arguments())
+    wide = torch.full((len(expected), draws.logits.shape[1] + 9), math.nan)
+    wide[:, : draws.logits.shape[1]] = draws.logits
+    for logits in (wide[:, : draws.logits.shape[1]], draws.logits.T.contiguous().T):
+        assert torch.equal(native.draw_tokens(logits, *draws.arguments()[1:]), expected)
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:

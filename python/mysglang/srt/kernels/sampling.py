@@ -103,10 +103,10 @@ greedy_tokens = Op(
 draw_tokens = Op(
     "draw_tokens",
     reference=_draw_tokens,
-    cpu="mysglang.srt.kernels.cpu.sampling:draw_tokens",
+    cpu=("mysglang.srt.kernels.cpu.native:draw_tokens", "mysglang.srt.kernels.cpu.sampling:draw_tokens"),
     cuda="mysglang.srt.kernels.cuda.sampling:draw_tokens",
     invariant={
-        "cpu": "mysglang.srt.kernels.cpu.invariant:draw_tokens",
+        "cpu": ("mysglang.srt.kernels.cpu.native:draw_tokens", "mysglang.srt.kernels.cpu.invariant:draw_tokens"),
         "cuda": "mysglang.srt.kernels.cuda.sampling:invariant_draw_tokens",
     },
 )

@@ -1,4 +1,4 @@
-"""Operations on each bfloat16 row or head by itself: `csrc/cpu/rows.cpp`."""
+"""Operations on each row or head by itself, bfloat16 if nothing else is said: `csrc/cpu/rows.cpp`."""
 
 from __future__ import annotations
 
@@ -75,6 +75,26 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return tokens
 
 
+def draw_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Draws a token of each row: float32 [S, vocab], rows at any distance -> [S] int64. A row with NaN gets any token.
+
+    uniforms: [S] float64 in [0, 1). temperature, top_p, min_p: [S] float32. top_k: [S] int32. All are dense. A filter
+    that is None lets every token pass.
+    """
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+    filters = [None if values is None else values.data_ptr() for values in (top_k, top_p, min_p)]
+    numbers = (uniforms.data_ptr(), temperature.data_ptr())
+    _draw()(tokens.data_ptr(), logits.data_ptr(), logits.stride(0), *numbers, *filters, *logits.shape)
+    return tokens
+
+
 @cache
 def _rms_norm() -> Launch:
     arrays = (c_void_p, c_void_p, c_long, c_void_p, c_void_p)
@@ -98,3 +118,8 @@ def _rope_and_store() -> Launch:
 @cache
 def _greedy() -> Launch:
     return _LIBRARY.function("mysgl_greedy", c_void_p, c_void_p, c_long, c_long, c_long)
+
+
+@cache
+def _draw() -> Launch:
+    return _LIBRARY.function("mysgl_draw", c_void_p, c_void_p, c_long, *(c_void_p,) * 5, c_long, c_long)

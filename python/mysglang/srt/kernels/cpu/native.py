@@ -1,4 +1,4 @@
-"""Our C++ kernels (`mysgl_kernel.cpu`) for what is bfloat16 and laid out as they read it; for the rest, torch.
+"""Our C++ kernels (`mysgl_kernel.cpu`) for tensors of the dtype and layout that they read; for the rest, torch.
 
 Which is used is decided by dtypes and shapes alone.
 """
@@ -12,8 +12,10 @@ from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels import activation as activations
 from mysglang.srt.kernels import norm, sampling
 from mysglang.srt.kernels.cpu import rotary
+from mysglang.srt.kernels.cpu import sampling as torch_sampling
 from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
+from mysglang.srt.kernels.sampling import Filters
 
 available = rows.available
 
@@ -73,6 +75,16 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     if is_matrix(logits) and logits.shape[1] > 0:
         return rows.greedy_tokens(logits)
     return sampling.greedy_tokens.reference(logits)
+
+
+def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: Tensor, filters: Filters) -> Tensor:
+    """Implements the op `draw_tokens`. `kernels/sampling.py` describes its arguments and result. A row's token depends
+    on that row alone.
+    """
+    columns = [column for column in (uniforms, temperature, *filters) if column is not None]
+    if logits.dtype is torch.float32 and logits.stride(1) == 1 and all(column.is_contiguous() for column in columns):
+        return rows.draw_tokens(logits, uniforms, temperature, *filters)
+    return torch_sampling.draw_tokens(logits, uniforms, temperature, filters)
 
 
 def is_matrix(x: Tensor) -> bool:
