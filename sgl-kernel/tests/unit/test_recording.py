@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mysgl_kernel.cpu import rows
-from mysgl_kernel.cpu.recording import CannotRecord, Recording, recorded
+from mysgl_kernel.cpu.recording import CannotRecord, Recording, recorded, recorded_whole
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "new values": lambda x, y: x + y,
@@ -49,6 +49,21 @@ def test_kernels_are_called_again_with_their_arguments() -> None:
         recording.replay()
         assert torch.equal(left, rows.rms_norm(x, weight, 1e-6))
         assert len(recording) == 1  # not what makes room for the result
+
+
+def test_a_function_that_looks_at_values_is_called_again_whole() -> None:
+    @recorded_whole
+    def of_rows(x: Tensor, rows: Tensor) -> Tensor:
+        return torch.stack([x[row].mul_(2) for row in rows.tolist()]).sum(0)
+
+    with torch.inference_mode():
+        x, rows = torch.ones(4, 3), torch.tensor([0, 2])
+        with Recording() as recording:
+            left = of_rows(x, rows) + 1
+        assert len(recording) == 2 and recording.nbytes == 2 * left.nbytes
+        rows.copy_(torch.tensor([1, 2]))
+        recording.replay()
+    assert x[:, 0].tolist() == [2, 2, 4, 1] and left.tolist() == [7, 7, 7]
 
 
 def test_views_and_room_cost_nothing() -> None:

@@ -39,6 +39,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4": {},
     "lfm2": HEADS,
     "gemma3n": {"head_dim": 64},
+    # Ops that update states look at values, which no recording may do.
+    "bamba": HEADS | {"mamba_n_heads": 8},
 }
 PLAIN, EIGHT_BITS = LoadConfig(), LoadConfig(quantization="int8wo")
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 90, 1))]

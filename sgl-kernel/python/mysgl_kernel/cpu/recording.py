@@ -1,7 +1,8 @@
 """Recording: the calls of a step on the CPU, replayed without the Python between them. The CPU's counterpart of CUDA
 graphs.
 
-    recorded      our kernels, with their arguments; torch's ops, with the tensors that they read and write
+    recorded      our kernels, with their arguments; torch's ops, with the tensors that they read and write;
+                  functions that look at values by themselves, whole
     left out      what makes no values: views, and tensors that are not filled yet. They are there already
     refused       what looks at values, since the next step has others
 
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from mysgl_kernel.compiled import Launch
 
 UNFILLED = ("aten::empty", "aten::new_empty")
 """Beginnings of the names of ops whose results are not filled."""
+
+P = ParamSpec("P")
 
 _threads = threading.local()
 
@@ -76,6 +79,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Raises CannotRecord."""
         named = dict(kwargs or {})
+        if getattr(_threads, "recording", None) is not self:
+            return func(*args, **named)  # inside of a function that is recorded whole
         if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
             raise CannotRecord(f"{func} looks at values")
         result = func(*args, **named)
@@ -100,6 +105,28 @@ def recorded(function: Launch) -> Launch:
             recording.add(function, arguments)
 
     return launch
+
+
+def recorded_whole(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Returns the function as one call of recordings, which a replay makes again. It may look at values; a recording of
+    what it does would look at those of the recorded step.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        recording: Recording | None = getattr(_threads, "recording", None)
+        if recording is None:
+            return function(*args, **kwargs)
+        _threads.recording = None
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            _threads.recording = recording
+        recording.nbytes += result.nbytes
+        recording.add(_into, ([result], partial(function, *args, **kwargs)))
+        return result
+
+    return call
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mysgl_kernel.cpu.recording import recorded_whole
 from mysglang.srt.kernels import linear_attention
 from mysglang.srt.kernels.linear_attention import CHUNK, Runs, delta_gates, heads_of, take_runs
 
@@ -23,6 +24,7 @@ PIECE = 2 * CHUNK
 """
 
 
+@recorded_whole
 def delta_step(
     q: Tensor,
     k: Tensor,
@@ -78,6 +80,7 @@ def pieces(part: slice) -> Iterator[slice]:
     return (slice(start, min(start + PIECE, part.stop)) for start in range(part.start, part.stop, PIECE))
 
 
+@recorded_whole
 def scan_step(
     x: Tensor,
     b: Tensor,
