@@ -1,6 +1,6 @@
 """Settings of every test: one torch thread, the same drawn examples in every run, and our own warnings are errors.
 
-Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and builders in `fixtures/`.
+Timeouts, markers and asyncio mode are in pyproject.toml; shared fakes and builders in `fixtures/`.
 """
 
 import gc

@@ -135,7 +135,7 @@ class Sends:
 def once(engine: BenchEngine, log: Path, sends: Sends, case: Case) -> dict[str, float]:
     """One call; what was when, in milliseconds since it."""
     while not engine.flush_cache().success:
-        time.sleep(0.001)  # the step in flight behind the last answers is not done
+        time.sleep(0.001)  # the step in flight after the last answers is not done
     log.write_text("")
     sends.at.clear()
     params = {"max_new_tokens": OUTPUT, "ignore_eos": True, "temperature": 0.0}

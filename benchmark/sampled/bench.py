@@ -114,7 +114,7 @@ MIXES = {
 
 
 class SampledRows:
-    """Rows of one batch, which decode behind their prompts with one mix after another."""
+    """Rows of one batch, which decode after their prompts with one mix after another."""
 
     def __init__(self, worker: Worker, bench: OneBatch, count: int, context: int) -> None:
         self._worker = worker

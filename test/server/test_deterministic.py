@@ -21,7 +21,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 Answer = tuple[list[int], list[Any], list[Any]]
-"""Ids, their log-probabilities, and the most likely ones beside each, as they stand in the JSON."""
+"""Ids, their log-probabilities, and the most likely ones beside each, as they are in the JSON."""
 
 
 def make_requests(seed: int) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ..
         assert sum(histogram) == meta["spec_verify_ct"] and len(histogram) == 5
         assert meta["spec_num_correct_drafts"] == sum(place * count for place, count in enumerate(histogram)) > 20
         assert meta["spec_accept_rate"] == meta["spec_num_correct_drafts"] / meta["spec_num_proposed_drafts"] <= 1
-        # The first token is of the prompt's step; what was accepted behind the last one is not counted.
+        # The first token is of the prompt's step; what was accepted after the last one is not counted.
         assert 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"] >= meta["completion_tokens"] == 150
         # It comes to repeat itself.
         assert steps_of(server.url) - before < 120

@@ -56,7 +56,7 @@ def check(truth: PreTrainedModel, prompt: list[int], answer: dict[str, Any], sta
     drawn = logits[length - 1 : -1] / (temperature or 1.0)
     check_rows(meta, "output", torch.log_softmax(drawn, -1), answer["output_ids"])
     if start == 0:
-        # Nothing stands before the first token.
+        # Nothing comes before the first token.
         assert meta["input_token_logprobs"].pop(0)[:2] == (None, prompt[0])
         assert meta["input_top_logprobs"].pop(0) is meta["input_token_ids_logprobs"].pop(0) is None
     first = max(start, 1)

@@ -209,7 +209,7 @@ class TestErrors:
                 client.completions.create(model=MODEL, prompt=prompt, max_tokens=5, stream=stream)
             assert error.value.param == "prompt"
             assert error.value.request_id
-        # What does not fit behind the prompt is cut to what does.
+        # What does not fit after the prompt is cut to what does.
         assert client.chat.completions.create(model=MODEL, messages=FRANCE, max_tokens=context).choices
         with pytest.raises(openai.BadRequestError, match="temperature"):
             client.completions.create(model=MODEL, prompt="a", temperature=-1)

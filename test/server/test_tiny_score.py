@@ -45,7 +45,7 @@ def test_the_model_is_good_at_its_small_world(usual: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def precise(warm: None) -> list[str]:
-    """The answers in float32: in bfloat16 the rows of a step differ in their last bits with who stands beside them, and
+    """The answers in float32: in bfloat16 the rows of a step differ in their last bits with who is beside them, and
     so now and then in which of two tokens that are nearly as likely is taken.
     """
     return list(answers(exam_items(FEW), FLOAT32))

@@ -113,7 +113,7 @@ def unit_of(module: str) -> str:
     if package != GRAPH.package:
         return module
     if inner[:1] == ["srt"]:
-        return inner[1] if len(inner) > 1 else "errors"  # srt/__init__.py is empty and stands at the bottom
+        return inner[1] if len(inner) > 1 else "errors"  # srt/__init__.py is empty and is at the bottom
     return "." + (inner[0] if inner else "__init__")
 
 

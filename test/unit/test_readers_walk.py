@@ -1,4 +1,4 @@
-"""The walk in docs/architecture.md leads a reader through files that are there, and to names that stand in them."""
+"""The walk in docs/architecture.md leads a reader through files that are there, and to names that are in them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The exam of the embedded model: its questions, each with one right answer, and the texts that the model reads.
 
 Knows the file of questions and the chat template. Knows no engine, no server and no score. How questions are made
-stands in the repository, in `scripts/tiny_world`; no question of the file was in the training data.
+is in the repository, in `scripts/tiny_world`; no question of the file was in the training data.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`python -m mysglang.eval.tiny`: the held-out evaluation of the embedded model, by exact match of greedy answers.
 
 It judges whatever runs the model: an engine started here (server flags may follow), a server (--url), or transformers.
-Knows where answers come from and where results go; the questions stand in `exam`, the figures in `report`.
+Knows where answers come from and where results go; the questions are in `exam`, the figures in `report`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""ChatFormat: which text stands before and after each message of a conversation.
+"""ChatFormat: which text comes before and after each message of a conversation.
 
 A program may generate in the middle of a message and go on with text of its own, so a whole-conversation template is
 not enough: the interpreter needs the pieces. A backend that can render the model's own template finds the pieces with
@@ -56,7 +56,7 @@ class Underivable(Exception):
 
 
 _MARKS = ("AAAA1", "BBBB2", "CCCC3", "DDDD4")
-"""Contents that no template changes, and that stand nowhere in one."""
+"""Contents that no template changes, and that are nowhere in one."""
 
 
 def derive(render: Render, bos: str = "") -> ChatFormat:

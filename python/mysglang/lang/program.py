@@ -253,7 +253,7 @@ def function(
 ) -> SglFunction | Callable[[Callable[..., object]], SglFunction]:
     """Make a program of a function whose first argument is `s`, the state of a run.
 
-    With `num_api_spec_tokens`, generations that stand close together are asked for in one request of so many tokens;
+    With `num_api_spec_tokens`, generations that are close together are asked for in one request of so many tokens;
     see `mysglang.lang.speculation`.
     """
     if func is not None:

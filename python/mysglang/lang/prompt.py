@@ -1,4 +1,4 @@
-"""Prompt: all that stands before the next generated token, as text and as a conversation."""
+"""Prompt: all that comes before the next generated token, as text and as a conversation."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class TextSpeculation:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._ahead = ""
-        """Text that the model wrote behind the end of the last generation."""
+        """Text that the model wrote after the end of the last generation."""
 
     def fill(self, state: GrowingState, value: str) -> bool:
         # The program goes on as the model did, or the model's text is of no use.

@@ -29,7 +29,7 @@ def all_sources() -> list[str]:
 def files_of(source: Path) -> list[Path]:
     """Returns the source and all of our own files that it includes, directly or not, in order of discovery.
 
-    An include that stands in neither the including file's folder nor INCLUDE is the toolkit's, and the compiler's
+    An include that is in neither the including file's folder nor INCLUDE is the toolkit's, and the compiler's
     version speaks for it.
     """
     found = [source]

@@ -45,7 +45,7 @@ def test_v32(tmp_path: Path) -> None:
     assert (found[0].top_k, plan.kept_size, plan.latent and plan.latent.interleaved) == (2048, 576 + 128, True)
     indexer = found[0].indexer
     assert indexer is not None and (indexer.heads, indexer.head_dim, indexer.interleaved) == (64, 128, False)
-    # The layer behind the last drafts tokens; it is not loaded.
+    # The layer after the last drafts tokens; it is not loaded.
     assert config.plan.unused_layers == 1
     without = read(tmp_path, {key: value for key, value in V32.items() if not key.startswith("index_")})
     assert without.plan == config.plan

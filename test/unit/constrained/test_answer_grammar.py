@@ -118,7 +118,7 @@ def test_thinking_may_be_left_out(backend: GrammarBackend, grammar: CompiledGram
 
 
 def test_answers_in_all_states_together(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
-    """Nothing is set behind the last token, whatever the library writes there."""
+    """Nothing is set after the last token, whatever the library writes there."""
     strings = compiled(backend, "json_schema", '{"type": "string"}')
     quote = TOKENIZER.encode('"', add_special_tokens=False)[0]
     together = [

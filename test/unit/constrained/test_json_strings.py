@@ -1,4 +1,4 @@
-"""Classes of a grammar in markup, narrowed to what may stand in a JSON string; what is not in a string stays."""
+"""Classes of a grammar in markup, narrowed to what may be in a JSON string; what is not in a string stays."""
 
 import pytest
 

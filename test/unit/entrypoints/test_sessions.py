@@ -1,4 +1,4 @@
-"""Sessions over a scripted engine, which answers with the tokens 7, 8, 9 and 2: what stands before a new prompt."""
+"""Sessions over a scripted engine, which answers with the tokens 7, 8, 9 and 2: what comes before a new prompt."""
 
 import contextlib
 from typing import Any

@@ -238,7 +238,7 @@ def test_text_goes_on_behind_a_call(case: str) -> None:
         ('<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("stop", '{"a": 1}')]),
         ('<tool_call>{"id": "7", "name": "stop", "type": "x", "arguments": {}}</tool_call>', "", [("stop", "{}")]),
         ('<tool_call>{"type": "function", "function": "stop", "parameters": {}}</tool_call>', "", [("stop", "{}")]),
-        # a bracket too many, a line break in a string, an end that stands in a string
+        # a bracket too many, a line break in a string, an end that is in a string
         ('<tool_call>{"name": "stop", "arguments": {}}}\n</tool_call>', "", [("stop", "{}")]),
         ('<tool_call>{"name": "stop", "arguments": {"a": "x\ny"}}</tool_call>', "", [("stop", '{"a": "x\\ny"}')]),
         ('<tool_call>{"name": "stop", "arguments": {"a": "</tool_call>"}}', "", [("stop", '{"a": "</tool_call>"}')]),

@@ -45,7 +45,7 @@ def rows(given: tuple[Tensor, ...], part: slice) -> tuple[Tensor, ...]:
 
 
 def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
-    """Equation 10 of the paper as it stands there, in float64: S_t = S_{t-1} a (I - b k k^T) + b v k^T, where S is
+    """Equation 10 of the paper as it is there, in float64: S_t = S_{t-1} a (I - b k k^T) + b v k^T, where S is
     [value_dim, key_dim], and a may be a row of decays; what it reads, and the last state as we keep it.
     """
     queries, keys, values, a, b, log_rate, time_bias = (each.double() for each in given)

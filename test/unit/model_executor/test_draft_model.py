@@ -1,4 +1,4 @@
-"""A model that proposes drafts: no token changes by it, whatever stands in its pages, and its memory is counted."""
+"""A model that proposes drafts: no token changes by it, whatever is in its pages, and its memory is counted."""
 
 from __future__ import annotations
 

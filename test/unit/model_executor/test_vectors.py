@@ -1,4 +1,4 @@
-"""Vectors and scores of every kind of model equal transformers', whatever stands beside a prompt in the step."""
+"""Vectors and scores of every kind of model equal transformers', whatever is beside a prompt in the step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

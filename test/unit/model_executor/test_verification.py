@@ -68,7 +68,7 @@ def test_the_tokens_of_plain_decoding(models, family: str, page_size: int, liar:
 
 @pytest.mark.promise(25)
 def test_to_the_last_bit_where_sums_have_one_order(models) -> None:
-    """Deterministic mode: what stands in the caches afterwards does not depend on how wide steps were."""
+    """Deterministic mode: what is in the caches afterwards does not depend on how wide steps were."""
     config = replace(CPU, page_size=16, numerics="invariant")
     plain = Driver.start(start_executor(config, models("qwen3")), [GREEDY] * 3).generate(PROMPTS, NEW)
     truth = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, plain, strict=True)]

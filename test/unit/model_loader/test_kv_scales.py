@@ -15,7 +15,7 @@ LAYER = "model.layers.{}.self_attn."
 
 
 def checkpoint(folder: Path, **scales: Any) -> Path:
-    """A checkpoint with these tensors; `__` in a name stands for a dot behind the layer's name."""
+    """A checkpoint with these tensors; `__` in a name stands for a dot after the layer's name."""
     tensors = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in scales.items()}
     save_file(tensors | {"model.layers.0.self_attn.k_proj.weight": torch.ones(2, 2)}, folder / "model.safetensors")
     return folder

@@ -1,5 +1,5 @@
 """A Llama-like family takes one struct, one row among the architectures and one row among the comparisons: here is one
-that the package does not know, and the built-in ones stand nowhere else.
+that the package does not know, and the built-in ones are nowhere else.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Sampling features from the request to the token: each row has what it asks for, whatever stands beside it."""
+"""Sampling features from the request to the token: each row has what it asks for, whatever is beside it."""
 
 from __future__ import annotations
 

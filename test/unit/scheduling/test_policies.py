@@ -83,7 +83,7 @@ def test_dfs_weight_begins_with_the_branch_of_the_tree_that_most_wait_under() ->
 
 
 def test_dfs_weight_goes_down_a_branch_before_it_changes_to_another() -> None:
-    """One step takes all: what begins alike stands side by side in it."""
+    """One step takes all: what begins alike is side by side in it."""
     scheduler = scene("dfs-weight", replace(ONE_PLACE, num_slots=8))
     trunk, other = [1] * 30, [2] * 30
     deep = [*trunk, *[3] * 10]

@@ -44,7 +44,7 @@ class TestIncrementalDecoder:
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject, skip: bool
     ) -> None:
         tokenizer = tokenizers[kind]
-        # Ids behind the vocabulary occur too: a model's embedding may have more rows than the tokenizer has tokens.
+        # Ids beyond the vocabulary occur too: a model's embedding may have more rows than the tokenizer has tokens.
         ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40))
         decoder = tokenizer.incremental_decoder(skip_special_tokens=skip, at_start=True)
         shown = [decoder.feed(piece) for piece in pieces(data, ids)] + [decoder.finish()]

@@ -159,7 +159,7 @@ class NativeBackend(Backend):
         """Returns the log-probability of each possible next token, and no text: `gen(max_tokens=0,
         return_logprob=True)`.
 
-        The server computes nothing behind the prompt for a request of 0 tokens, so one token is requested and dropped.
+        The server computes nothing after the prompt for a request of 0 tokens, so one token is requested and dropped.
         """
         body = self._body(prompt, params)
         body["sampling_params"]["max_new_tokens"] = 1

@@ -29,7 +29,7 @@ def read_config(path: str) -> dict[str, Any]:
     """Returns the options in the file at `path`, by their names; lists become tuples.
 
     Raises ConfigError with every problem: a file that cannot be read, that is not one flat mapping, a name that is
-    unknown or stands twice, a flag that is neither true nor false. Each problem names the file and the line.
+    unknown or occurs twice, a flag that is neither true nor false. Each problem names the file and the line.
     """
     try:
         root = yaml.compose(_text(path), Loader=yaml.SafeLoader)

@@ -139,7 +139,7 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """None: queries are not scaled by their positions."""
     fused_by_head: bool = False
     """True if a checkpoint has one tensor of all projections, `qkv_proj`, in which the queries that share a key-value
-    head stand before its key and its value. Otherwise there are three tensors, or one in which all queries, all keys
+    head come before its key and its value. Otherwise there are three tensors, or one in which all queries, all keys
     and all values follow one another.
     """
     bias: bool = False
@@ -303,7 +303,7 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[tuple[str, str], ...] = ()
     """Renamings like `renamed`, for names that only some checkpoints have."""
     unused_layers: int = 0
-    """Layers behind the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
+    """Layers after the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
     inputs: LayerInputsPlan | None = None
     """Inputs that each layer has of its own; None: they have none."""
 

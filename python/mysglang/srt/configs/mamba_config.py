@@ -82,7 +82,7 @@ def check_attends(attends: bool) -> None:
 
 
 def check_mamba(heads: int, groups: int, inner: int, activation: str, limits: list[Any] | None) -> None:
-    """Raise ConfigError for sizes that do not divide, for another activation than silu behind the convolution, and for
+    """Raise ConfigError for sizes that do not divide, for another activation than silu after the convolution, and for
     time steps with limits (`time_step_limit`).
     """
     if activation != "silu":

@@ -152,7 +152,7 @@ class FusedExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
     transposed: bool
     """[experts, input, output]; else [experts, output, input]."""
     interleaved: bool = False
-    """Outputs of gate and of up alternate; else all of gate's stand before those of up."""
+    """Outputs of gate and of up alternate; else all of gate's come before those of up."""
 
 
 class LatentExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,7 +117,7 @@ class ModelConfig:
         """Read the model at `path` (a directory or a Hugging Face id).
 
         `overrides` replace keys of config.json. A decoder that could generate makes vectors if `is_embedding`, or if
-        the files of sentence-transformers stand beside it. Raises ConfigError with a line that says what to do.
+        the files of sentence-transformers are beside it. Raises ConfigError with a line that says what to do.
         """
         folder = resolve_model_path(path)
         source = model_source(folder)

@@ -1,6 +1,6 @@
 """PoolingConfig: how a model that does not generate makes one vector of a prompt, and the meaning of the vector.
 
-Read from config.json and, where they stand beside it, from the files of sentence-transformers: modules.json, the
+Read from config.json and, where they are beside it, from the files of sentence-transformers: modules.json, the
 pooling module's config.json, sentence_bert_config.json. Plain JSON; no torch.
 """
 

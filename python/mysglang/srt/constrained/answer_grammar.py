@@ -158,7 +158,7 @@ class AnswerMasks:
                 rows.append(row)
         if ruled:
             self._fill(ruled, bits, rows)
-            # Some libraries set bits behind the last token.
+            # Some libraries set bits after the last token.
             bits[:, -1] &= self._last_word
         for row, grammar in enumerate(grammars):
             if isinstance(grammar, AnswerGrammar) and grammar.may_think and grammar.thought_start is not None:

@@ -93,6 +93,6 @@ class GrammarBackend(Protocol):
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
         """Writes the mask of the tokens that matchers[i] allows to bits[rows[i]]; a matcher that failed allows none.
 
-        What is set behind the last token of the vocabulary means nothing.
+        What is set after the last token of the vocabulary means nothing.
         """
         ...

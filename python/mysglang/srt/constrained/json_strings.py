@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 NOT_PLAIN = r"\0-\x1f\"\\"
-"""Characters that stand in a JSON string only after a backslash."""
+"""Characters that a JSON string holds only after a backslash."""
 
 _ANY_IN_STRING = r"[^\"\\\r\n]"
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)

@@ -36,7 +36,7 @@ class OutlinesMatcher:
 
     def accept(self, token: int) -> bool:
         if token in self._eos:
-            # The table knows no state behind the end.
+            # The table knows no state after the end.
             self._ended = not self._ended and self.guide.is_finished()
             return self._ended
         if self._ended:

@@ -1,7 +1,7 @@
 """Groups of ranks that compute one thing together: built once, passed down, never global.
 
 Layers hold a group and ask it for rank, size and sums; `SoloGroup` is the group of one, in which nothing is exchanged.
-Which groups there are, and where this process stands in them, a `RankContext` says (`ranks.py`). `process_group.py`
+Which groups there are, and where this process is in them, a `RankContext` says (`ranks.py`). `process_group.py`
 exchanges the tensors.
 """
 

@@ -1,7 +1,7 @@
 """Maps each exception to its HTTP status and body: the only such table, and the forms of an error.
 
-On OpenAI's paths the facts stand under "error" alone: OpenAI's Python client prints the whole body, and would print
-each fact twice. On native paths they stand there, and flat beside it, as SGLang's clients read them. Both have the id
+On OpenAI's paths the facts are under "error" alone: OpenAI's Python client prints the whole body, and would print
+each fact twice. On native paths they are there, and flat beside it, as SGLang's clients read them. Both have the id
 of the request, which is the `x-request-id` header too. In a stream, whose status was sent before, the nested part is a
 frame. A middleware names the shape of a path (`error_shapes.py`). Knows no route and no front.
 """

@@ -1,6 +1,6 @@
 """Descriptions of every field for /openapi.json.
 
-A field's description is its docstring, which stands under it in its class. Fields that mean the same wherever they
+A field's description is its docstring, which is under it in its class. Fields that mean the same wherever they
 occur, and tags that have no line of their own, are told in `field_texts.py`; what differs in a class, in
 `place_texts.py`. The sources are read when the document is built, never at the server's start.
 """

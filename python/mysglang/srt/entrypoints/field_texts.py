@@ -1,6 +1,6 @@
 """The descriptions of fields that have no docstring in their class, for /openapi.json; `field_docs.py` reads them.
 
-`BY_FIELD` holds what a name means wherever it occurs; where that differs, the text stands in `place_texts.py`. What
+`BY_FIELD` holds what a name means wherever it occurs; where that differs, the text is in `place_texts.py`. What
 follows " Default:" is left out where a field is required. The fields of sampling bring their texts with them.
 """
 

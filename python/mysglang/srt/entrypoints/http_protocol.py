@@ -2,7 +2,7 @@
 
 uvicorn collects what comes before a body without bound. Here bytes are counted before they are parsed
 (`framing.py`), a head that two servers could read in two ways is refused (`head_rules.py`), and a request has a limited
-time to arrive (`arrival.py`). A request that breaks a rule is answered, and the connection is closed behind the answer.
+time to arrive (`arrival.py`). A request that breaks a rule is answered, and the connection is closed after the answer.
 
 uvicorn stops reading a connection on which a second request waits for the answer to the first, and tells only the last
 one that the client has left: the first would then generate to its end without a reader. So what comes before an answer
@@ -47,7 +47,7 @@ LEAST_BYTES = 16 << 10
 """A client that takes this many bytes within its time limit, or all that waits for it, is slow but is kept."""
 
 MAX_UNREAD_BYTES = MAX_BODY_BYTES
-"""Bytes of a body that may still come behind its answer. They are dropped, and the connection serves on."""
+"""Bytes of a body that may still come after its answer. They are dropped, and the connection serves on."""
 
 MAX_BYTES_OF_REFUSED = 2 << 20
 """Bytes that a client may still send, and have dropped, while it has time to read why it is refused."""

@@ -82,7 +82,7 @@ class IgnoredFields:
 
 
 def safe(name: str) -> str:
-    """Returns `name` as it may stand in a header and in a log line: short, and of letters, digits and a few signs."""
+    """Returns `name` in a form safe for a header and a log line: short, of letters, digits and a few signs."""
     short = name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 3] + "..."
     return _ODD.sub("?", short) or "?"
 

@@ -58,7 +58,7 @@ class MetaInfo(Answer):
     input_top_logprobs_val_flat: list[float] | UnsetType = UNSET
     input_top_logprobs_idx_flat: list[int] | UnsetType = UNSET
     input_top_logprobs_shape: tuple[int, int] | UnsetType = UNSET
-    """Positions behind the null prefix, and tokens of each."""
+    """Positions after the null prefix, and tokens of each."""
     input_top_logprobs_null_prefix: int | UnsetType = UNSET
     input_top_logprobs_val_flat_b64: str | UnsetType = UNSET
     input_top_logprobs_idx_flat_b64: str | UnsetType = UNSET

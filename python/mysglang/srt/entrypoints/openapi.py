@@ -60,7 +60,7 @@ def gives(
     """Returns `openapi_extra` for a route that answers 200 with JSON. `answer`: any type that msgspec knows.
 
     `stream`: what an event or line of a stream may be, of a route that can answer with one; with `done`, the event
-    behind all others is `[DONE]`. For a route that also `takes`, join the two with `|`.
+    after all others is `[DONE]`. For a route that also `takes`, join the two with `|`.
     """
     (schema, *items), components = _schemas_of((answer, *stream))
     content: dict[str, Any] = {JSON: {"schema": schema}}

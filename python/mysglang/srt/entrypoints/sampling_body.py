@@ -1,7 +1,7 @@
 """The declared fields of requests as the routes of each dialect have them: in bodies, in errors, and in OpenAI's words.
 
-What a field means, its bounds and where it may be sent stands in its RequestField, and nowhere else. What a route has
-in a form of its own stands in its protocol.
+What a field means, its bounds and where it may be sent is in its RequestField, and nowhere else. What a route has
+in a form of its own is in its protocol.
 """
 
 from __future__ import annotations

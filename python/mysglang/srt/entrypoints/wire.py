@@ -1,6 +1,6 @@
 """Wire: what a connection of our own front door offers beyond ASGI, for answers that are written as they come.
 
-By ASGI each piece of a body is awaited through all that stands around a route, and that the client leaves is heard by
+By ASGI each piece of a body is awaited through all that is around a route, and that the client leaves is heard by
 a task that waits for it. Here both are calls. Other servers (and clients in tests) have no wire; then ASGI does it.
 """
 

@@ -163,7 +163,7 @@ class StateRun(NamedTuple):
     state: int
     """Entry of the store that holds the row's state, before and after."""
     checkpoint: int | None
-    """Entry that gets a copy of the state behind these tokens; None: none does."""
+    """Entry that gets a copy of the state after these tokens; None: none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class StateStep:
     single: Tensor
     """[S] int64 entry of the store for each row with one new token, which is in no run."""
     single_tokens: Tensor | None = None
-    """[S] int64 where these stand among the tokens of the step; None: they are all tokens, or there are none."""
+    """[S] int64 where these are among the tokens of the step; None: they are all tokens, or there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class Embeds:
     """Vectors in the place of tokens' embeddings."""
 
     tokens: Tensor
-    """[N] int64, where they stand among the tokens of the step."""
+    """[N] int64, where they are among the tokens of the step."""
     vectors: Tensor
     """[N, hidden_size] float32."""
 
@@ -380,7 +380,7 @@ class Tail:
     """
 
     tokens: Tensor
-    """[R] int64, where they stand among the tokens of the step."""
+    """[R] int64, where they are among the tokens of the step."""
     step: ForwardBatch | None
     """The tail tokens as a DECODE step of their own that attends over stored keys; None: they attend with all
     others.

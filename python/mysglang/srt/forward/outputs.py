@@ -16,7 +16,7 @@ class PositionLogprobs:
     """
 
     chosen: Floats
-    """[N] of the token that was sampled, or of the prompt token that stands there."""
+    """[N] of the token that was sampled, or of the prompt token that is there."""
     top_vals: Floats
     top_ids: Ints
     token_ids_vals: Floats

@@ -45,7 +45,7 @@ class StateShape:
     num_states: int
     """Numbered 0 … num_states - 1; at least one for each request that runs."""
     interval: int
-    """Checkpoints of prompts are made behind a multiple of so many tokens."""
+    """Checkpoints of prompts are made after a multiple of so many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ ON_DEVICE = -1
 table.
 """
 DRAFTED = -2
-"""In `input_ids`: the token is a draft, behind the newest: of `DraftColumns`, or of the device itself."""
+"""In `input_ids`: the token is a draft, after the newest: of `DraftColumns`, or of the device itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class DraftColumns:
     rows: Slots
     """[D] ascending rows of the batch; all that decode."""
     runs: Ints
-    """[D, M] what is expected at the positions from `known` on; NO_DRAFT behind the last."""
+    """[D, M] what is expected at the positions from `known` on; NO_DRAFT after the last."""
     known: Ints
     """[D] tokens of the row that the host knew."""
 
@@ -209,7 +209,7 @@ class StateColumns:
     rows: Ints
     """[K] rows of the batch whose state is copied out, ascending."""
     offsets: Ints
-    """[K] behind so many of the row's new tokens, at least 1, ascending in each row."""
+    """[K] after so many of the row's new tokens, at least 1, ascending in each row."""
     checkpoints: Ints
     """[K] numbers of the states that these become; each once."""
 

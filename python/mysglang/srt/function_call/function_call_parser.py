@@ -63,7 +63,7 @@ DETECTORS: dict[str, type[FunctionCallDetector]] = {
 }
 """SGLang's names, and vLLM's where SGLang has none."""
 
-# Marks that only templates of this format contain. A format whose templates also contain another's mark stands before
+# Marks that only templates of this format contain. A format whose templates also contain another's mark comes before
 # it.
 _SIGNS = (
     ("<｜DSML｜tool_calls>", "deepseekv4"),

@@ -168,7 +168,7 @@ LLAMA_TAG = "<|python_tag|>"
 
 class Llama32Detector(JsonObjectDetector):
     """Llama 3: an answer that is `{"name": "f", "parameters": {...}}`, or one behind `<|python_tag|>` anywhere; several
-    calls stand behind each other with a semicolon between them.
+    calls follow one another with a semicolon between them.
     """
 
     markers = (LLAMA_TAG,)

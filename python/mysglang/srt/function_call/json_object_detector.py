@@ -35,7 +35,7 @@ class JsonObjectDetector(FunctionCallDetector):
     name_keys: ClassVar[tuple[str, ...]] = ("name", "function")
     """Keys that a call's name may have."""
     keys_beside: ClassVar[tuple[str, ...]] = ("type", "id")
-    """Keys that say nothing, and may stand before the name."""
+    """Keys that say nothing, and may come before the name."""
 
     def _json_call(self) -> Steps[Outcome]:
         """Reads the object that comes next, which a marker or a place has announced. The text before it is held
@@ -113,7 +113,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return (yield from self._json_items())
 
     def _json_items(self) -> Steps[Outcome]:
-        """Reads a list of calls, from behind its opening bracket."""
+        """Reads a list of calls, from after its opening bracket."""
         reader = self._reader
         while True:
             yield from reader.skip()

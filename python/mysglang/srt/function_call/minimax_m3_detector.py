@@ -5,7 +5,7 @@ holds. With `M` for the mark:
     M<invoke name="f">M<city>ParisM</city>M<days>M<item>1M</item>M<item>2M</item>M</days>M</invoke>
     M</tool_call>
 
-White space may stand between the mark and its tag. What stands in a tag without the mark is text.
+White space may stand between the mark and its tag. What is in a tag without the mark is text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls whose name stands before their arguments, between markers of their own, with all calls in one section: the
+"""Calls whose name comes before their arguments, between markers of their own, with all calls in one section: the
 base class, and the formats of this kind.
 """
 
@@ -87,7 +87,7 @@ _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 class KimiK2Detector(NamedJsonDetector):
     """Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
-    What stands before the arguments is the call's id as well: the model wants to read it again with the answer.
+    What comes before the arguments is the call's id as well: the model wants to read it again with the answer.
     """
 
     section_begin, section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

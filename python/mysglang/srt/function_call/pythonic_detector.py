@@ -35,7 +35,7 @@ class PythonicDetector(JsonObjectDetector):
                 self._no_call()
 
     def _list(self, *, announced: bool) -> Steps[bool]:
-        """Reads a list of calls, from behind its bracket. Returns False if no call is next; that text is held back.
+        """Reads a list of calls, from after its bracket. Returns False if no call is next; that text is held back.
         `announced`: a marker stood before it.
         """
         while True:

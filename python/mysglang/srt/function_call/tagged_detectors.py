@@ -1,4 +1,4 @@
-"""Calls whose parameters stand one by one between tags, with values that are not JSON: the base class, and the formats
+"""Calls whose parameters are one by one between tags, with values that are not JSON: the base class, and the formats
 of this kind.
 """
 
@@ -173,7 +173,7 @@ class Step3Detector(MinimaxM2Detector):
 class DeepSeekV32Detector(MinimaxM2Detector):
     """DeepSeek V3.2: `<｜DSML｜invoke name="f">`, `<｜DSML｜parameter name="a" string="true">`, the value,
     `</｜DSML｜parameter>`, within `<｜DSML｜function_calls>`. The model says itself which values are strings. All
-    parameters may stand there as one JSON object instead.
+    parameters may be there as one JSON object instead.
     """
 
     frames: ClassVar[tuple[str, ...]] = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
@@ -253,7 +253,7 @@ HUNYUAN_SEPARATOR = "<tool_sep>"
 
 
 class HunyuanDetector(Glm4MoeDetector):
-    """Hunyuan: GLM's tags, with `<tool_sep>` behind the function's name, and all calls within `<tool_calls>`."""
+    """Hunyuan: GLM's tags, with `<tool_sep>` after the function's name, and all calls within `<tool_calls>`."""
 
     frames = ("<tool_calls>", "</tool_calls>")
     markers = (*Glm4MoeDetector.markers, *frames, HUNYUAN_SEPARATOR)

@@ -1,4 +1,4 @@
-"""Attention as ops: over paged keys by a plan, and over keys that stand side by side.
+"""Attention as ops: over paged keys by a plan, and over keys that are side by side.
 
 **By a plan** (decode steps): which block of threads reads which keys for which queries. The plan, int32, is made on the
 host (layers/attention/decode_plan.py) and read by the kernel:

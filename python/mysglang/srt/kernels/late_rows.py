@@ -2,7 +2,7 @@
 
     slot     row_length   newest   recent          kept by slot, from the step before
     step     starts[r]    -1: only the device knows        given by the host
-             runs[r]      what the host expects behind the tokens that it knows, `known[r]` of them
+             runs[r]      what the host expects after the tokens that it knows, `known[r]` of them
 
 Everything is computed on the device. The host reads nothing and knows only how long a row may be at most.
 """
@@ -76,11 +76,11 @@ def _place_tokens(
     tables: Sequence[Tensor],
     page_size: int,
 ) -> PlacedTokens:
-    """Finds the position and KV slots of each token, and the draft of the host that stands there.
+    """Finds the position and KV slots of each token, and the draft of the host that is there.
 
     A draft stands at its place if the tokens that the host did not know came as it expected.
 
-    ids: [T] int64; negative: the newest token of the row, and a draft may stand where it is MARK. locs: [T] int64 for
+    ids: [T] int64; negative: the newest token of the row, and a draft may be where it is MARK. locs: [T] int64 for
     each page space, good for rows whose start the host knows. tables: the page table of each space, [slots, pages]
     int32.
     """

@@ -12,7 +12,7 @@ a and a strength b:
     S  = S' + k u^T               write it
     o  = S^T q                    read
 
-Queries and keys have length 1, queries are divided by sqrt(key_dim). A short convolution stands before it. The decay
+Queries and keys have length 1, queries are divided by sqrt(key_dim). A short convolution comes before it. The decay
 may be a number for each channel of the key, each of which forgets its row of S: Kimi Delta Attention (Kimi Team, "Kimi
 Linear", arXiv 2510.26692, section 3).
 
@@ -49,14 +49,14 @@ class Runs(Protocol):
 
     @property
     def spans(self) -> Sequence[tuple[int, int, int, int | None]]:
-        """First token, the one behind the last, the entry of the row's state before and after, and the entry that gets
-        a copy of the state behind these tokens, or None. Spans of one row follow one another.
+        """First token, the one after the last, the entry of the row's state before and after, and the entry that gets
+        a copy of the state after these tokens, or None. Spans of one row follow one another.
         """
         ...
 
     @property
     def cuts(self) -> Tensor:
-        """[S, 5] int32, the spans on the device: first token, the one behind the last, the row's first token, the entry
+        """[S, 5] int32, the spans on the device: first token, the one after the last, the row's first token, the entry
         of its state, and the entry that gets a copy of the state, or -1.
         """
         ...

@@ -121,7 +121,7 @@ class Op(Generic[P, R]):
 
 
 def _import(module: str) -> Any:
-    """Returns the module, or None if the package that it stands in, or the one of our CUDA kernels, is not
+    """Returns the module, or None if the package that it is in, or the one of our CUDA kernels, is not
     installed.
     """
     try:

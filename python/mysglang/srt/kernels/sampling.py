@@ -88,7 +88,7 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Returns the token in whose share of the cumulative sum the number falls; tokens of weight 0 have no share."""
     shares = weights.cumsum(dim=-1)
     total = shares[:, -1]
-    # Rounding must not carry the target up to the total, behind the last token with a share.
+    # Rounding must not carry the target up to the total, after the last token with a share.
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     found = torch.searchsorted(shares, target[:, None], right=True).squeeze(1)
     return found.clamp(max=weights.shape[1] - 1)

@@ -36,7 +36,7 @@ class OneStream(nn.Module):
 
 
 class AltUpStreams(OneStream):
-    """The streams before the first layer and behind the last one. All streams of a token are as large as its first."""
+    """The streams before the first layer and after the last one. All streams of a token are as large as its first."""
 
     def __init__(self, hidden_size: int, streams: int, context: LayerContext) -> None:
         super().__init__()

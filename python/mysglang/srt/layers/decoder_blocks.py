@@ -147,7 +147,7 @@ class PagedAttention(nn.Module):
     """An attention layer: projections, optional norms of heads and rotary positions, attention, and the output
     projection.
 
-    With an output gate, the projection to queries has the gate of each head behind its query, and what a head gives is
+    With an output gate, the projection to queries has the gate of each head after its query, and what a head gives is
     multiplied by sigmoid(gate) before the output projection.
     """
 

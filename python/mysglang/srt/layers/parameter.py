@@ -41,7 +41,7 @@ class WeightParameter(nn.Parameter):
     shard_dim: int
     sections: tuple[Section, ...]
     runs: tuple[int, ...] = ()
-    """Rows of each section that stand behind one another, again and again, in a tensor of all sections; empty: such a
+    """Rows of each section that stand after one another, again and again, in a tensor of all sections; empty: such a
     tensor has one whole section behind another."""
     centre: float = 0.0
     """Mean of its values in a model of about this kind: what dummy values are drawn around."""

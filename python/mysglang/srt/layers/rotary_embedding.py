@@ -162,7 +162,7 @@ class RotaryEmbedding(nn.Module):
 
     cos_sin: Tensor
     order: Tensor | None
-    """[head_dim] int64: which dimension stands in each place; None: each in its own."""
+    """[head_dim] int64: which dimension is in each place; None: each in its own."""
 
     def __init__(
         self,

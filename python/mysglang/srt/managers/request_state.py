@@ -42,7 +42,7 @@ class TokenLogprobs:
     """Log-probabilities of N positions, one row for each."""
 
     vals: Floats
-    """[N] of the token that stands there; NaN for a prompt's first token, which has none."""
+    """[N] of the token that is there; NaN for a prompt's first token, which has none."""
     ids: Ints
     """[N] the tokens."""
     top_vals: Floats

@@ -243,7 +243,7 @@ def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple
     if isinstance(rid, list):
         bases = _per_prompt("rid", rid, count, batch)
     rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
-    # Printable, because names stand in logs: a line break would let a client write lines of its own. Our names are.
+    # Printable, because names are in logs: a line break would let a client write lines of its own. Our names are.
     if rid is not None and not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in {name, *bases}):
         raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
     if len(set(rids)) != len(rids):

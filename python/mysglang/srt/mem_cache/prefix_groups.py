@@ -1,4 +1,4 @@
-"""PrefixGroups: from where rows stand in the prefix cache to the groups of rows that are worth reading together.
+"""PrefixGroups: from where rows are in the prefix cache to the groups of rows that are worth reading together.
 
     (system prompt, 1024 tokens) ─┬─ (conversation, 512) ─┬─ row 2
       rows 0 1 2 3                │    rows 2 3           └─ row 3

@@ -70,7 +70,7 @@ class ReqToTokenPool:
         assert end <= self.width, f"a row of {end} pages in a table {self.width} wide"
         self.table[slot, start:end] = pages
         self.held[slot] = end
-        # Views: the same slot as often as needed, and columns that stand in a row. A prompt has thousands of both.
+        # Views: the same slot as often as needed, and columns that are in a row. A prompt has thousands of both.
         slots: Slots = np.ndarray(len(pages), self._slots.dtype, self._slots, slot * self._slots.itemsize, (0,))
         self._unsent.append(TableWrites(slots, self._columns[start:end], (pages,)))
 

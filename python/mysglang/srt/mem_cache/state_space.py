@@ -4,8 +4,8 @@
     checkpoints   behind page 40 ─ state 5     behind page 43 ─ state 0      of prompts, for rows that begin later
     free          states 1 3 4 6
 
-A checkpoint is the state behind the last token of a page, so it stands for the whole prefix that ends there. A row can
-go on from where the prefix cache has the pages and a checkpoint behind the last of them.
+A checkpoint is the state after the last token of a page, so it stands for the whole prefix that ends there. A row can
+go on from where the prefix cache has the pages and a checkpoint after the last of them.
 
     written   by the step that computes the tokens before it; rows find it from the next step on
     read      copied to the row's state before the first step of the row
@@ -131,7 +131,7 @@ class StateSpace:
         assert shape.num_states >= rows.num_slots, "a request could not have a state"
         self.num_states = shape.num_states
         self.interval = lcm(shape.interval, rows.page_size)
-        """Checkpoints stand behind a multiple of so many tokens."""
+        """Checkpoints stand after a multiple of so many tokens."""
         self._shares = shares
         self._free = list(range(shape.num_states - 1, -1, -1))
         self._of_slot: Ints = np.full(rows.num_slots, NO_STATE, np.int32)

@@ -177,7 +177,7 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     conflict: bool = False
     """True if the command failed because another one is under way, or was already done."""
     of_peer: bool = False
-    """True if another rank refused it, so that the cause stands in that rank's reply."""
+    """True if another rank refused it, so that the cause is in that rank's reply."""
     rank: int = 0
 
     @classmethod

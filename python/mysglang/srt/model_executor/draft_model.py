@@ -6,10 +6,10 @@
     pass 2                 d2      -> d3
     pass 3                      d3          only its keys and values
 
-The draft's keys and values stand under the same page numbers as those of the served model, and are written for the same
+The draft's keys and values are under the same page numbers as those of the served model, and are written for the same
 tokens: the draft model runs beside every step, also those of prompts and of rows without drafts. So a cached prefix has
 both. What is there of a token that was not accepted is overwritten, since rows only grow. The draft's pages are
-advisory: whatever stands there, the served model decides which drafts are right.
+advisory: whatever is there, the served model decides which drafts are right.
 
 A row that draws its tokens has its drafts drawn with the same random numbers: a draft of a token has the seed and the
 place that the token has (drafter-invariant sampling, arXiv 2408.07978). So a draft model that is as sure as the served

@@ -152,7 +152,7 @@ def make_host_pages(
     """Returns the pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no
     room.
 
-    `identity`: of what stands in them (page_identity.py). `ranks`: those that share the memory of the host; all of them
+    `identity`: of what is in them (page_identity.py). `ranks`: those that share the memory of the host; all of them
     get the same number of pages.
     """
     if config is None:

@@ -124,7 +124,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def addresses(model: nn.Module) -> tuple[int, ...]:
-    """Returns the addresses of all weights; those that oneDNN packed have no memory to be asked for, so their id stands
+    """Returns the addresses of all weights; those that oneDNN packed have no memory to be asked for, so their id is
     in.
     """
     tensors = weights_of(model)

@@ -46,7 +46,7 @@ def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, po
 
 
 def page_layout(pool: KvPool) -> list[object]:
-    """Returns shape, dtype and device of a page in each tensor of each layer, in the order in which bytes stand in a
+    """Returns shape, dtype and device of a page in each tensor of each layer, in the order in which bytes are in a
     block, and the scales of the layer's numbers.
     """
     return [

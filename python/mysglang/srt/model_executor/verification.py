@@ -1,6 +1,6 @@
 """Verification: steps whose rows try drafts, or begin where only the device knows.
 
-    in      newest  d1  d2  d3          drafts behind the newest token
+    in      newest  d1  d2  d3          drafts after the newest token
     out         t1  t2  t3  t4          what the model says behind each
     count   t1 always; t2 if d1 = t1; t3 if d2 = t2 too; …
 

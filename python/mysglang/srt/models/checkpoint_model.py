@@ -50,7 +50,7 @@ class CheckpointModel(nn.Module, ABC):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, num_threads: int = 1) -> None:
         """Fill every parameter from a checkpoint's tensors, of which `num_threads` are read and copied at a time.
 
-        Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter. What stands in
+        Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter. What is in
         the checkpoint twice (a tied table) must be equal.
         """
         matching = Matching(self, weight_parameters(self))

@@ -1,7 +1,7 @@
 """Decoder: embedding, layers and norm of every decoder, built from its plan (`configs/layer_plan.py`).
 
 Device-agnostic, and nothing in `forward` looks at a value, so a step can be captured in a graph. What the kinds of a
-plan are computed by stands in tables: `MIXERS` here, `MLPS` in `decoder_layers.py`; norms, activations and rotary
+plan are computed by is in tables: `MIXERS` here, `MLPS` in `decoder_layers.py`; norms, activations and rotary
 scalings in their files in `layers/`.
 """
 
@@ -144,7 +144,7 @@ class Decoder(CheckpointModel):
 
     @cached_property
     def _behind_last_store(self) -> int:
-        """Layers of this stage behind the last one that stores something."""
+        """Layers of this stage after the last one that stores something."""
         storing = [self.plan.layers[int(index)].attention.stores for index in self.layers]
         return storing[::-1].index(True) if True in storing else 0
 

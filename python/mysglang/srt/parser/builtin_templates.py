@@ -17,7 +17,7 @@ LLAMA_3 = """\
 {%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}
 """
 
-# There is no system role: the system message's text stands before the first user message.
+# There is no system role: the system message's text comes before the first user message.
 MISTRAL = """\
 {{- bos_token | default('<s>') -}}
 {%- set ns = namespace(system='') -%}
@@ -62,7 +62,7 @@ LLAMA_4 = """\
 
 INTERNLM2_CHAT = "{{- bos_token | default('<s>') -}}\n" + CHATML
 
-# The assistant is called model, and what the system says stands before the first user message.
+# The assistant is called model, and what the system says comes before the first user message.
 GEMMA_IT = """\
 {{- bos_token | default('<bos>') -}}
 {%- set ns = namespace(system='') -%}

@@ -2,7 +2,7 @@
 
 A template is data, and nothing can interrupt one long call into C. So every operation whose cost depends on its
 operands is paid for before it is done. Prices are in units: about a tenth of a microsecond, or 16 characters that are
-read or made. The code that calls this is written by `template_code.py`; methods and filters stand beside it.
+read or made. The code that calls this is written by `template_code.py`; methods and filters are beside it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     ForcedDrafts     around one of them: what a grammar leaves no choice about are drafts, which are always right
 
 A host proposer knows the newest tokens only when the step in flight is done. So it proposes a longer run from what it
-knows, and the device takes the part behind the real newest token, if the run was right so far (`DraftColumns`).
+knows, and the device takes the part after the real newest token, if the run was right so far (`DraftColumns`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ ID_BYTES = 4
 
 
 class Phrases:
-    """Sequences of two tokens or more that may not stand in an answer: the last one is forbidden after the others.
+    """Sequences of two tokens or more that may not be in an answer: the last one is forbidden after the others.
 
     They are found by all tokens but the last, so that a step takes time for each length of them and not for each
     phrase: a request may forbid thousands, and every step of the batch waits for it.

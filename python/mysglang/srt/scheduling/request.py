@@ -1,6 +1,6 @@
 """Req: what the scheduler knows of one request and rarely changes.
 
-What a step needs of a running request (lengths, limits, flags) stands in the RequestTable, as columns indexed by slot.
+What a step needs of a running request (lengths, limits, flags) is in the RequestTable, as columns indexed by slot.
 Req holds the rest: identity, parameters, stop rules, and the tokens of a request that has no slot.
 
 A request ends by a stop string, a stop token, EOS or its length, judged in that order on tokens that are known. EOS and

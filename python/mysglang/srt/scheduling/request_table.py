@@ -89,7 +89,7 @@ class RequestTable:
         )
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
         self.second_text: Ints = np.zeros(num_slots, dtype=np.int32)
-        """Token with which the second text of a pair begins; behind the prompt where there is none."""
+        """Token with which the second text of a pair begins; after the prompt where there is none."""
         self.cached_tokens: Ints = np.zeros(num_slots, dtype=np.int32)
         self.retractions: Ints = np.zeros(num_slots, dtype=np.int32)
         self.drafted: Ints = np.zeros((num_slots, 1 + tokens_per_step), dtype=np.int32)

@@ -51,7 +51,7 @@ def read_plain(path: Path, limit: int) -> bytes:
     """Returns the bytes of a regular file. Raises ConfigError for any other kind of file, and above `limit` bytes."""
     check_plain(path, limit)
     try:
-        # Another file may stand there by now. Without O_NONBLOCK, opening a fifo waits for a writer.
+        # Another file may be there by now. Without O_NONBLOCK, opening a fifo waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             _check(path, os.fstat(descriptor), limit)

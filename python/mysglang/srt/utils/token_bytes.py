@@ -147,7 +147,7 @@ class DecodingRules:
 
 
 def compile_decoder(spec: DecoderSpec | None) -> DecodingRules:
-    """Returns the rules of a tokenizer.json's `decoder`. Raises ConfigError if its parts stand in an order not known
+    """Returns the rules of a tokenizer.json's `decoder`. Raises ConfigError if its parts are in an order not known
     here.
 
     Without a decoder, tokens are joined by spaces, as the tokenizers library does.

@@ -73,7 +73,7 @@ class PrefillRole(DecodeRole):
     """The machine that computes prompts. Its requests are ready when the other side has said where pages go."""
 
     def pages_final(self, slot: int, low: int) -> None:
-        """CANNOT be called: a role stands before the waiting queue, and hears of no settled chunk, of no prompt that is
+        """CANNOT be called: a role comes before the waiting queue, and hears of no settled chunk, of no prompt that is
         done and of no row that is released. `low` is there, in the request table.
         """
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: a tower turns images into embeddings, which stand in the prompt behind placeholder ids.
+"""Qwen2.5-VL: a tower turns images into embeddings, which are in the prompt after placeholder ids.
 
 Positions have three rows: time, height and width. A text token has the same in all. An image of 2 x 3 merged patches at
 position 5 has t = 5, h = 5 … 6, w = 5 … 7. The text goes on at 8, though 6 tokens follow 5.

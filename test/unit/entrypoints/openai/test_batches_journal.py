@@ -136,7 +136,7 @@ def test_every_byte_of_a_line_counts(tmp_path: Path) -> None:
     path = tmp_path / "batch_1.output.jsonl"
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
-    for at in range(70):  # the digest, what stands around it, and some of what it is of
+    for at in range(70):  # the digest, what is around it, and some of what it is of
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert opened(tmp_path).tally.completed == 7
         assert path.read_bytes() == whole[first:]

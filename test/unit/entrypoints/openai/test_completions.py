@@ -148,7 +148,7 @@ async def test_columns_of_logprobs() -> None:
     async with serve(scored) as served:
         found = (await served.post(PATH, asked(logprobs=1))).json()["choices"][0]["logprobs"]
     assert found["token_logprobs"] == [-0.5] + [-1.5] * (len(answer) - 1)
-    # Both halves of the é stand where it stands.
+    # Both halves of the é are where it stands.
     assert found["text_offset"] == [0, 0, 1]
     assert found["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
     assert found["top_logprobs"][0] == {"bytes:\\xc3": -0.5}

@@ -225,7 +225,7 @@ class DeepseekV2Config(DeepseekConfig, frozen=True, kw_only=True):
 class DeepseekV3Config(DeepseekConfig, frozen=True, kw_only=True):
     """DeepSeek-V3, V3.1 and R1, and what shares their body, as Kimi K2 and Moonlight: experts with scores of their own.
 
-    Layers that predict further tokens (`num_nextn_predict_layers`) may stand in a checkpoint and are not loaded.
+    Layers that predict further tokens (`num_nextn_predict_layers`) may be in a checkpoint and are not loaded.
     """
 
     topk_methods: ClassVar[tuple[str, ...]] = ("noaux_tc",)

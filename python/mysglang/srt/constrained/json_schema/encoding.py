@@ -29,7 +29,7 @@ PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))
 
 @lru_cache(1 << 12)
 def written(expr: Expr) -> Expr:
-    """Returns the texts that stand in a JSON string for the texts of `expr`."""
+    """Returns the texts that are in a JSON string for the texts of `expr`."""
     match expr.kind:
         case "class":
             return _class(expr.ranges)

@@ -34,7 +34,7 @@ MAX_NODES = 60_000
 MAX_TEXT = 1 << 20
 """Characters of a whole grammar."""
 NESTING = (2, 1, 0)
-"""How often a rule may stand in itself, where recursion must end: as often as ..."""
+"""How often a rule may contain itself, where recursion must end: as often as ..."""
 MAX_NESTED_TEXT = 6_000
 """... gives an expression of at most so many characters. The table that is made of it grows faster than its length."""
 
@@ -90,7 +90,7 @@ def _char(code: int) -> str:
 def as_lark(grammar: Grammar, style: JsonStyle, start: str = "start") -> str:
     """Returns the rules as a grammar in Lark's syntax, where each regular language is one terminal."""
     space = both(space_of(style), inverse(EMPTY))
-    # A terminal with a name is read once, however often it stands in the rules.
+    # A terminal with a name is read once, however often the rules name it.
     maybe_space = "" if automaton(space).steps == () else f"{_SPACE}?"
     between = {
         "space": maybe_space,

@@ -26,7 +26,7 @@ from mysglang.srt.constrained.json_schema.regular import (
 )
 
 MAX_DIGITS = 60
-"""Digits of a bound, before and behind its point."""
+"""Digits of a bound, before and after its point."""
 
 DIGIT = char_class([(48, 57)])
 NOT_ZERO = char_class([(49, 57)])

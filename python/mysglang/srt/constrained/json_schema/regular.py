@@ -211,7 +211,7 @@ def _multiple_ends(divisor: int, places: int, remainder: int, seen: int) -> bool
 def _after_digit(divisor: int, places: int, remainder: int, seen: int, code: int) -> Expr:
     """Returns the derivative of a `multiple` by one character.
 
-    `remainder`: of the digits so far. `seen`: how many of them stand behind the point, or one of the names above.
+    `remainder`: of the digits so far. `seen`: how many of them stand after the point, or one of the names above.
     """
     if code == ord("."):
         return Expr("multiple", divisor, places, remainder, 0) if seen in (BEFORE_POINT, AFTER_ZERO) else NONE

@@ -76,7 +76,7 @@ class Delta(Answer):
     reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[AnsweredCall] | UnsetType = UNSET
     hidden_states: list[float] | UnsetType = UNSET
-    """Last hidden state of the last token, if the request asked for it; in a frame of its own, behind the others."""
+    """Last hidden state of the last token, if the request asked for it; in a frame of its own, after the others."""
 
 
 class LikelyToken(Answer):

@@ -132,7 +132,7 @@ class Journal:
         return self._decoder.decode(line)
 
     def _begin(self, body: bytes) -> bytes:
-        """Returns the bytes of a line that stand before `body`."""
+        """Returns the bytes of a line that come before `body`."""
         digest = blake2b(body, digest_size=_DIGEST_BYTES, key=self._batch).hexdigest().encode()
         return _HEAD + digest + _BEHIND_DIGEST
 

@@ -56,7 +56,7 @@ class BatchRun:
         answer: Answer,
         fields: FieldReport = REFUSED,
     ) -> None:
-        """`fields` receives unknown fields that stand in the lines outside of their bodies."""
+        """`fields` receives unknown fields that are in the lines outside of their bodies."""
         self._id = batch_id
         self._batches = batches
         self._files = files

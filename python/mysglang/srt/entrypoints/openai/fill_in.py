@@ -24,7 +24,7 @@ class FillIn:
         return cls(choose_completion_template(name, lambda mark: tokenizer.id_of(mark) is not None))
 
     def prompt(self, prompt: str, suffix: str | None) -> str:
-        """Returns the prompt whose continuation stands before `suffix`. An empty suffix counts as none.
+        """Returns the prompt whose continuation comes before `suffix`. An empty suffix counts as none.
 
         Raises InvalidRequest.
         """

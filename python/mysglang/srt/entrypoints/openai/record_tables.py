@@ -115,7 +115,7 @@ class Database:
 
     @property
     def whole(self) -> bool:
-        """False if a damaged database stands beside this one: then there may have been records that it lacks."""
+        """False if a damaged database is beside this one: then there may have been records that it lacks."""
         return not any(self._path.parent.glob(f"{DATABASE}{_DAMAGED}*"))
 
     def close(self) -> None:

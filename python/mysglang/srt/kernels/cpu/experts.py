@@ -67,7 +67,7 @@ def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
     """Returns the sum over a row's experts of gate * product."""
     (rows, top_k), width = ids.shape, x.shape[1]
     # Pairs of (row, expert) sorted by expert: each expert's rows are then one product. The sort is stable, so that they
-    # stand in the order of the rows.
+    # are in the order of the rows.
     chosen, order = ids.flatten().sort(stable=True)
     # Its shape depends on values, which a recording refuses; it would not notice `tolist` alone.
     experts, counts = chosen.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]

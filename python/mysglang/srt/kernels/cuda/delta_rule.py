@@ -1,4 +1,4 @@
-"""The gated delta rule in Triton. The formulas stand in `kernels/linear_attention.py`.
+"""The gated delta rule in Triton. The formulas are in `kernels/linear_attention.py`.
 
 step   (row, value head, values)   the state [key_dim, values] is read once and written once
 """

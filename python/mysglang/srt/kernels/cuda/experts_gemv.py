@@ -6,7 +6,7 @@
 An expert that all rows have is computed by more programs of the first kernel, and as more inputs in the second.
 
 A pair is a row and one of its experts. If rows share an expert, its weights are read once from memory and then from the
-cache, because the programs of the same outputs stand side by side. Nothing is multiplied on tensor cores: with one row
+cache, because the programs of the same outputs are side by side. Nothing is multiplied on tensor cores: with one row
 for each weight, plain multiplications keep up with memory. All sums have a fixed order.
 """
 

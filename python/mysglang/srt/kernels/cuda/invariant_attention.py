@@ -1,6 +1,6 @@
 """Paged attention in Triton that gives a query the same result bit for bit, whatever the step it is computed in.
 
-One kernel for prompts, chunks and decoding. Its tiles stand at fixed places:
+One kernel for prompts, chunks and decoding. Its tiles are at fixed places:
 
     queries   TOKENS positions that begin at a multiple of it, with the query heads of one KV head beside each other;
               which of these places a query has must not matter to it, as the device is asked (`agree`)

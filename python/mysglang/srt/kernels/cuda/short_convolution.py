@@ -150,7 +150,7 @@ def _conv_windows_kernel(x, recent, cuts, rows, x_stride, channels, KERNEL: tl.c
             own = inside & (token >= first)
             seen = tl.load(x + token.to(tl.int64) * x_stride + channel, mask=own, other=0.0)
             seen = seen.to(recent.dtype.element_ty)
-            # Older inputs stand in the row's window. Places are filled from the oldest on, so they are still there.
+            # Older inputs are in the row's window. Places are filled from the oldest on, so they are still there.
             older = KERNEL - 1 + token - first
             seen += tl.load(window + older * channels, mask=inside & (token < first), other=0.0)
             tl.store(

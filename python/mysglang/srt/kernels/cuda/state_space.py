@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence in Triton. The formulas stand in `kernels/linear_attention.py`.
+"""Mamba-2's recurrence in Triton. The formulas are in `kernels/linear_attention.py`.
 
 step   (row, head, columns)   the state [state_size, columns] is read once and written once
 """

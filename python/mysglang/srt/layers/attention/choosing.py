@@ -99,7 +99,7 @@ class ChoosingBackend:
 
 def choose_keys(queries: IndexQueries, keys: Tensor, top_k: int) -> Tensor:
     """Returns [n, top_k] int64: positions of the keys [L, index_dim] with the best scores for the queries of the last n
-    tokens. L is at least top_k. For queries that see fewer keys, positions behind theirs fill up.
+    tokens. L is at least top_k. For queries that see fewer keys, positions after theirs fill up.
     """
     q, weights = queries
     starts = range(0, len(q), max(1, MOST_NUMBERS // (q.shape[1] * len(keys))))

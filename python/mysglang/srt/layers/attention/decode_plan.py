@@ -13,7 +13,7 @@ Every block gets the same cost. If a row is one piece, its block writes the row'
 partial result, and the results are joined in the order of segments and pieces. All of this is numpy on the host.
 
 A late plan (`fill_late`) is for rows of which the host only knows how long they are at most. It is made as if they were
-as long as that; the kernel leaves out what lies behind their ends. A row of such a plan may have several new tokens,
+as long as that; the kernel leaves out what lies after their ends. A row of such a plan may have several new tokens,
 which read its keys together, as the rows of a group do.
 """
 
@@ -190,7 +190,7 @@ class DecodePlanner:
         items[:, Field.SLOT] = slots[row]
         items[:, Field.BEGIN] = pieces.begins
         items[:, Field.END] = pieces.begins + pieces.lengths
-        # A lone token is no member of anything: where its first partial result is stands in the item.
+        # A lone token is no member of anything: the item says where its first partial result is.
         first = firsts[row] if width == 1 else 0
         part = pieces.numbers * lines.shares[row] + first
         items[:, Field.PART] = np.where(placed[row * width] > 0, part, -1)

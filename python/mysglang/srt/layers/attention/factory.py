@@ -91,7 +91,7 @@ EXACT: Mapping[str, str] = {
     "torch_native": "it gathers keys on the host",
 }
 """Backend -> why the host must know how long all rows of a step are. All others take a bound: their kernels read the
-lengths on the device, and read no key behind a row's end. With our Triton kernels the order of the sums does not depend
+lengths on the device, and read no key after a row's end. With our Triton kernels the order of the sums does not depend
 on the bound either, so every bound gives the same bits. With sgl_kernel the bound decides where keys are cut into
 pieces, so results are equal but for rounding.
 """

@@ -4,7 +4,7 @@
        ├─ z ────────────────────────────────────────┘
        └─ b: strength, a: decay ─┘
 
-The formulas and their source stand in `kernels/linear_attention.py`. Which state a row has is said by the step.
+The formulas and their source are in `kernels/linear_attention.py`. Which state a row has is said by the step.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class GroupedDeltaNet(GatedDeltaNet):
         plain = unquantized(context.under("in_proj_ba"))
         self.in_proj_ba = MergedColumnParallelLinear(hidden_size, (heads, heads), context=plain)
         # A checkpoint has, for each key head: its query, its key, the values and the gates of its value heads; and
-        # their strengths and decays. Here they stand in the order of the kernels, so that a step copies nothing.
+        # their strengths and decays. Here they are in the order of the kernels, so that a step copies nothing.
         of_values = sizes.shared * sizes.value_dim
         self.in_proj_qkvz.stored_in_runs((sizes.key_dim, sizes.key_dim, of_values, of_values))
         self.in_proj_ba.stored_in_runs((sizes.shared, sizes.shared))

@@ -26,7 +26,7 @@ class FusedLayout:
     transposed: bool
     """[experts, input, output]; else [experts, output, input]."""
     interleaved: bool
-    """Outputs of gate and of up alternate; else all of gate's stand before those of up."""
+    """Outputs of gate and of up alternate; else all of gate's come before those of up."""
 
 
 class ExpertsParameter(WeightParameter):

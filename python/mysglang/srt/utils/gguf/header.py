@@ -2,7 +2,7 @@
 
     magic "GGUF", version 3 (or 2), number of tensors, number of keys
     key, type, value             for each key; a value may be a list of values of one type
-    name, dims, type, place      for each tensor; dims[0] is the one whose values stand side by side
+    name, dims, type, place      for each tensor; dims[0] is the one whose values are side by side
     padding, then the tensors' bytes, each at a multiple of general.alignment
 
 The format is that of docs/gguf.md in ggml-org/ggml. All numbers are little-endian.
@@ -97,7 +97,7 @@ class GgufTensor:
     name: str
     """Name by llama.cpp's rules."""
     shape: tuple[int, ...]
-    """Rows first: the reverse of the order in the file. The values of a row stand side by side."""
+    """Rows first: the reverse of the order in the file. The values of a row are side by side."""
     type: BlockType
     begin: int
     end: int

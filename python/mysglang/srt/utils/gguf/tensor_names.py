@@ -75,7 +75,7 @@ class NamedPart:
     expert: int | None = None
     """Which of the matrices of `stored` it is; None: it is all."""
     heads: int | None = None
-    """Rows stand in llama.cpp's order, in so many heads; None: they stand as they should."""
+    """Rows are in llama.cpp's order, in so many heads; None: they stand as they should."""
     one_more: bool = False
 
 

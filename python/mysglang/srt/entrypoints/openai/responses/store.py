@@ -2,7 +2,7 @@
 
 The room is for all API keys. When it is full, the key that has most of it gives way: its oldest response goes first.
 
-A response counts with all of the conversation that it stands in, though conversations share what they have in common,
+A response counts with all of the conversation that it is in, though conversations share what they have in common,
 so the bound holds however they are spun on. Knows no request.
 """
 
