@@ -35,8 +35,8 @@ VECTORS = 64
 """Values: the most that one turn of a vectorized loop takes."""
 PROBES = 3
 
-_rows_at_once: dict[tuple[torch.Size, torch.dtype, bool], int] = {}
-"""Rows at once, by shape, dtype and form of a weight."""
+_rows_at_once: dict[tuple[torch.Size, torch.dtype, bool, int], int] = {}
+"""Rows at once, by shape, dtype and form of a weight, and by the number of torch's threads."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -201,7 +201,7 @@ def _rows(x: Tensor) -> Iterator[slice]:
 
 def _product_rows(weight: Tensor) -> int:
     """Returns how many rows may be multiplied at once so that a row's place among them changes no bit."""
-    key = (weight.shape, weight.dtype, weight.is_mkldnn)
+    key = (weight.shape, weight.dtype, weight.is_mkldnn, torch.get_num_threads())
     rows = _rows_at_once.get(key)
     if rows is None:
         rows = ROWS
@@ -212,7 +212,7 @@ def _product_rows(weight: Tensor) -> int:
 
 
 def _places_are_alike(weight: Tensor, rows: int) -> bool:
-    """True if a row gets the same products at every place of a block. The shapes decide which code runs there."""
+    """True if a row gets the same products at every place of a block. Shapes and threads decide which code runs."""
     draw = torch.Generator().manual_seed(rows)
     for _ in range(PROBES):
         row = torch.randn(1, weight.shape[1], generator=draw).to(weight.dtype)
