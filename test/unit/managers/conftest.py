@@ -8,7 +8,7 @@ import pytest
 
 from fixtures import small_tokenizer
 from fixtures.manager_bench import Bench
-from mysglang.srt.managers.text_pool import TextPool
+from fixtures.text_pools import text_pool
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
@@ -19,7 +19,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def make(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Bench]]:
-    pool = TextPool()
     loops: list[asyncio.Task[None]] = []
 
     def build(**options: Any) -> Bench:
@@ -27,12 +26,12 @@ async def make(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Bench]]:
         loops.append(asyncio.create_task(bench.manager.handle_loop()))
         return bench
 
-    yield build
-    for loop in loops:
-        assert not loop.done(), loop
-        loop.cancel()
-    await asyncio.gather(*loops, return_exceptions=True)
-    pool.close()
+    with text_pool() as pool:
+        yield build
+        for loop in loops:
+            assert not loop.done(), loop
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
 
 
 @pytest.fixture

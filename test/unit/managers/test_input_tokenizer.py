@@ -12,6 +12,7 @@ import pytest
 
 from fixtures import small_tokenizer
 from fixtures.grammar_walk import TOKENIZER as TINY_TOKENIZER
+from fixtures.text_pools import text_pool
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
@@ -36,9 +37,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def pool() -> AsyncIterator[TextPool]:
-    found = TextPool()
-    yield found
-    found.close()
+    with text_pool() as found:
+        yield found
 
 
 class Front:

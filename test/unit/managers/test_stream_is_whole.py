@@ -15,10 +15,10 @@ import pytest
 
 from fixtures import small_tokenizer
 from fixtures.in_process_channels import AsyncInProcess, InProcess
+from fixtures.text_pools import text_pool
 from mysglang.srt.managers.detokenizer_manager import DetokenizerManager
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.response_dict import ResponseDicts
-from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.codec import detokenizer_codec, pack_ids, scheduler_codec, tokenizer_codec
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -115,17 +115,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def manager(tokenizer: Tokenizer) -> AsyncIterator[TokenizerManager]:
-    pool, scheduler = TextPool(), PlayedScheduler(tokenizer, Random(0))
-    front = TokenizerManager(
-        InputTokenizer(tokenizer, LIMITS, pool), LIMITS, scheduler.requests, scheduler.to_tokenizer
-    )
-    tasks = [asyncio.create_task(front.handle_loop()), asyncio.create_task(scheduler.serve())]
-    yield front
-    assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    pool.close()
+    scheduler = PlayedScheduler(tokenizer, Random(0))
+    with text_pool() as pool:
+        front = TokenizerManager(
+            InputTokenizer(tokenizer, LIMITS, pool), LIMITS, scheduler.requests, scheduler.to_tokenizer
+        )
+        tasks = [asyncio.create_task(front.handle_loop()), asyncio.create_task(scheduler.serve())]
+        yield front
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def timeless(answer: Any) -> str:

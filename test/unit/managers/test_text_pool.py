@@ -8,15 +8,15 @@ import pytest
 
 from fixtures.callers import asked_by
 from fixtures.patience import PATIENCE_S, until
+from fixtures.text_pools import text_pool
 from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, THREADS, TextPool, WorkDropped, checkpoint
 
 
 @pytest.fixture
 async def pool() -> AsyncIterator[TextPool]:
-    found = TextPool()
-    yield found
-    found.close()
+    with text_pool() as found:
+        yield found
 
 
 class Gate:
@@ -99,10 +99,10 @@ async def test_work_that_runs_ends_at_a_checkpoint_when_nobody_waits(pool: TextP
             raise
 
     asking = asyncio.create_task(pool.run(LONG_TEXT, work))
-    assert await asyncio.to_thread(begun.wait, 20)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     assert not ended.is_set()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert await asyncio.to_thread(ended.wait, 20)
+    assert await asyncio.to_thread(ended.wait, PATIENCE_S)
     checkpoint()  # of work without a caller

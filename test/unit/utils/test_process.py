@@ -16,6 +16,7 @@ import pytest
 
 from fixtures.patience import PATIENCE_S, settled, until
 from fixtures.processes import those_left, wait_until_gone
+from fixtures.text_pools import wait_for_collector
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, paused_gc, stop_children
 
 TESTS = Path(__file__).parents[2]
@@ -208,6 +209,7 @@ def test_describe_exit(code: int, words: str) -> None:
 
 
 def test_the_collector_pauses_and_goes_on() -> None:
+    wait_for_collector()
     with pytest.raises(RuntimeError), paused_gc():
         assert not gc.isenabled()
         raise RuntimeError

@@ -3,8 +3,16 @@
 import gc
 import threading
 
-from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, TextPool
+import pytest
+
+from fixtures.text_pools import text_pool, wait_for_collector
+from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT
 from mysglang.srt.utils.quiet_heap import QuietHeap
+
+
+@pytest.fixture(autouse=True)
+def collector() -> None:
+    wait_for_collector()
 
 
 def test_the_collector_rests_until_the_last_work_is_over() -> None:
@@ -54,7 +62,6 @@ def test_work_that_follows_without_a_pause_waits_for_its_turn() -> None:
 
 
 async def test_long_texts_are_quiet_work() -> None:
-    pool = TextPool()
-    assert not await pool.run(LONG_TEXT, gc.isenabled)
-    assert await pool.run(QUICK_TEXT, gc.isenabled)
-    pool.close()
+    with text_pool() as pool:
+        assert not await pool.run(LONG_TEXT, gc.isenabled)
+        assert await pool.run(QUICK_TEXT, gc.isenabled)

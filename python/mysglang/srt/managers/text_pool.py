@@ -145,6 +145,6 @@ class TextPool:
         return numbers * NUMBER >= LONG_TEXT
 
     def close(self) -> None:
-        """Waits for running work, and drops waiting work."""
+        """Drops waiting work. Work that runs goes on in its thread, and is not waited for."""
         self._short.close()
         self._long.close()
