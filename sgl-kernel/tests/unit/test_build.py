@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
-from workshop import Workshop
+from workshop import Workshop, builds, wait_for_builds
 
 from mysgl_kernel import build, sources
 from mysgl_kernel.cpu import build as cpu_build
@@ -52,20 +51,17 @@ def test_sources_for_other_architectures_are_left_out(workshop: Workshop, monkey
 def test_a_server_has_what_is_missing_compiled_meanwhile(workshop: Workshop, two: list[Library]) -> None:
     assert two[0].available()
     build.start_building()
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "kernel build"]
     assert two[1].available()
-    thread.join(30)
+    wait_for_builds()
     assert workshop.compiled == 2
     build.start_building()
-    assert not [thread for thread in threading.enumerate() if thread.name == "kernel build"]
+    assert not builds()
 
 
 def test_only_what_serves_the_model_is_compiled_meanwhile(workshop: Workshop, two: list[Library]) -> None:
     two[0].traits, two[1].traits = {"head_dim": 64}, {"dtype": "bfloat16"}
     build.start_building({"head_dim": 128, "dtype": "bfloat16"})
-    for thread in threading.enumerate():
-        if thread.name == "kernel build":
-            thread.join(30)
+    wait_for_builds()
     assert [path.name.split(".")[0] for path in workshop.cache.glob("*.so")] == ["area-more"]
     assert two[0].serves({}) and not two[0].serves({"head_dim": 128})
 
@@ -73,9 +69,7 @@ def test_only_what_serves_the_model_is_compiled_meanwhile(workshop: Workshop, tw
 def test_a_background_failure_is_told_by_who_needs_it(workshop: Workshop, two: list[Library]) -> None:
     workshop.write("csrc/area/add.cu", "wrong\n")
     build.start_building()
-    for thread in threading.enumerate():
-        if thread.name == "kernel build":
-            thread.join(30)
+    wait_for_builds()
     assert two[1].available() and not two[0].available()
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 
 import pytest
+from workshop import builds, wait_for_builds
 
 from mysgl_kernel import compiled, sources
 from mysgl_kernel.cpu import build, library
@@ -62,12 +62,10 @@ def test_for_all_processors(home: Path) -> None:
 
 def test_what_is_missing_in_the_background(home: Path) -> None:
     build.start_building()
-    for thread in threading.enumerate():
-        if thread.name == "kernel build":
-            thread.join(30)
+    wait_for_builds()
     assert files(home / "cache") == KERNELS
     build.start_building()
-    assert not [thread for thread in threading.enumerate() if thread.name == "kernel build"]
+    assert not builds()
 
 
 def test_what_was_built_ahead_needs_no_compiler(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

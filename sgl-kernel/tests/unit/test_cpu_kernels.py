@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fixtures.patience import PATIENCE_S
 from mysgl_kernel.cpu import attention, experts, gemm, library, rows
 from mysgl_kernel.cpu.toolchain import ARCHS, find_gxx
 from mysgl_kernel.environ import cpu_threads
@@ -379,7 +380,7 @@ def test_a_forked_process_has_no_helpers_and_needs_none() -> None:
         target=lambda: sys.exit(0 if torch.equal(gemm.linear(x, packed), wanted) else 1)
     )
     child.start()
-    child.join(30)
+    child.join(PATIENCE_S)
     assert child.exitcode == 0
 
 

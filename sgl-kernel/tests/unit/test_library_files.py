@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from workshop import Workshop
 
+from fixtures.patience import PATIENCE_S
 from mysgl_kernel import library
 from mysgl_kernel.library import Library
 from mysgl_kernel.toolchain import KernelBuildError, Nvcc, find_nvcc
@@ -175,6 +176,6 @@ def test_processes_build_once(workshop: Workshop, monkeypatch: pytest.MonkeyPatc
     for child in children:
         child.start()
     for child in children:
-        child.join(30)
+        child.join(PATIENCE_S)
     assert [child.exitcode for child in children] == [0, 0, 0]
     assert workshop.compiled == 1

@@ -1,9 +1,11 @@
 """A workshop for tests of building: a compiler that is a shell script, and sources of its own."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysgl_kernel import library, sources
 
 FAKE_NVCC = """#!/bin/sh
@@ -14,6 +16,18 @@ if grep -q wrong "$last"; then echo "$last(3): error: this is wrong"; exit 2; fi
 sleep "${FAKE_SECONDS:-0}"
 cp "$FAKE_LIBRARY" "$target"
 """
+
+
+def builds() -> list[threading.Thread]:
+    """Threads that compile in the background; one that has ended is missing."""
+    return [thread for thread in threading.enumerate() if thread.name == "kernel build"]
+
+
+def wait_for_builds() -> None:
+    """Wait until nothing is compiled in the background. It may have ended before this is called."""
+    for thread in builds():
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "it still compiles"
 
 
 class Workshop:

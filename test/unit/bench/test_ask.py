@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from fixtures.patience import PATIENCE_S, until
+from mysglang.bench import ask
 from mysglang.bench.ask import Asker, FrameSplitter
 from mysglang.bench.backends import AskOptions, make_backend
 from mysglang.bench.http_client import Address, ConnectionFailed, HttpClient
@@ -33,6 +34,17 @@ def plain(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+class Clock:
+    """The clock of the asker: it stands still but for what a script says. `reads` counts how often it was read."""
+
+    def __init__(self) -> None:
+        self.now, self.reads = 0.0, 0
+
+    def perf_counter(self) -> float:
+        self.reads += 1
+        return self.now
+
+
 class Script:
     """Writes the pieces with a pause between them, then hangs up. `asked` is what it was sent."""
 
@@ -48,14 +60,17 @@ class Script:
         length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if b"Content-Length" in line), 0)
         self.asked = head + await reader.readexactly(length)
         for piece in self.pieces:
-            writer.write(piece)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), PAUSE_S)
+            await self.say(writer, piece)
             if self._over.is_set():
                 break
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+    async def say(self, writer: asyncio.StreamWriter, piece: bytes) -> None:
+        writer.write(piece)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), PAUSE_S)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -66,30 +81,50 @@ class Script:
             await asyncio.gather(*(task for task in self._serving if task is not None))
 
 
+class TimedScript(Script):
+    """Says a piece each second of `clock`, once the client has stamped the piece before."""
+
+    def __init__(self, clock: Clock, *pieces: bytes) -> None:
+        super().__init__(*pieces)
+        self._clock = clock
+
+    async def say(self, writer: asyncio.StreamWriter, piece: bytes) -> None:
+        reads = self._clock.reads
+        self._clock.now += 1
+        writer.write(piece)
+        if piece != STREAM_HEAD:  # nothing to stamp
+            await until(lambda: self._clock.reads > reads)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(ask, "time", clock)
+    return clock
+
+
 async def asked(script: Script, *, stream: bool = True, name: str = "sglang") -> RequestRecord:
     async with script.running() as url:
         asker = Asker(HttpClient(url, {"X-Who": "me"}), make_backend(name), AskOptions(model="m", stream=stream))
         return await asyncio.wait_for(asker.ask(Prompt("Hi", 1, 3)), PATIENCE_S)
 
 
-async def test_chunks_are_stamped_when_they_come() -> None:
-    script = Script(STREAM_HEAD, chunk(frame("a", 1)), chunk(frame("ab", 2)) + chunk(b"data: [DONE]\n\n") + END)
+async def test_chunks_are_stamped_when_they_come(clock: Clock) -> None:
+    last = chunk(frame("ab", 2)) + chunk(b"data: [DONE]\n\n") + END
+    script = TimedScript(clock, STREAM_HEAD, chunk(frame("a", 1)), last)
     record = await asked(script)
     assert (record.ok, record.text, record.output_tokens) == (True, "ab", 2)
-    assert record.ttft >= 0.9 * PAUSE_S
-    assert record.itls()[0] >= 0.9 * PAUSE_S
-    assert record.latency < 5
+    assert (record.ttft, record.itls(), record.latency) == (2.0, [1.0], 3.0)
     head, _, body = script.asked.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nX-Who: me" in head
     assert orjson.loads(body)["text"] == "Hi"
 
 
-async def test_a_frame_in_pieces_counts_when_it_is_whole() -> None:
+async def test_a_frame_in_pieces_counts_when_it_is_whole(clock: Clock) -> None:
     whole = frame("ab", 2)
-    record = await asked(Script(STREAM_HEAD + chunk(whole[:9]), chunk(whole[9:]) + END))
-    assert record.output_tokens == 2
-    assert record.ttft >= 0.9 * PAUSE_S
+    record = await asked(TimedScript(clock, STREAM_HEAD + chunk(whole[:9]), chunk(whole[9:]) + END))
+    assert (record.output_tokens, record.ttft) == (2, 2.0)
 
 
 async def test_a_whole_answer() -> None:

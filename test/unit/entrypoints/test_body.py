@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message
 
-from fixtures.patience import until
+from fixtures.patience import PATIENCE_S, until
 from mysglang.srt.entrypoints import body as bodies
 from mysglang.srt.entrypoints.body import (
     LONG_BODY,
@@ -306,11 +306,11 @@ async def test_a_long_body_is_dropped_when_its_client_leaves() -> None:
 
     read = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
     asking = asyncio.create_task(read_as(read, make))
-    assert await asyncio.to_thread(begun.wait, 20)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     left.set()
     with pytest.raises(ClientDisconnected):
         await asking
-    assert await asyncio.to_thread(ended.wait, 20)
+    assert await asyncio.to_thread(ended.wait, PATIENCE_S)
 
 
 @pytest.mark.promise(42)

@@ -4,6 +4,7 @@ ones.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
 
-PATIENCE_MS = 5000
+PATIENCE_MS = int(1000 * PATIENCE_S)
 
 
 class Desk:
@@ -60,15 +61,17 @@ class Desk:
     def join(self) -> None:
         """A subscription takes a moment to arrive: send until something comes back."""
         self.subscriber.setsockopt(zmq.RCVTIMEO, 20)
-        for token in range(1000, 1250):
-            self.ask(token)
+        tokens = itertools.count(1000)
+
+        def heard() -> bool:
+            self.ask(next(tokens))
             try:
                 self.take()
             except zmq.Again:
-                continue
-            break
-        else:
-            raise AssertionError("the subscription never arrived")
+                return False
+            return True
+
+        wait_until(heard, lambda: "the subscription never arrived")
         self.subscriber.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
 
     def take(self) -> tuple[bytes, int, list[Any]]:

@@ -418,14 +418,15 @@ async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:
     outcomes: list[str] = []
 
     async def reader(number: int) -> None:
-        stream = bench.ask(stream=bool(number % 2), sampling_params=SamplingParams(n=1 + number % 3))
-        try:
-            async with asyncio.timeout(float(random.uniform(0, 0.3))):
-                async for _ in stream:
-                    pass
-            outcomes.append("complete")
-        except TimeoutError:
-            outcomes.append("left")
+        params = SamplingParams(n=1 + number % 3)
+        reading = asyncio.create_task(bench.collect(stream=bool(number % 2), sampling_params=params))
+        if number % 10:  # every tenth reader stays
+            for _ in range(random.integers(1, 100)):
+                await asyncio.sleep(0)
+            reading.cancel()
+        [outcome] = await asyncio.gather(reading, return_exceptions=True)
+        outcomes.append("left" if isinstance(outcome, asyncio.CancelledError) else "complete")
+        assert outcomes[-1] == "left" or isinstance(outcome, list), outcome
 
     async def engine() -> None:
         live: list[str] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.messages.channels import Pull, Push
 from mysglang.srt.messages.codec import Codec, detokenizer_codec, scheduler_codec, tokenizer_codec
 from mysglang.srt.messages.requests import AbortReq
@@ -59,7 +60,7 @@ def test_a_message_after_garbage_is_read() -> None:
         push.send(scheduler_codec().encode(AbortReq(rid="the last")))
         read: list[object] = []
         while not read:
-            assert pull.poll(10_000)
+            assert pull.poll(int(1000 * PATIENCE_S))
             read = [*pull.drain()]
         push.close()
         pull.close()

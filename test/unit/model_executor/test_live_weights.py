@@ -174,7 +174,7 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
             worker.weights.leave_group("trainer")
             with pytest.raises(Conflict, match="was given up"):
                 never.result(0)
-        worker.weights.join_group(facts).result(60)
+        worker.weights.join_group(facts).result(PATIENCE_S)
         with pytest.raises(Conflict, match="in a group 'trainer' already"):
             worker.weights.join_group(facts)
         announced = [TensorFacts(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -195,7 +195,7 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
 
 
 def test_a_group_whose_trainer_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_weights, "GROUP_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(live_weights, "GROUP_TIMEOUT_S", PATIENCE_S)
     make_checkpoint("qwen3", tmp_path)
     weights = started(tmp_path).weights
     with socket.socket() as silent:
@@ -204,10 +204,14 @@ def test_a_group_whose_trainer_does_not_come(tmp_path: Path, monkeypatch: pytest
         facts = GroupFacts(name="x", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo")
         joining = weights.join_group(facts)
         for ask in (lambda: weights.join_group(facts), lambda: weights.receive([], "x", tick)):
-            with pytest.raises(Conflict, match=r"still coming together; .* given up 2 s after"):
+            with pytest.raises(Conflict, match=rf"still coming together; .* given up {PATIENCE_S:g} s after"):
                 ask()
+        weights.leave_group("x")
+        with pytest.raises(Conflict, match="was given up"):
+            joining.result(0)
+        monkeypatch.setattr(live_weights, "GROUP_TIMEOUT_S", 0.0)
         with pytest.raises(InvalidRequest, match="did not come together"):
-            joining.result(60)
+            weights.join_group(facts).result(PATIENCE_S)
         with pytest.raises(InvalidRequest, match="in no group"):
             weights.leave_group("x")
 

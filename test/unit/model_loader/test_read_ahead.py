@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.model_loader import read_ahead, weight_files
 from mysglang.srt.model_loader.read_ahead import PageAhead, in_order_ahead
 from mysglang.srt.model_loader.weight_files import Progress, SafetensorsFile
@@ -30,7 +31,7 @@ class Asked:
 
     def wait_for(self, requests: int) -> list[tuple[int, int]]:
         with self._more:
-            assert self._more.wait_for(lambda: len(self.ranges) >= requests, timeout=60)
+            assert self._more.wait_for(lambda: len(self.ranges) >= requests, timeout=PATIENCE_S)
             return list(self.ranges)
 
 
@@ -72,7 +73,7 @@ def test_results_keep_their_order_and_errors_their_turn() -> None:
     def call(number: int) -> Callable[[], int]:
         def run() -> int:
             if number == 0:
-                assert later.wait(60), "the next ones do not run meanwhile"
+                assert later.wait(PATIENCE_S), "the next ones do not run meanwhile"
             if number == 2:
                 later.set()
             if number == 4:

@@ -42,7 +42,7 @@ def fill(writing: int) -> int:
 def read_until(reading: int, end: bytes) -> bytes:
     data = b""
     while not data.endswith(end):
-        assert select.select([reading], [], [], 30)[0], data[-200:]
+        assert select.select([reading], [], [], PATIENCE_S)[0], data[-200:]
         data += os.read(reading, 1 << 20)
     return data
 
@@ -64,7 +64,7 @@ def test_a_full_pipe_takes_no_time_and_loses_a_known_number(pipe: tuple[int, int
     assert kept == b"".join(line(number) for number in range(kept.count(b"\n")))
     lost = 20_000 - kept.count(b"\n")
     assert writer.drops.total == lost > 0
-    writer.flush(30)
+    writer.flush(PATIENCE_S)
     writer.put(b"the next\n")
     told = read_until(reading, b"the next\n")
     found = NOTICE.match(told)
@@ -79,7 +79,7 @@ def test_a_full_disk() -> None:
     writer = LogWriter(os.open("/dev/full", os.O_WRONLY))
     for number in range(5):
         writer.put(line(number))
-        writer.flush(30)
+        writer.flush(PATIENCE_S)
     assert (writer.drops.total, writer.drops.unreported) == (5, 5)
 
 
@@ -90,7 +90,7 @@ def test_a_reader_that_is_gone_and_a_closed_descriptor(pipe: tuple[int, int]) ->
     for descriptor in (writing, 1 << 20):
         writer = LogWriter(descriptor)
         writer.put(b"one\ntwo\n")
-        writer.flush(30)
+        writer.flush(PATIENCE_S)
         assert writer.drops.total == 2
 
 
@@ -144,11 +144,11 @@ def test_a_fork_has_a_writer_of_its_own(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     writer = LogWriter(writing)
     writer.put(b"parent\n")
-    writer.flush(30)
+    writer.flush(PATIENCE_S)
     pid = os.fork()
     if pid == 0:
         writer.put(b"child\n")
-        writer.flush(30)
+        writer.flush(PATIENCE_S)
         os._exit(0)
     os.waitpid(pid, 0)
     assert read_until(reading, b"child\n") == b"parent\nchild\n"
