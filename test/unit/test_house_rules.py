@@ -1,6 +1,7 @@
 """Rules about the source text itself: no file outgrows its limit in silence, and nothing loads what could run code."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,23 @@ CLOCKS = {
 }
 LIMITS = {"asyncio.timeout": 0, "asyncio.wait_for": 1}
 """Index of each call's limit among its arguments. A limit that a name stands for, such as PATIENCE_S, is no figure."""
+# A limit of a second or more is one that must not be exceeded, so it is PATIENCE_S; a shorter one is there to expire.
+LIMIT_IN_FIGURES = re.compile(
+    r"(?:\.(?:join|result|wait|acquire|communicate|flush)\(|\.(?:wait|join|result), |\btimeout=)[1-9][\d_.]*\)"
+)
+
+# What all tests of a process share: threads and objects of earlier tests are among them.
+PROCESS_WIDE = {"threading.enumerate", "threading.active_count", "gc.isenabled", "gc.get_objects", "asyncio.all_tasks"}
+MAY_ASK_THE_PROCESS = {
+    "test/fixtures/text_pools.py": "waits until nothing keeps the garbage collector off",
+    "test/fixtures/warm_start.py": "a process of its own",
+    "test/unit/distributed/test_joining.py": "waits for threads besides those that were there",
+    "test/unit/model_executor/test_executor.py": "tensors besides those that were there",
+    "test/unit/utils/test_process.py": "about the garbage collector; waits first until it is on",
+    "test/unit/utils/test_quiet_heap.py": "about the garbage collector; waits first until it is on",
+    "sgl-kernel/tests/unit/workshop.py": "waits for threads of a name that no other tests use",
+}
+"""Files of tests that read such a state: path -> why what other tests leave there changes nothing."""
 MAY_READ_CLOCKS = {
     "test/fixtures/patience.py": "how all others wait",
     "test/fixtures/terminal.py": "waits for what a terminal shows, as long as patience.py does",
@@ -89,11 +107,25 @@ def clocks_read(text: str) -> Iterator[str]:
                 name = ast.unparse(func)
                 gives_way = name in ("asyncio.sleep", "sleep") and ast.unparse(args[0]) == "0"
                 limit = args[LIMITS[name]] if name in LIMITS and len(args) > LIMITS[name] else None
-                is_figure = isinstance(limit, ast.Constant) and limit.value is not None
+                is_figure = limit is not None and has_figure(limit)
                 if (name in CLOCKS and not gives_way) or is_figure:
                     yield f"{node.lineno}: {name}"
             case ast.Name(id="AWAKE"):
                 yield f"{node.lineno}: the clock of this process, which all tests before share"
+
+
+def has_figure(limit: ast.expr) -> bool:
+    """True if a number stands in it, alone or in a calculation; a multiple of a name's value is none."""
+    if any(isinstance(node, ast.Name) and node.id.endswith("PATIENCE_S") for node in ast.walk(limit)):
+        return False
+    return any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in ast.walk(limit))
+
+
+def asked_of_process(text: str) -> Iterator[str]:
+    """Each place that reads what all tests of a process share, as `line: what`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in PROCESS_WIDE:
+            yield f"{node.lineno}: {name}"
 
 
 def pages_in(nav: object) -> Iterator[str]:
@@ -152,6 +184,7 @@ def test_tests_wait_for_states_and_not_for_times() -> None:
         "assert time.monotonic() < end",
         "asyncio.timeout(0.5)",
         "await asyncio.wait_for(f(), 0.1)",
+        "asyncio.timeout(float(draw.uniform(0, 0.3)))",
         "assert AWAKE.paused_s == 0",
     ],
 )
@@ -160,10 +193,46 @@ def test_a_clock_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["await asyncio.sleep(0)", "asyncio.timeout(PATIENCE_S)", "await asyncio.wait_for(f(), PATIENCE_S)"]
+    "text",
+    [
+        *("await asyncio.sleep(0)", "asyncio.timeout(PATIENCE_S)", "await asyncio.wait_for(f(), PATIENCE_S)"),
+        "asyncio.timeout(2 * PATIENCE_S)",
+    ],
 )
 def test_what_waits_for_a_state_is_not(text: str) -> None:
     assert not list(clocks_read(f"async def test():\n    {text}"))
+
+
+def test_limits_of_waits_are_the_one_patience() -> None:
+    texts = {path: text for path, text in texts_of_tests("").items() if path != relative(Path(__file__))}
+    found = {path: places for path, text in texts.items() if (places := LIMIT_IN_FIGURES.findall(text))}
+    assert not found, "a machine may stand still for longer: fixtures/patience.py"
+
+
+@pytest.mark.parametrize(
+    "text", ["thread.join(30)", "done.result(60)", "run(call, timeout=5)", "to_thread(e.wait, 20)"]
+)
+def test_a_limit_in_figures_is_found(text: str) -> None:
+    assert LIMIT_IN_FIGURES.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["thread.join()", "done.result(0)", "run(timeout=0.01)", "wait(PATIENCE_S)", "x.join(y)"]
+)
+def test_a_limit_that_may_expire_is_not(text: str) -> None:
+    assert not LIMIT_IN_FIGURES.search(text)
+
+
+def test_no_test_reads_what_all_tests_of_a_process_share() -> None:
+    texts = texts_of_tests("threading") | texts_of_tests("gc.") | texts_of_tests("asyncio.all_tasks")
+    found = {path: places for path, text in texts.items() if (places := list(asked_of_process(text)))}
+    assert not {path: places for path, places in found.items() if path not in MAY_ASK_THE_PROCESS}
+    assert found.keys() == MAY_ASK_THE_PROCESS.keys(), "an exception that nothing needs any more"
+
+
+@pytest.mark.parametrize("name", sorted(PROCESS_WIDE))
+def test_what_is_read_of_the_process_is_found(name: str) -> None:
+    assert list(asked_of_process(f"def test():\n    assert not {name}()"))
 
 
 def test_processes_of_tests_end_with_them() -> None:
