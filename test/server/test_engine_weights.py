@@ -9,10 +9,32 @@ from safetensors.torch import load_file
 import mysglang
 from fixtures.warm_start import warm_engines
 from mysglang import Engine
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import ConfigError, InvalidRequest
 
 TINY = Path(mysglang.__file__).parent / "assets" / "tiny"
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+def test_a_saved_engine_is_served_again(tmp_path: Path) -> None:
+    """With its tokenizer, from several files, and only with the dtype that it was saved in."""
+    prompt = "The capital of France is"
+    with warm_engines(), Engine(dtype="float32") as engine:
+        first = engine.generate(prompt, GREEDY)
+        with pytest.raises(InvalidRequest, match=r"^max_size: "):
+            engine.save_sharded_model(str(tmp_path), max_size=0)
+        engine.save_sharded_model(str(tmp_path), max_size=1 << 20)
+        with pytest.raises(InvalidRequest, match="holds weights already"):
+            engine.save_sharded_model(str(tmp_path))
+    assert len(list(tmp_path.glob("model-rank-0-part-*.safetensors"))) > 1
+    saved = {"model_path": str(tmp_path), "load_format": "sharded_state"}
+    with pytest.raises(ConfigError, match="dtype: "):
+        Engine(**saved, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="tp_size: "):
+        Engine(**saved, dtype="float32", tp_size=2)
+    with pytest.raises(ConfigError, match="pp_size: "):
+        Engine(**saved, dtype="float32", pp_size=2)
+    with warm_engines(), Engine(**saved, dtype="float32") as engine:
+        assert engine.generate(prompt, GREEDY)["output_ids"] == first["output_ids"]
 
 
 def test_tensors_of_the_program_take_the_place_of_the_model() -> None:

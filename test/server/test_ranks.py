@@ -170,18 +170,25 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     assert_alike(found, [expected[number % len(expected)] for number in range(len(found))])
 
 
-def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
-    """With a draft model over both ranks: the embedded model as its own is always right."""
+def test_an_engine_in_process(tiny_server: ServerProcess, tmp_path: Path) -> None:
+    """With a draft model over both ranks: the embedded model as its own is always right. Each rank saves its part, and
+    reads it again.
+    """
     drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(EMBEDDED_MODEL)}
     asked = {"text": "The capital of France is", "sampling_params": GREEDY}
     with warm_engines(), Engine(tp_size=2, dtype="float32", log_level="warning", **drafts) as engine:
         children = titled(psutil.Process().children())
         assert set(SCHEDULERS) <= set(children)
         answer = engine.generate(asked["text"], GREEDY)
+        engine.save_sharded_model(str(tmp_path))
     assert answer["meta_info"]["spec_accept_rate"] == 1
     # psutil reports a zombie as running.
     assert not any(children[title].is_running() for title in (*SCHEDULERS, "mysglang::detokenizer"))
     assert httpx.post(f"{tiny_server.url}/generate", json=asked).json()["output_ids"] == answer["output_ids"]
+    saved = {"model_path": str(tmp_path), "load_format": "sharded_state"}
+    with warm_engines(), Engine(tp_size=2, dtype="float32", log_level="warning", **saved, **drafts) as engine:
+        again = engine.generate(asked["text"], GREEDY)
+    assert (again["output_ids"], again["meta_info"]["spec_accept_rate"]) == (answer["output_ids"], 1)
 
 
 def test_sizes_that_two_ranks_cannot_share_are_named(tmp_path: Path) -> None:

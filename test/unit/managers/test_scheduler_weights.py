@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pytest
 
 from fixtures.fake_worker import solo
@@ -27,11 +28,13 @@ from mysglang.srt.messages.weights import (
     DestroyWeightsUpdateGroupReq,
     GetWeightsByNameReq,
     InitWeightsUpdateGroupReq,
+    SaveShardedModelReq,
     UpdateWeightsFromDistributedReq,
     UpdateWeightsReq,
     UpdateWeightVersionReq,
     WeightUpdate,
 )
+from mysglang.srt.utils.sharded_state import ShardPlace
 
 PROMPT = [4, 5, 6, 7, 8]
 UPDATE = WeightUpdate(weight_version="two")
@@ -70,6 +73,11 @@ class NotedWeights:
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:
         return dict(self.sums)
+
+    def save_sharded(self, place: ShardPlace, pulse: Pulse) -> int:
+        if place.max_size == 1:
+            raise InvalidRequest("path: no room", param="path")
+        return len(place.saved)
 
 
 class Changing(LateScheduler):
@@ -218,6 +226,10 @@ def test_groups_sums_and_values() -> None:
     assert scheduler.order(GetWeightsByNameReq(id=7, name="a", truncate_size=2))[0].details["parameter"] == [[1.0, 1.0]]
     [reply] = scheduler.order(DestroyWeightsUpdateGroupReq(id=8, group_name="g"))
     assert (reply.message, reply.param) == ("no group g", "group_name")
+    save = SaveShardedModelReq(id=9, path="folder", pattern="{rank}", max_size=None, saved="abc")
+    assert scheduler.order(save)[0].message == "Rank 0 wrote 3 files to folder."
+    [reply] = scheduler.order(msgspec.structs.replace(save, max_size=1))
+    assert (reply.success, reply.param) == (False, "path")
     scheduler.weights.joining = Future()
     scheduler.weights.joining.set_exception(InvalidRequest("nobody came"))
     assert scheduler.order(join)[0].message == "nobody came"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext, rank_contexts
+from mysglang.srt.entrypoints.weight_commands import copy_config, shard_place
 from mysglang.srt.errors import InvalidRequest, PeerRefused
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.live_weights import LiveWeights
@@ -33,12 +35,21 @@ SOME = ["model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "
 """Tensors of both stages: the first table is tied, so both have it."""
 
 
+CHECKPOINT = LoadConfig()
+
+
 def tick() -> None:
     """A sign of life."""
 
 
-def started(folder: Path, ranks: RankContext = RANKS_OF_ONE, tp: Group = SOLO, stage: Stage = WHOLE_MODEL) -> Executor:
-    launch = ModelLaunch(ModelConfig.from_path(str(folder), dtype="float32"), LoadConfig())
+def started(
+    folder: Path,
+    ranks: RankContext = RANKS_OF_ONE,
+    tp: Group = SOLO,
+    stage: Stage = WHOLE_MODEL,
+    load: LoadConfig = CHECKPOINT,
+) -> Executor:
+    launch = ModelLaunch(ModelConfig.from_path(str(folder), dtype="float32"), load)
     config = RunnerConfig(ranks=ranks, device="cpu", page_size=4, max_running_requests=4)
     return Executor(config, [launch], join=lambda _: tp, join_stages=lambda _: stage)
 
@@ -99,6 +110,49 @@ def test_weights_change_on_all_ranks_or_on_none(split: str, folders: Path) -> No
     expected = [says(started(folders / name)) for name in ("old", "mixed", "new")]
     assert expected[0] != expected[1] != expected[2]
     assert on_two(folders / "old", split, work) == [expected] * 2
+
+
+def test_ranks_save_their_parts_and_read_them_again(folders: Path, tmp_path: Path) -> None:
+    place = shard_place(tmp_path / "saved", None, 1 << 14)
+    copy_config(folders / "old", tmp_path / "saved")
+
+    def save(worker: Executor, number: int) -> int:
+        return worker.weights.save_sharded(place, tick)
+
+    def again(tp: Group) -> list[list[int]]:
+        worker = started(tmp_path / "saved", contexts[tp.rank], tp=tp, load=LoadConfig(load_format="sharded_state"))
+        with pytest.raises(InvalidRequest, match="in no checkpoint"):
+            worker.occupation.release(ALL, tick)
+        return says(worker)
+
+    counts = on_two(folders / "old", "two ranks", save)
+    assert min(counts) > 1 and len(list((tmp_path / "saved").glob("*.safetensors"))) == sum(counts)
+    contexts = {each.tp.rank: each for each in rank_contexts(2, 1, device="cpu")}
+    assert run_on_ranks(2, again) == [says(started(folders / "old"))] * 2
+
+
+def test_what_a_sharded_state_cannot_hold_is_not_saved(folders: Path, tmp_path: Path) -> None:
+    """Stages; scales of a cache; and on no rank what one rank cannot write."""
+    place = shard_place(tmp_path / "saved", None, None)
+
+    def refused(worker: Executor, number: int) -> None:
+        with pytest.raises(InvalidRequest, match=r"^pp_size: "):
+            worker.weights.save_sharded(place, tick)
+
+    on_two(folders / "old", "two stages", refused)
+    (tmp_path / "saved" / "model-rank-1-part-0.safetensors").mkdir()
+
+    def lost(worker: Executor, number: int) -> None:
+        expected, message = (InvalidRequest, "cannot be written") if number else (PeerRefused, "Another rank")
+        with pytest.raises(expected, match=message):
+            worker.weights.save_sharded(place, tick)
+
+    on_two(folders / "old", "two ranks", lost)
+    scaled = Path(shutil.copytree(folders / "old", tmp_path / "scaled"))
+    weights = load_file(scaled / "model.safetensors") | {"model.layers.0.self_attn.k_scale": torch.ones(1)}
+    save_file(weights, scaled / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidRequest, match="scales for an eight-bit cache"):
+        started(scaled).weights.save_sharded(place, tick)
 
 
 @pytest.mark.parametrize("split", SPLITS)

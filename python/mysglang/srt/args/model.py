@@ -35,8 +35,9 @@ class ModelArgs:
     load_format: LoadFormat = arg(
         "auto",
         help="Format of the weights' files. With auto, the first that the model has, of safetensors, pt and gguf. Files"
-        " of torch.save (pt) are read without unpickling. Files of llama.cpp (gguf) are expanded to --dtype. With"
-        " dummy, weights are random, to measure speed without a checkpoint.",
+        " of torch.save (pt) are read without unpickling. Files of llama.cpp (gguf) are expanded to --dtype."
+        " sharded_state: files of Engine.save_sharded_model, a part for each rank. With dummy, weights are random, to"
+        " measure speed without a checkpoint.",
     )
     weight_version: str = arg(
         "default", help="Name of the weights, which every answer reports. Trainers that update weights use it."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "gguf", "sharded_state", "dummy"]
 KvCacheDtype: TypeAlias = Literal["auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Quantization: TypeAlias = Literal["int8wo"]
 
@@ -15,10 +15,28 @@ class LoadConfig:
     """How a model's weights are loaded."""
 
     load_format: LoadFormat = "auto"
-    """auto: the files of the model's directory, in the first format that is there. dummy: random values."""
+    """auto: the files of the model's directory, in the first format that is there. sharded_state: files that
+    `save_sharded_model` wrote, as each rank holds the model. dummy: random values."""
     quantization: Quantization | None = None
     """Quantization of the weights of linear layers; None: they are not quantized."""
     seed: int = 0
     """Seed of the dummy values."""
     num_threads: int = 4
     """Tensors that go to a device at the same time."""
+
+    @property
+    def reads_checkpoint(self) -> bool:
+        """True if the weights come from files with a checkpoint's names, which can be read again by these names."""
+        return reads_checkpoint(self.load_format)
+
+
+def reads_checkpoint(load_format: LoadFormat) -> bool:
+    """True if files of this format have a checkpoint's names."""
+    return load_format not in ("dummy", "sharded_state")
+
+
+def draft_format(load_format: LoadFormat) -> LoadFormat:
+    """Returns the format of a draft beside a model of this format. A sharded state holds the served model alone, so its
+    draft is an ordinary checkpoint.
+    """
+    return "auto" if load_format == "sharded_state" else load_format

@@ -14,6 +14,7 @@ import atexit
 import concurrent.futures
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
@@ -238,6 +239,17 @@ class Engine:
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """Returns the first rows of a tensor; see `EngineWeights.by_name`."""
         return self.weights.by_name(name, truncate_size)
+
+    def save_sharded_model(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Writes the model to a directory for `--load-format sharded_state`, with its config and tokenizer; each rank
+        writes its own part.
+
+        pattern: file names, with {rank} and {part}. max_size: limit of a file in bytes; None: one file for each rank.
+        Raises InvalidRequest naming the argument, if `path` holds weights or cannot be written.
+        """
+        model_path = self.server_args.model.model_path
+        assert model_path is not None, "server_args are resolved"
+        self.weights.save_sharded(Path(model_path), Path(path), pattern, max_size)
 
     def start_profile(self, **profile: Any) -> tuple[bool, str]:
         """Starts recording what the scheduler does. `profile`: the fields of POST /start_profile. Returns whether it

@@ -7,13 +7,16 @@ torch's; this file asks for torch only when it is given some.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.weight_commands import (
     DEFAULT_GROUP,
     PATIENCE_S,
+    copy_config,
     private_folder,
+    shard_place,
     update_from_disk,
     update_from_folder,
 )
@@ -27,6 +30,7 @@ from mysglang.srt.messages.weights import (
     MemoryTag,
     ReleaseMemoryOccupationReq,
     ResumeMemoryOccupationReq,
+    SaveShardedModelReq,
     UpdateWeightsFromDistributedReq,
     UpdateWeightVersionReq,
     WeightUpdate,
@@ -138,6 +142,18 @@ class EngineWeights:
         reply = self._command(lambda number: CheckWeightsReq(id=number, action="checksum"))
         found: dict[str, str] = reply.carried_out().details["checksums"]
         return found
+
+    def save_sharded(self, model: Path, path: Path, pattern: str | None, max_size: int | None) -> None:
+        """Writes the model, whose config and tokenizer are in the directory `model`, to `path`. Raises
+        InvalidRequest.
+        """
+        place = shard_place(path, pattern, max_size)
+        copy_config(model, path)
+        self._command(
+            lambda number: SaveShardedModelReq(
+                id=number, path=place.path, pattern=place.pattern, max_size=place.max_size, saved=place.saved
+            )
+        ).carried_out()
 
     def _command(self, make: Callable[[int], Command]) -> ControlReqOutput:
         return self._wait(self._manager.command(make, patience_s=PATIENCE_S))

@@ -18,9 +18,10 @@ import psutil
 
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
-from mysglang.srt.configs.load_config import LoadFormat
+from mysglang.srt.configs.load_config import LoadFormat, draft_format, reads_checkpoint
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split, check_stages
+from mysglang.srt.configs.saved_model import saved_model
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
@@ -35,6 +36,7 @@ from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir
 from mysglang.srt.utils.private_dir import remove_private_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
+from mysglang.srt.utils.sharded_state import check_sharded_state
 from mysglang.srt.utils.shortage import shortage_in
 
 STOP_GRACE_S = 2.0
@@ -85,11 +87,14 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
         model_source(tokenizer_path).check_tokenizer()
     config = load_model_config(found)
     _check_sizes(config, model.load_format, server_args.parallel)
+    if model.load_format == "sharded_state":
+        _check_sharded(config, server_args)
     args = replace(server_args, model=found)
     if (asked := args.speculative.speculative_draft_model_path) is not None:
-        draft = str(resolve_model_path(asked, download_dir=model.download_dir, load_format=model.load_format))
+        draft_files = draft_format(model.load_format)
+        draft = str(resolve_model_path(asked, download_dir=model.download_dir, load_format=draft_files))
         args = replace(args, speculative=replace(args.speculative, speculative_draft_model_path=draft))
-        _check_sizes(load_draft_config(draft, config), model.load_format, server_args.parallel)
+        _check_sizes(load_draft_config(draft, config), draft_files, server_args.parallel)
     return args, config
 
 
@@ -97,7 +102,7 @@ def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: Paralle
     """Compares the model's sizes with its checkpoint, the ranks and this machine. Raises ConfigError."""
     check_split(config, parallel.tp_size)
     check_stages(config, parallel.pp_size)
-    if load_format != "dummy":
+    if reads_checkpoint(load_format):
         check_checkpoint(config, stored_tensors(Path(config.path), load_format))
     host, gpus = host_memory(), detect_hardware().gpu_memory
     check_context(config, memory=host)
@@ -106,6 +111,14 @@ def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: Paralle
         check_memory(config, memory=host, num_ranks=1, place="this machine")
     else:
         check_memory(config, memory=max(gpus), num_ranks=parallel.num_ranks // parallel.ranks_per_gpu, place="a GPU")
+
+
+def _check_sharded(config: ModelConfig, server_args: ServerArgs) -> None:
+    """Compares a sharded state with the options. Raises ConfigError."""
+    if server_args.parallel.pp_size > 1:
+        raise ConfigError("pp_size: --load-format sharded_state is for one stage; leave --pp-size out.")
+    quantization, tp_size = server_args.model.quantization, server_args.parallel.tp_size
+    check_sharded_state(Path(config.path), saved_model(config, tp_size, quantization))
 
 
 class Subprocesses:

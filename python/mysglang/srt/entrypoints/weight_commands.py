@@ -14,6 +14,7 @@ import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.errors import ConfigError, InvalidRequest, NoRoom
@@ -21,8 +22,9 @@ from mysglang.srt.messages.control import ControlReqOutput
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
 from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.disk import room_for
-from mysglang.srt.utils.hf import resolve_model_path
+from mysglang.srt.utils.hf import CONFIG_FILES, resolve_model_path
 from mysglang.srt.utils.private_dir import private_dir
+from mysglang.srt.utils.sharded_state import DEFAULT_PATTERN, ShardPlace
 
 PATIENCE_S = 3600.0
 """Seconds for open requests to end and for weights to be read. If the engine dies, the wait ends."""
@@ -61,6 +63,48 @@ async def _update(manager: Manager, folder: Path, update: WeightUpdate, *, whole
     return await manager.command(
         lambda number: UpdateWeightsReq(id=number, path=path, whole=whole, update=update), patience_s=PATIENCE_S
     )
+
+
+def shard_place(path: Path, pattern: str | None, max_size: int | None) -> ShardPlace:
+    """Makes the directory `path` for files of a sharded state. Raises InvalidRequest if it has weights already, or if a
+    field is invalid.
+    """
+    names = DEFAULT_PATTERN if pattern is None else pattern
+    if (
+        Path(names).name != names
+        or not names.endswith(".safetensors")
+        or "{rank}" not in names
+        or "{part}" not in names
+    ):
+        message = f"pattern: {names!r} must be a file name with {{rank}} and {{part}} that ends in .safetensors."
+        raise InvalidRequest(message, param="pattern")
+    if max_size is not None and max_size < 1:
+        raise InvalidRequest(f"max_size: must be at least 1 byte, not {max_size}.", param="max_size")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        found = next(path.glob("*.safetensors"), None)
+    except OSError as error:
+        raise InvalidRequest(f"path: {path} cannot be made: {error.strerror}", param="path") from None
+    if found is not None:
+        raise InvalidRequest(f"path: {path} holds weights already ({found.name}); give another one.", param="path")
+    return ShardPlace(path=str(path.absolute()), pattern=names, max_size=max_size, saved=uuid4().hex)
+
+
+def copy_config(model: Path, path: Path) -> None:
+    """Copies config and tokenizer files of the directory `model`. Raises InvalidRequest if it is a GGUF file, which has
+    none, or if a file cannot be copied.
+    """
+    if not model.is_dir():
+        raise InvalidRequest(f"path: {model} is one file, without a config.json that could be copied.", param="path")
+    files = {file for pattern in CONFIG_FILES for file in (*model.glob(pattern), *model.glob(f"[0-9]*/{pattern}"))}
+    try:
+        for file in sorted(files):
+            if file.is_file() and not file.name.endswith(".index.json"):
+                target = path / file.relative_to(model)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)
+    except OSError as error:
+        raise InvalidRequest(f"path: {path} cannot be written: {error}", param="path") from None
 
 
 def private_folder() -> AbstractContextManager[Path]:

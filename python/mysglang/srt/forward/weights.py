@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.utils.sharded_state import ShardPlace
 
 Pulse: TypeAlias = Callable[[], None]
 """Called again and again while the work goes on, which may take minutes: a sign of life can be given."""
@@ -77,6 +78,10 @@ class ModelWeights(Protocol):
         """Returns the SHA-256 of each tensor's bytes, in the dtype of the model."""
         ...
 
+    def save_sharded(self, place: ShardPlace, pulse: Pulse) -> int:
+        """Writes this rank's part of the model for `--load-format sharded_state`; returns the number of files."""
+        ...
+
 
 class NoWeights:
     """The null object: every request is refused, with the reason."""
@@ -100,6 +105,9 @@ class NoWeights:
         self._refuse()
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:
+        self._refuse()
+
+    def save_sharded(self, place: ShardPlace, pulse: Pulse) -> int:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -24,12 +24,14 @@ from mysglang.srt.messages.weights import (
     DestroyWeightsUpdateGroupReq,
     GetWeightsByNameReq,
     InitWeightsUpdateGroupReq,
+    SaveShardedModelReq,
     UpdateWeightsFromDistributedReq,
     UpdateWeightsReq,
     UpdateWeightVersionReq,
     WeightUpdate,
 )
 from mysglang.srt.scheduling.output_streamer import WeightVersion
+from mysglang.srt.utils.sharded_state import ShardPlace
 
 ABORTED = "Aborted, since the weights change."
 
@@ -66,6 +68,7 @@ class SchedulerWeights:
             UpdateWeightVersionReq: self.update_weight_version,
             GetWeightsByNameReq: self.get_weights_by_name,
             CheckWeightsReq: self.check_weights,
+            SaveShardedModelReq: self.save_sharded_model,
         }
 
     def on_turn(self) -> None:
@@ -150,6 +153,16 @@ class SchedulerWeights:
             return {"checksums": found}
 
         self._settle(message.id, lambda: "", check)
+
+    def save_sharded_model(self, message: SaveShardedModelReq) -> None:
+        """Writes the weights to files as they are between two steps."""
+        place = ShardPlace(path=message.path, pattern=message.pattern, max_size=message.max_size, saved=message.saved)
+
+        def save() -> str:
+            count = self._weights.save_sharded(place, self._scheduler.pulse)
+            return f"Rank {self._rank} wrote {count} files to {place.path}."
+
+        self._settle(message.id, save)
 
     def _change(self, number: int, update: WeightUpdate, load: Callable[[], int]) -> None:
         """Loads weights when no request computes with the old ones any more."""

@@ -90,6 +90,20 @@ class CheckWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     action: Literal["checksum", "snapshot", "compare"]
 
 
+class SaveShardedModelReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Asks each rank to write its part of the model to files."""
+
+    id: int
+    path: str
+    """An existing directory on the scheduler's machine."""
+    pattern: str
+    """Pattern of the file names, with {rank} and {part}."""
+    max_size: int | None
+    """Limit of a file in bytes; None: each rank writes one file."""
+    saved: str
+    """A random name of this save."""
+
+
 MemoryTag: TypeAlias = Literal["weights", "kv_cache", "cuda_graph"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "cuda_graph")
 
@@ -124,6 +138,7 @@ WeightCommand: TypeAlias = (
     | UpdateWeightVersionReq
     | GetWeightsByNameReq
     | CheckWeightsReq
+    | SaveShardedModelReq
     | ReleaseMemoryOccupationReq
     | ResumeMemoryOccupationReq
     | SlowDownReq

@@ -88,7 +88,13 @@ class Executor:
             served, helpers = load(), [load_helper() for load_helper in loads]
         models: list[ServedModel | HelpingModel] = [served, *helpers]
         self.weights = LiveWeights(
-            served.model, launch.config, launch.load, platform, self._weights_changed, ranks=every
+            served.model,
+            launch.config,
+            launch.load,
+            platform,
+            self._weights_changed,
+            ranks=every,
+            tp=config.ranks.tp,
         )
         weights = [
             self.weights,

@@ -19,17 +19,22 @@ from torch import Tensor
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.saved_model import saved_model
 from mysglang.srt.distributed.agreement import ONE_RANK, AllRanks
 from mysglang.srt.distributed.joining import Joining
+from mysglang.srt.distributed.ranks import ALONE, Place
 from mysglang.srt.distributed.update_group import UpdateGroup
 from mysglang.srt.errors import ConfigError, Conflict, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, Pulse, TensorFacts
+from mysglang.srt.model_loader.kv_scales import checkpoint_scales
+from mysglang.srt.model_loader.sharded_state import save_shard
 from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, checkpoint_tensors, digest
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
 from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.sharded_state import Label, ShardPlace
 
 GROUP_TIMEOUT_S = 300.0
 """For members to come, and for weights that were announced."""
@@ -75,13 +80,16 @@ class LiveWeights:
         platform: Platform,
         changed: Callable[[], None] = nothing,
         ranks: AllRanks = ONE_RANK,
+        tp: Place = ALONE,
     ) -> None:
         """Create it right after the model was loaded. `changed` is called when values or their addresses change. Values
-        change on all of `ranks` or on none.
+        change on all of `ranks` or on none. `tp`: place of this rank among those that share each layer.
         """
         self._ranks = ranks
+        self._tp = tp
+        self._load = load
         self._changed = changed
-        self._origin = None if load.load_format == "dummy" else Origin.of(Path(config.path), load.load_format)
+        self._origin = Origin.of(Path(config.path), load.load_format) if load.reads_checkpoint else None
         """The checkpoint that holds the weights as they are now, if one does."""
         self._copy: Mapping[str, Tensor] | None = None
         """The weights while they are released, if no checkpoint holds them."""
@@ -223,6 +231,19 @@ class LiveWeights:
         self._require_one_rank()
         self._require_memory()
         return dict(_each(((name, digest(tensor)) for name, tensor in self._update.tensors()), pulse))
+
+    def save_sharded(self, place: ShardPlace, pulse: Pulse) -> int:
+        self._require_memory()
+        if self._ranks.size > self._tp.size:
+            raise InvalidRequest("pp_size: a model in several stages cannot be saved; use --tp-size instead.")
+        with self._ranks.all_or_none(), _refusing():
+            if self._load.reads_checkpoint and checkpoint_scales(Path(self._config.path), self._load.load_format):
+                raise ConfigError(
+                    "the checkpoint has scales for an eight-bit cache, which a sharded state does not keep"
+                )
+            model = saved_model(self._config, self._tp.size, self._load.quantization)
+            label = Label(saved=place.saved, model=model, rank=self._tp.rank, part=0, parts=1)
+            return save_shard(self._update, place, label, pulse)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

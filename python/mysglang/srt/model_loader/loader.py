@@ -24,6 +24,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights, weight_parameters
 from mysglang.srt.layers.quantization.factory import quant_config
+from mysglang.srt.model_loader.sharded_state import ShardFiller
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel
 from mysglang.srt.models.registry import Model, model_class
@@ -61,7 +62,7 @@ def load_as(
     began = time.perf_counter()
     whose = "transformers" if model_config.served_as.foreign else model_config.served_as.package.partition(".")[0]
     logger.info("%s runs with the model code of %s.", model_config.architecture, whose)
-    filler = filler_of(model_config, load_config)
+    filler = filler_of(model_config, load_config, tp)
     context = LayerContext(dtype=dtype, tp=tp, quant=quant_config(load_config.quantization))
     try:
         with torch.no_grad():
@@ -117,10 +118,12 @@ class DummyFiller:
         fill_with_dummy_weights(model, self.seed)
 
 
-def filler_of(model_config: ModelConfig, load_config: LoadConfig) -> Filler:
+def filler_of(model_config: ModelConfig, load_config: LoadConfig, tp: Group = SOLO) -> Filler:
     """Returns the filler for `--load-format`. Raises ConfigError for files that are missing or damaged."""
     if load_config.load_format == "dummy":
         return DummyFiller(load_config.seed)
+    if load_config.load_format == "sharded_state":
+        return ShardFiller.of(model_config, load_config, tp)
     files = open_weight_files(Path(model_config.path), load_config.load_format)
     return CheckpointFiller(files, load_config.num_threads)
 

@@ -105,6 +105,14 @@ class WeightUpdate:
         """Bytes of all parameters as they are loaded."""
         return sum(layout.nbytes for layout in self._model.layouts.values())
 
+    def sizes(self) -> dict[str, int]:
+        """Returns the bytes of each parameter as it is loaded, by its own name."""
+        return {name: layout.nbytes for name, layout in self._model.layouts.items()}
+
+    def host_value(self, name: str) -> Tensor:
+        """Returns a copy on the host of one parameter's values, by its own name."""
+        return self._values(name).data.to(CPU, copy=True).contiguous()
+
     def host_copy(self) -> dict[str, Tensor]:
         """Returns the parameters' values on the host, by their own names."""
         return {name: self._values(name).detach().to(CPU, copy=True) for name in self._model.layouts}

@@ -16,15 +16,19 @@ from mysglang.srt.utils.gguf.model import GgufModel, gguf_parts, ggufs_in, liste
 from mysglang.srt.utils.hf import read_json
 from mysglang.srt.utils.plain_files import check_plain, is_there
 from mysglang.srt.utils.torch_archive import archived_tensors
-from mysglang.srt.utils.weight_headers import MAX_HEADERS, MAX_TENSORS, HeaderRoom, StoredTensor, safetensors_header
+from mysglang.srt.utils.weight_headers import (
+    MAX_HEADERS,
+    MAX_SHARDS,
+    MAX_TENSORS,
+    HeaderRoom,
+    StoredTensor,
+    safetensors_header,
+)
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_WHOLE = "pytorch_model.bin"
-
-MAX_SHARDS = 4096
-"""Files of one checkpoint. The largest known one has 163."""
 
 NO_WEIGHTS = ("training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state", "consolidated")
 """Beginnings of the names of files that are not weights, such as a trainer's, and of second copies under Mistral's own

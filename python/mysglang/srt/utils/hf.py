@@ -22,6 +22,7 @@ WEIGHT_FILES: dict[str, list[list[str]]] = {
     "safetensors": [SAFETENSORS],
     "pt": [TORCH_FILES],
     "gguf": [["*.gguf"]],
+    "sharded_state": [SAFETENSORS],
     "dummy": [[]],
 }
 """Load format -> the patterns of its files. Later patterns are downloaded only if no file has an earlier one."""

@@ -22,6 +22,9 @@ MAX_TENSORS = 1 << 17
 MAX_HEADERS = 128 * MIB
 """Bytes of all headers of a checkpoint. The largest known one has about 12 MiB, for 92,000 tensors."""
 
+MAX_SHARDS = 4096
+"""Files of one checkpoint. The largest known one has 163."""
+
 MAX_DIMS = 8
 """Limit for one tensor."""
 
@@ -63,6 +66,10 @@ def damaged(path: Path, why: str) -> ConfigError:
 
 
 _LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+
+SHARD_LABEL = "mysglang_sharded_state"
+"""Metadata key of files that hold one rank's part of a model: `utils/sharded_state.py`."""
 
 _BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -86,10 +93,12 @@ def safetensors_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
     header = _read_header(path, room)
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        entries.pop("__metadata__", None)
+        metadata = entries.pop(_METADATA, b"")
         found = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(path, str(error)) from error
+    if SHARD_LABEL.encode() in bytes(metadata):
+        raise ConfigError(f"{path} holds one rank's part of a model; read it with --load-format sharded_state")
     end = max((entry.data_offsets[1] for entry in found.values()), default=0)
     size, wanted = check_plain(path), _LENGTH_BYTES + len(header) + end
     if size != wanted:
@@ -97,6 +106,17 @@ def safetensors_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
     for name, entry in found.items():
         _check_place(path, name, entry)
     return [StoredTensor(name, tuple(entry.shape), path.name) for name, entry in found.items()]
+
+
+def safetensors_metadata(path: Path, room: HeaderRoom) -> dict[str, str]:
+    """Returns the texts that the header of one file has beside its tensors. Raises ConfigError as `safetensors_header`
+    does.
+    """
+    try:
+        entries = msgspec.json.decode(_read_header(path, room), type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(entries.get(_METADATA, b"{}"), type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(path, str(error)) from error
 
 
 def _read_header(path: Path, room: HeaderRoom) -> bytes:
