@@ -182,25 +182,25 @@ def _decoder(config: ModelConfig, options: argparse.Namespace, room: float) -> d
     per_token = sizes.kv_token_bytes(options.swa_full_tokens_ratio)
     states = 0
     if sizes.state_bytes:
-        share = options.mamba_full_memory_ratio / (1 + options.mamba_full_memory_ratio)
+        share = options.mamba_full_memory_ratio / (1 + options.mamba_full_memory_ratio) if per_token else 1.0
         # One more entry belongs to padding.
         states = max(0, int(room * share / sizes.state_bytes) - 1)
         room -= (states + 1) * sizes.state_bytes
-    tokens = max(0, int(room / per_token)) if per_token else 0
+    tokens = max(0, int(room / per_token)) if per_token else None
     stated = options.bandwidth
     ceilings = _ceilings(stated, options.tflops)
     context = min(options.input_len, config.context_len)
     steps = []
     for rows in options.batch_size:
         seconds = sizes.decode_step(rows, context).seconds(ceilings)
-        fits = rows * context <= tokens and (not sizes.state_bytes or rows <= states)
+        fits = (tokens is None or rows * context <= tokens) and (not sizes.state_bytes or rows <= states)
         steps.append({"batch_size": rows, "ms": seconds * 1e3, "tokens_per_s": rows / seconds, "fits": fits})
     return {
         "active_parameters": sizes.active_parameters,
         "kv_token_bytes": per_token,
         "kv_tokens": tokens,
         **({"state_bytes": sizes.state_bytes, "states": states} if sizes.state_bytes else {}),
-        "full_contexts": tokens / config.context_len,
+        "full_contexts": None if tokens is None else tokens / config.context_len,
         "bandwidth_tb_s": ceilings.read / TERA,
         "bandwidth_of": "an H200, measured" if stated is None else "as given",
         "input_len": context,
@@ -244,12 +244,14 @@ def _card(found: dict[str, Any]) -> str:
         return "\n".join(lines)
     if found["active_parameters"] < found["parameters"] / 2:
         lines.insert(4, _line("used by one token", _large(found["active_parameters"])))
-    kv = found["kv_token_bytes"] / 1024
-    lines += [
-        _line("KV cache", f"{kv:.1f} KiB for each token"),
-        _line("", f"{found['kv_tokens']} tokens fit beside the weights in {share:.0%} of the memory,"),
-        _line("", f"which is {found['full_contexts']:.1f} requests of full length"),
-    ]
+    if found["kv_tokens"] is None:
+        lines.append(_line("KV cache", "none: no layer attends over keys"))
+    else:
+        lines += [
+            _line("KV cache", f"{found['kv_token_bytes'] / 1024:.1f} KiB for each token"),
+            _line("", f"{found['kv_tokens']} tokens fit beside the weights in {share:.0%} of the memory,"),
+            _line("", f"which is {found['full_contexts']:.1f} requests of full length"),
+        ]
     if "states" in found:
         each = found["state_bytes"] / (1 << 20)
         lines.append(_line("states", f"{each:.2f} MiB for each request; {found['states']} fit, checkpoints included"))

@@ -19,7 +19,9 @@ from mysglang.srt.mem_cache.window_space import least_tokens
 from mysglang.srt.model_executor.generation import generation
 from mysglang.srt.model_executor.kv_setup import ModelStores, kv_cost
 from mysglang.srt.model_executor.memory_budget import (
+    MAX_SLOTS,
     MIB,
+    MOST_TOKENS,
     KvBudget,
     KvCost,
     SpaceCost,
@@ -226,6 +228,26 @@ def test_states_on_a_gpu_leave_the_rest_to_the_cache() -> None:
     taken = cost.nbytes(budget.num_pages) + table + (budget.states.num_states + 1) * 75 * MIB
     room = 123 * GIB - 10 * GIB
     assert room - 2 * TOKEN < taken <= room
+
+
+ALONE = KvCost((SpaceCost(0),), state_bytes=10 * MIB)
+
+
+def test_states_alone_have_all_the_memory() -> None:
+    """On a GPU beside a row of the table for each; tokens take none, and are as many as the host may list."""
+    config, fraction = RunnerConfig(page_size=16), static_fraction(RunnerConfig(), 140 * GIB, (1, 256), 2048)
+    budget = cuda_budget(config, fraction=fraction, before=H200, after=LOADED, cost=ALONE, context=1 << 18)
+    room, row = 123 * GIB - 10 * GIB, 4 * (1 << 14) + 8
+    assert budget.states is not None and (budget.num_pages, budget.max_context) == (MOST_TOKENS // 16, 1 << 18)
+    assert room - 10 * MIB - row < (budget.states.num_states + 1) * (10 * MIB + row) <= room
+    assert budget.num_slots == MAX_SLOTS
+    free = DeviceMemory(4 * GIB, 4 * GIB)
+    on_host = cpu_budget(RunnerConfig(), after=free, cost=ALONE, context=512)
+    assert (on_host.states, on_host.num_pages) == (StateShape(203, 64), 16 * 512)
+    few = cpu_budget(RunnerConfig(max_total_tokens=7), after=free, cost=ALONE, context=512)
+    assert (few.num_pages, few.max_context) == (7, 7)
+    with pytest.raises(ConfigError, match=r"--mamba-full-memory-ratio 0.5: no layer of the model attends over keys"):
+        cpu_budget(RunnerConfig(mamba_full_memory_ratio=0.5), after=free, cost=ALONE, context=512)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from fixtures.forward_batches import PageRows, Row, worker_batch
 from fixtures.reference_attention import ReferenceAttention
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.worker_batch import ForwardMode, Ints, LogprobColumns, ModelWorkerBatch, TableWrites
+from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.padding import padding_decode
-from mysglang.srt.model_executor.persistent_decode import NothingToPlan
 from mysglang.srt.model_executor.step_buffers import (
     HOST_BUFFERS,
     MOST_PROMPT_ROWS,

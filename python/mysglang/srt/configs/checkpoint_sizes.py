@@ -82,7 +82,7 @@ def check_context(config: ModelConfig, *, memory: float) -> None:
     """Compare the tables of all positions with `memory`, the GiB of this machine. Raises ConfigError."""
     if config.decoder is None:
         return
-    head_dim = max(each.rope_dim for each in config.decoder.attentions)
+    head_dim = max((each.rope_dim for each in config.decoder.attentions), default=0)
     if _ROPE_COPIES * config.context_len * head_dim * 4 / GIB > memory / 4:
         raise ConfigError(
             f"config.json: tables for {config.context_len} positions (max_position_embeddings) of head_dim "

@@ -91,7 +91,7 @@ def _lightning(plan: LightningPlan, size: int) -> Iterator[str]:
 
 def _selective(plan: MambaPlan, size: int) -> Iterator[str]:
     if plan.channels % size:
-        yield f"{plan.channels} channels of mamba (mamba_expand * hidden_size) cannot be divided among {size} ranks."
+        yield f"{plan.channels} channels of mamba cannot be divided among {size} ranks."
 
 
 def _mamba(plan: Mamba2Plan, size: int) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _stage_problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
         own = even_run(len(plan.layers), stage, stages)
         where = f"stage {stage} would have layers {own.start} to {own.stop - 1}, and"
         part = plan.stage(stage, stages)
-        if not part.attentions:
+        if plan.attentions and not part.attentions:
             yield f"{where} none of them attends over keys."
         choices = [each.latent.choice for each in part.attentions if each.latent is not None and each.latent.choice]
         if any(choice.layer not in own for choice in choices):

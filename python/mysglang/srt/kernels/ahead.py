@@ -21,10 +21,11 @@ MISSING = (
 )
 
 
-def compile_ahead(device_type: str, *, head_dim: int, dtype: torch.dtype) -> None:
+def compile_ahead(device_type: str, *, head_dim: int | None, dtype: torch.dtype) -> None:
     """Start compiling kernels in the background, if the device can use them and they are not compiled yet.
 
-    Only what a model with such heads, computed in this dtype, may need. Logs a warning if the package is missing.
+    Only what a model with such heads, computed in this dtype, may need. head_dim: None if no layer attends over keys.
+    Logs a warning if the package is missing.
     """
     if REFERENCE_OPS.get():
         return

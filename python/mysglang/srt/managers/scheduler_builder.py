@@ -330,6 +330,8 @@ def _attention_shapes(plan: AttentionPlan, tp_size: int) -> Iterator[AttentionSh
 def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
     if args.kernels.disable_cascade_attention or model.decoder is None:
         return None
+    if not model.decoder.attentions:
+        return None
     attention = model.decoder.attentions[0]
     return CascadeCosts.of_model(
         partial_size=attention.num_heads * attention.value_dim,

@@ -91,7 +91,8 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     platform = setup.platform
     setup.check_numerics()
     if (plan := launch.config.decoder) is not None:
-        compile_ahead(platform.name, head_dim=plan.attentions[0].head_dim, dtype=launch.dtype)
+        head_dim = next((attention.head_dim for attention in plan.attentions), None)
+        compile_ahead(platform.name, head_dim=head_dim, dtype=launch.dtype)
     processors = load_processors(setup.config.logit_processors)
     ops = SamplingOps.choose(reference=setup.wants_reference)
 
@@ -297,7 +298,9 @@ class TokenCaptures:
         self._drafter = drafter
         self._build = build
         self._specs = model.attention_specs()
-        layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
+        # Layers that attend, as a hybrid's captures were measured; without any, all layers.
+        layers = len(self._specs) or len(model.state_specs())
+        layer_weights = weight_bytes(model) // launch.dtype.itemsize // layers
         context = parts.memory.budget.max_context
         self._prompt_sizes = prompt_sizes(setup.config, setup.platform, context, layer_weights)
 

@@ -55,6 +55,11 @@ class ModelStores:
     """Windows of all layers of the model, also of other stages: all stages have the same page spaces."""
 
     @property
+    def keeps(self) -> bool:
+        """True if the model keeps something of a request between steps: keys of tokens, or a state."""
+        return bool(self.specs) or self.states is not None
+
+    @property
     def layout(self) -> Layout:
         """Layout of a page. All layers have the same one, in any page space."""
         return layout_of(self.specs, self.dtype, self.scales)

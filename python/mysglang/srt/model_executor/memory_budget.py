@@ -35,6 +35,10 @@ STATES_PER_SLOT = 4
 """More states than so many for each request that runs are of little use."""
 MOST_DRAFT_TOKENS = 512
 """Tokens of the largest captured step with drafts. All of them have logits, for which there must be memory."""
+MOST_TOKENS = 1 << 24
+"""Tokens of a cache whose tokens take no bytes, in a model that keeps states alone. The host's lists of pages take
+memory.
+"""
 STORELESS_SLOTS = 512
 """Rows of a model that keeps nothing: enough prompts for two steps, the one that runs and the next one."""
 
@@ -105,16 +109,21 @@ class KvCost:
     state_bytes: int = 0
     """Bytes of the state that layers keep for a request, in addition to its tokens; 0: there are no such layers."""
 
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of each token of the rows' space, with its share of the other spaces; 0: no layer keeps keys."""
+        return sum(space.share * space.token_bytes for space in self.spaces)
+
     def nbytes(self, tokens: int) -> int:
         """Returns the number of bytes of all spaces, if the rows' space holds that many tokens."""
         return sum(space.tokens(tokens) * space.token_bytes for space in self.spaces)
 
     def fitting(self, room: int) -> int:
-        """Returns the largest number of tokens that needs no more bytes."""
+        """Returns the largest number of tokens that needs no more bytes, and MOST_TOKENS if they need none."""
+        if not self.token_bytes:
+            return MOST_TOKENS
         # Each space may be short of its share by what is less than a token.
-        most = (room + sum(space.token_bytes for space in self.spaces)) / sum(
-            space.share * space.token_bytes for space in self.spaces
-        )
+        most = (room + sum(space.token_bytes for space in self.spaces)) / self.token_bytes
         return bisect.bisect_right(range(int(most) + 2), room, key=self.nbytes) - 1
 
 
@@ -167,7 +176,8 @@ def cuda_budget(
     # fraction of the device is divided among them: the fraction is that of the server, not of a rank.
     free = after.free // config.ranks.on_device.size
     room = (after.free - int((1 - fraction) * before.total)) // config.ranks.on_device.size
-    states = plan_states(config, cost, room, most_slots=MAX_SLOTS)
+    row = sum(buffer.nbytes(1) for buffer in table_buffers(-(-context // config.page_size), len(cost.spaces)))
+    states = plan_states(config, cost, room, most_slots=MAX_SLOTS, row_bytes=row)
     taken = cost.state_bytes * entries(states)
     room -= taken
     fitting = cost.fitting(max(0, room))
@@ -216,18 +226,18 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
     return _budget(config, wanted, slots, context, cost, states, advice)
 
 
-def plan_states(config: RunnerConfig, cost: KvCost, room: int, *, most_slots: int) -> StateShape | None:
+def plan_states(
+    config: RunnerConfig, cost: KvCost, room: int, *, most_slots: int, row_bytes: int = 0
+) -> StateShape | None:
     """Returns the number of states that fit into `room` bytes, which the KV cache shares. None: the model keeps no
     states.
 
-    most_slots: default limit of requests that run at once. Raises ConfigError if the states are
-    fewer than the requests that must be able to run.
+    most_slots: default limit of requests that run at once. row_bytes: of a row of the tables. Raises ConfigError if
+    the states are fewer than the requests that must be able to run.
     """
     if not cost.state_bytes:
         return None
-    asked, ratio = config.max_mamba_cache_size, config.mamba_full_memory_ratio or STATE_RATIO
-    # One more entry belongs to padding.
-    fitting = int(max(0, room) * ratio / (1 + ratio)) // cost.state_bytes - 1
+    asked, fitting = config.max_mamba_cache_size, _fitting_states(config, cost, max(0, room), row_bytes)
     states = asked or min(fitting, STATES_PER_SLOT * (config.max_running_requests or most_slots))
     one = f"a state of one request takes {cost.state_bytes / MIB:.2f} MiB, and {max(room, 0) / GIB:.2f} GiB are free"
     if asked is not None and (asked + 1) * cost.state_bytes > max(0, room):
@@ -239,6 +249,22 @@ def plan_states(config: RunnerConfig, cost: KvCost, room: int, *, most_slots: in
             "--mamba-full-memory-ratio or --mem-fraction-static."
         )
     return StateShape(states, config.mamba_track_interval or STATE_INTERVAL)
+
+
+def _fitting_states(config: RunnerConfig, cost: KvCost, room: int, row_bytes: int) -> int:
+    """Returns the number of states that the KV cache leaves room for, or all that fit beside the tables' rows if tokens
+    take no bytes. One more entry belongs to padding.
+    """
+    if not cost.token_bytes:
+        if config.mamba_full_memory_ratio is not None:
+            raise ConfigError(
+                f"--mamba-full-memory-ratio {config.mamba_full_memory_ratio}: no layer of the model attends over keys, "
+                "so states have all the memory. Leave it out."
+            )
+        # There is never a row without a state.
+        return room // (cost.state_bytes + row_bytes) - 1
+    ratio = config.mamba_full_memory_ratio or STATE_RATIO
+    return int(room * ratio / (1 + ratio)) // cost.state_bytes - 1
 
 
 def entries(states: StateShape | None) -> int:

@@ -3,7 +3,8 @@
     stores of model 0, 1, … ─> one budget of pages and rows ─> the device's tables, shared by all models
                                                            └─> for each model a pool under the same page numbers
 
-A model that keeps nothing, an encoder, has no stores: its pool has no layers, and no pages stand behind its rows.
+A model that keeps nothing, an encoder, has no stores: its pool has no layers, and no pages stand behind its rows. A
+model that keeps states alone has a pool without layers, whose pages count its tokens and take no memory.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def plan_memory(
 
     context: positions of the longest row. Raises ConfigError if no useful cache fits.
     """
-    stores = [model.stores for model in models if model.stores.specs]
-    if not stores:
+    stores = [model.stores for model in models if model.stores.keeps]
+    if not any(each.specs for each in stores):
         if config.swa_full_tokens_ratio is not None:
             raise ConfigError("--swa-full-tokens-ratio is for models with a KV cache; leave it out for this one.")
         if config.kv_cache_dtype != "auto" or config.quantization_param_path is not None:
@@ -85,6 +86,7 @@ def plan_memory(
                 "--kv-cache-dtype and --quantization-param-path are for models with a KV cache; leave them out for "
                 "this one."
             )
+    if not stores:
         check_no_states(config)
         return storeless_budget(config, context=context)
     chunk = config.chunked_prefill_size or config.max_prefill_tokens

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mysgl_kernel import decoder
 from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan
-from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
-from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
+from mysglang.srt.forward.forward_batch import ForwardBatch
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend
+from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
 from mysglang.srt.layers.parameter import dtype_name
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
@@ -41,37 +41,6 @@ class PersistentStep:
         (locs,) = batch.out_cache_locs
         step = self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, locs)
         return StepTensors(*step)
-
-
-class NothingToPlan:
-    """The attention backend of steps that need none, because their kernel attends by itself."""
-
-    def __init__(self, pool: KvPool) -> None:
-        self.kv_pool = pool
-
-    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        return None
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
-        raise AssertionError("such a step attends by itself")
-
-    def graph_columns(self, size: int) -> HostColumns:
-        return NO_COLUMNS
-
-    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """Does nothing: there are no columns."""
-
-    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        return None
-
-    def begin_step(self, batch: ForwardBatch) -> None:
-        """Does nothing: layers share nothing."""
-
-    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
-        """Does nothing: nothing depends on the lengths."""
-
-    def covers(self, seq_lens: Ints) -> bool:
-        return True
 
 
 def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> dict[int, StepProgram]:

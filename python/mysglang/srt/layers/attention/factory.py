@@ -23,6 +23,7 @@ from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
 from mysglang.srt.layers.attention.choosing import ChoosingBackend
 from mysglang.srt.layers.attention.expanding import ExpandingBackend
+from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.stand_in import NOTHING_TO_BUILD, BackgroundBuild, KernelBuild
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -39,6 +40,8 @@ BACKENDS = {
     "torch_native": "mysglang.srt.layers.attention.torch_native_backend:TorchNativeBackend",
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
+NO_LAYERS = "none"
+"""Name of the attention of a model without a layer that attends."""
 DECODE_ONLY = ("sgl_kernel",)
 OVER_PAIRS = frozenset({"cpu", "invariant_cpu", "invariant_torch", "invariant_triton", "torch_native", "triton"})
 """Backends of our own kernels over keys and values, on every platform."""
@@ -152,6 +155,8 @@ def choose_backends(
     what was asked for does not run on this platform, or not with this model.
     """
     task = AttentionTask(specs, dtype, stored or dtype)
+    if not specs:
+        return _without_layers(asked)
     able = [name for name in available if name not in DECODE_ONLY]
     both = _given(asked.both)
     if both in DECODE_ONLY:
@@ -164,6 +169,13 @@ def choose_backends(
         _choose("--prefill-attention-backend", _given(asked.prefill) or both, able, task),
         _choose("--decode-attention-backend", _given(asked.decode) or both, available, task),
     )
+
+
+def _without_layers(asked: AskedBackends) -> ChosenBackends:
+    """Returns the backends of a model without a layer that attends. Raises ConfigError if one was asked for."""
+    if named := next((name for name in map(_given, (asked.both, asked.prefill, asked.decode)) if name), None):
+        raise ConfigError(f"--attention-backend {named}: no layer of the model attends over keys. Leave it out.")
+    return ChosenBackends(NO_LAYERS, NO_LAYERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +283,8 @@ def create_attention_backend(
     """Returns the chosen backends, for the pool and the page tables: one table for each page space ([num_slots + 1,
     max_pages] int32, changed by others).
     """
+    if not specs:
+        return NothingToPlan(pool)
     if len(page_tables) == 1:
         return _create(names, pool, page_tables[0], specs)
     backends = {}
