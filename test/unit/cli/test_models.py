@@ -196,6 +196,30 @@ def test_states_share_the_memory_with_the_kv_cache(capsys: pytest.CaptureFixture
     assert "42.98 MiB for each request" in capsys.readouterr().out
 
 
+FALCON_MAMBA: dict[str, Any] = {
+    "architectures": ["FalconMambaForCausalLM"],
+    "model_type": "falcon_mamba",
+    "vocab_size": 65024,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "state_size": 16,
+    "expand": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def test_states_alone_have_all_the_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Tokens take none, so requests of any length fit as long as there are states."""
+    path, state = model(tmp_path / "states", FALCON_MAMBA), 64 * 8192 * (3 * 2 + 16 * 4)
+    found = figures(capsys, path, "--memory", "24", "--batch-size", "100", "4000", "--input-len", "200000")
+    room = 24 * GIB * 0.9 - found["weight_bytes"]
+    assert (found["state_bytes"], found["states"]) == (state, int(room / state) - 1)
+    assert (found["kv_token_bytes"], found["kv_tokens"], found["full_contexts"]) == (0, None, None)
+    assert [step["fits"] for step in found["decode_steps"]] == [True, False]
+    assert run(["models", path]) == 0
+    assert "none: no layer attends over keys" in capsys.readouterr().out
+
+
 def test_a_model_that_does_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(write_shape("llama-8b", tmp_path))
     assert run(["models", path, "--memory", "8"]) == 0

@@ -132,6 +132,29 @@ JAMBA: dict[str, Any] = {
     "mamba_dt_rank": 256,
     "max_position_embeddings": 262144,
 }
+FALCON_MAMBA: dict[str, Any] = {
+    "architectures": ["FalconMambaForCausalLM"],
+    "vocab_size": 65024,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "intermediate_size": 8192,
+    "expand": 16,
+    "conv_kernel": 4,
+    "state_size": 16,
+    "time_step_rank": 256,
+    "tie_word_embeddings": False,
+}
+CODESTRAL: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "num_heads": 128,
+    "head_dim": 64,
+    "n_groups": 8,
+    "state_size": 128,
+    "time_step_limit": [0.0, float("inf")],
+}
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
     "vocab_size": 65536,
@@ -163,6 +186,8 @@ def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
         (JAMBA, 51.57),
         (GRANITE, 6.94),
         (LFM2, 1.17),
+        (FALCON_MAMBA, 7.27),
+        (CODESTRAL, 7.29),
     ],
     ids=lambda each: str(each)[:30],
 )
@@ -231,6 +256,13 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         (JAMBA, {"attn_layer_offset": 8}, "no layer attends over keys"),
         (JAMBA, {"num_experts_per_tok": 17}, "a token goes to 17 experts"),
         (JAMBA, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        (FALCON_MAMBA, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        (
+            CODESTRAL,
+            {"head_dim": 48},
+            "128 heads of mamba .mamba_n_heads. of 48 numbers .mamba_d_head. do not make 8192",
+        ),
+        (CODESTRAL, {"time_step_limit": [0.001, 0.1]}, "a time_step_limit other than 0 and Infinity is not supported"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
         (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
     ],

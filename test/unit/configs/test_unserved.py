@@ -18,7 +18,7 @@ from mysglang.srt.models.transformers_backend.examine import examine
         ("DebertaForTokenClassification", {}, "it labels single tokens"),
         ("AlbertForSequenceClassification", {}, "no such architecture is known here"),
         ("Qwen9ForCausalLM", {}, "no such architecture is known here"),
-        ("MambaForCausalLM", {}, "its layers keep a state for each request"),
+        ("RwkvForCausalLM", {}, "its layers keep a state for each request"),
     ],
 )
 def test_the_kind_of_model_is_the_reason(name: str, keys: dict[str, object], says: str) -> None:

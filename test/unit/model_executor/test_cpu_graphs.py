@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3n": {"head_dim": 64},
     # Ops that update states look at values, which no recording may do.
     "bamba": HEADS | {"mamba_n_heads": 8},
+    "mamba2": {},
 }
 PLAIN, EIGHT_BITS = LoadConfig(), LoadConfig(quantization="int8wo")
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 90, 1))]

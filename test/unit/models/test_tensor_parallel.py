@@ -44,6 +44,7 @@ SIZES = {
     "kimi_linear": {"linear_num_heads": 8},
     **dict.fromkeys(("glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"), KV_HEADS),
     "phi": {"tie_word_embeddings": False},
+    "mamba2": {"num_heads": 8, "head_dim": 24},
 }
 """Sizes that some families need in addition to eight heads."""
 

@@ -33,6 +33,7 @@ from mysglang.srt.configs.families.jamba import JambaConfig
 from mysglang.srt.configs.families.kimi_linear import KimiLinearConfig
 from mysglang.srt.configs.families.lfm2 import Lfm2Config, Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import Llama4Config, LlamaConfig
+from mysglang.srt.configs.families.mamba import FalconMambaConfig, Mamba2Config, SelectiveConfig
 from mysglang.srt.configs.families.minimax import MiniMaxConfig
 from mysglang.srt.configs.families.minimax_m2 import MiniMaxM2Config
 from mysglang.srt.configs.families.mistral import Ministral3Config, MistralConfig, MixtralConfig
@@ -147,6 +148,9 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "KimiLinear": KimiLinearConfig,
     "MiniMax": MiniMaxConfig,
     "Jamba": JambaConfig,
+    "Mamba": SelectiveConfig,
+    "FalconMamba": FalconMambaConfig,
+    "Mamba2": Mamba2Config,
     "Lfm2": Lfm2Config,
     "Lfm2Moe": Lfm2MoeConfig,
 }

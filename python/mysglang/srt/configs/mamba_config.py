@@ -57,6 +57,10 @@ class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
+        self.check_mixer()
+
+    def check_mixer(self) -> None:
+        """Raise ConfigError for sizes of the Mamba-2 mixers that contradict each other or are not supported."""
         inner, heads, dim = self.mamba_inner, self.mamba_n_heads, self.mamba_d_head
         if inner % heads or (dim != "auto" and dim * heads != inner):
             raise ConfigError(

@@ -141,7 +141,7 @@ class LightningPlan(MixerPlan, frozen=True, kw_only=True):
 
 
 class MambaPlan(MixerPlan, frozen=True, kw_only=True):
-    """A selective state space layer. Gu and Dao, "Mamba" (arXiv 2312.00752), with the norms of Jamba."""
+    """A selective state space layer. Gu and Dao, "Mamba" (arXiv 2312.00752)."""
 
     name: ClassVar[str] = "mamba"
     keeps_state: ClassVar[bool] = True
@@ -156,20 +156,21 @@ class MambaPlan(MixerPlan, frozen=True, kw_only=True):
     conv_bias: bool
     bias: bool
     """True if the first and the last projection have biases."""
-    norm: NormPlan
-    """Norm of what time steps are made of, and of what is written and read with (B and C)."""
+    norm: NormPlan | None
+    """Norm of what time steps are made of, and of what is written and read with (B and C); None: they are not normed.
+    """
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """Returns the newest inputs of the convolution, and a row of float32 for each channel."""
         return self.channels * ((self.kernel - 1) * dtype_bytes + self.state_size * 4)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        channels = Size("mamba_expand * hidden_size", self.channels)
-        narrow = Size("mamba_dt_rank + 2 * mamba_d_state", self.rank + 2 * self.state_size)
+        channels = Size("channels of mamba", self.channels)
+        narrow = Size("rank of time steps + 2 * state size", self.rank + 2 * self.state_size)
         yield Matrix("mamba.in_proj.weight", Size(f"2 * {channels.field}", 2 * self.channels), hidden)
         yield Matrix("mamba.x_proj.weight", narrow, channels)
-        yield Matrix("mamba.dt_proj.weight", channels, Size("mamba_dt_rank", self.rank))
-        yield Matrix("mamba.A_log", channels, Size("mamba_d_state", self.state_size))
+        yield Matrix("mamba.dt_proj.weight", channels, Size("rank of time steps", self.rank))
+        yield Matrix("mamba.A_log", channels, Size("state size", self.state_size))
         yield Matrix("mamba.out_proj.weight", hidden, channels)
 
 

@@ -431,7 +431,12 @@ def selective_of(
         conv_bias=plan.conv_bias,
         bias=plan.bias,
     )
-    return MambaMixer(index, hidden_size, sizes, lambda size: head_norm_of(plan.norm, size, context), context)
+    norm = plan.norm
+
+    def norm_of_size(size: int) -> nn.Module:
+        return nn.Identity() if norm is None else head_norm_of(norm, size, context)
+
+    return MambaMixer(index, hidden_size, sizes, norm_of_size, context)
 
 
 def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:

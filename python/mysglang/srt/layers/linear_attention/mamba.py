@@ -1,4 +1,4 @@
-"""MambaMixer: a selective state space layer, whose state is a row of numbers for each channel (Jamba).
+"""MambaMixer: a selective state space layer, whose state is a row of numbers for each channel (Mamba, Jamba).
 
     x ─ in_proj ─┬─ channels ─ convolution ─┬─────────────── scan ─ * silu(z) ─ out_proj
                  │                          └─ x_proj ─ norms ─┘      │

@@ -1,4 +1,4 @@
-"""Mamba2Mixer: a state space layer whose state is a matrix for each head (Bamba, Granite 4, Nemotron-H, Falcon-H1).
+"""Mamba2Mixer: a state space layer whose state is a matrix for each head (Mamba-2, and hybrids as Bamba).
 
     x ─ in_proj ─┬─ x b c ─ convolution ─ recurrence ─ norm(· * silu(z)) ─ out_proj
                  ├─ time step ────────────┘            │
