@@ -1,5 +1,13 @@
 """Finding a model, and the error message if it is not found."""
 
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +15,18 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
+
+ONLINE = {
+    "HF_HUB_OFFLINE": "0",
+    "HF_HUB_DISABLE_XET": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "0",
+    "NO_PROXY": "127.0.0.1",
+    "no_proxy": "127.0.0.1",
+}
+"""Environment in which Hugging Face's client asks a server of this machine."""
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +163,59 @@ def test_json_that_may_be_missing(tmp_path: Path) -> None:
     assert read_json_if_there(tmp_path / "x.json") == {}
     (tmp_path / "x.json").write_text('{"a": 1}')
     assert read_json_if_there(tmp_path / "x.json") == {"a": 1}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """One repository, as huggingface.co serves it."""
+
+    COMMIT = "c" * 40
+    FILES: Mapping[str, bytes] = {"config.json": b"{}", "model.safetensors": bytes(1 << 20), "notes.md": b"no"}
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        listing = {"id": "org/name", "sha": self.COMMIT, "siblings": [{"rfilename": name} for name in self.FILES]}
+        tree = [{"type": "file", "path": name, "size": len(each), "oid": name} for name, each in self.FILES.items()]
+        asked = tree if "/tree/" in self.path else listing
+        content = self.FILES.get(name, json.dumps(asked).encode())
+        self.send_response(200)
+        for header, value in (("ETag", f'"{name}"'), ("X-Repo-Commit", self.COMMIT), ("Content-Length", len(content))):
+            self.send_header(header, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Writes nothing."""
+
+
+def test_a_download_shows_its_progress(tmp_path: Path) -> None:
+    """The real client, which gets the files of one format, and draws a bar up to the end."""
+    program = "import sys; from mysglang.srt.utils.hf import resolve_model_path as r; print(r(sys.argv[1]))"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        serving = threading.Thread(target=hub.serve_forever)
+        serving.start()
+        try:
+            ran = subprocess.run(
+                [sys.executable, "-c", program, "org/name"],
+                env={
+                    **os.environ,
+                    **ONLINE,
+                    "HF_HOME": str(tmp_path),
+                    "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+                },
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+            )
+        finally:
+            hub.shutdown()
+            serving.join()
+    assert ran.returncode == 0, ran.stderr
+    folder = Path(ran.stdout.strip())
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        name: content for name, content in Hub.FILES.items() if name != "notes.md"
+    }
+    assert re.search(r"100%.*2/2", ran.stderr), ran.stderr
