@@ -60,5 +60,9 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Runs inside pytest's own record of warnings, which forgets this filter after each test."""
     warnings.filterwarnings("error", module=r"mysglang(\.|$)")
+    # What a test draws without a seed of its own is the same in any order, and on any worker. Not `torch.manual_seed`,
+    # which would note each call for a CUDA device that may come.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(0)
     # An engine in the same process sets its own level for all, which would hide from the next tests what they wait for.
     logging.getLogger().setLevel(logging.WARNING)
