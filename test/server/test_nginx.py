@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from fixtures.certificate import make_certificate
 from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.ports import reserved_port
 from fixtures.processes import running
 from fixtures.server_process import ServerProcess
 
@@ -29,18 +29,17 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 CHAT = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True}
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def nginx(folder: Path, upstream: str) -> Iterator[httpx.Client]:
     """A client of nginx, which runs the documented file with this machine's ports and paths before `upstream`."""
+    with reserved_port() as port, nginx_at(port, folder, upstream) as client:
+        yield client
+
+
+@contextmanager
+def nginx_at(port: int, folder: Path, upstream: str) -> Iterator[httpx.Client]:
     assert NGINX is not None
     cert, key = make_certificate(folder)
-    port = free_port()
     text = (ROOT / "examples" / "deployment" / "nginx.conf").read_text(encoding="utf-8")
     for documented, here in (
         ("127.0.0.1:30000", upstream),

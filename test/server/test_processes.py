@@ -20,6 +20,7 @@ import pytest
 from fixtures.open_streams import LONG, ended, open_streams
 from fixtures.oracle import held
 from fixtures.patience import PATIENCE_S, answered, wait_until
+from fixtures.ports import reserved_port
 from fixtures.private_folder import is_private
 from fixtures.processes import wait_until_gone
 from fixtures.server_process import ServerProcess, suspended, suspended_whole
@@ -322,11 +323,19 @@ class TestDeath:
         server.send(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         assert_nothing_left(server, children)
-        with socket.socket() as again:
-            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            again.bind(("127.0.0.1", httpx.URL(url).port or 0))
+        wait_until(lambda: is_free(httpx.URL(url).port or 0), lambda: "something still listens there")
         for stream in streams:
             stream.task.cancel()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            again.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class TestStart:
@@ -440,9 +449,10 @@ class TestStart:
             assert server.sockets() == []
 
     def test_probes_hear_503_while_it_loads(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        with ServerProcess(*QUIET, "--port", str(port), program=FAULTY, FAULT="slow"):
+        with (
+            reserved_port() as port,
+            ServerProcess(*QUIET, "--port", str(port), program=FAULTY, FAULT="slow"),
+        ):
             answer = wait_for_answer(f"http://127.0.0.1:{port}/health")
             assert answer.status_code == 503
             assert answer.json()["error"]["message"] == "The server is starting."

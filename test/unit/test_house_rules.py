@@ -235,6 +235,12 @@ def test_what_is_read_of_the_process_is_found(name: str) -> None:
     assert list(asked_of_process(f"def test():\n    assert not {name}()"))
 
 
+def test_ports_of_other_processes_stay_reserved() -> None:
+    """A port that is free now may be a connection's of another worker before the server listens there."""
+    texts = texts_of_tests('.bind(("127.0.0.1", 0))')
+    assert texts.keys() - {relative(Path(__file__))} == {"test/fixtures/ports.py"}
+
+
 def test_processes_of_tests_end_with_them() -> None:
     """`fixtures/processes.py` starts them; besides, a child has a child of its own, and a tool is no test."""
     starting = {path for path, text in texts_of_tests("Popen").items() if "subprocess.Popen(" in text}

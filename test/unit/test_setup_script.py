@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from fixtures.ports import reserved_port
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 CUDA_BUILD = ['cuda-toolkit[cublas]==13.0.3; platform_system == "Linux"', "triton==3.7.1", "filelock"]
@@ -113,9 +115,9 @@ def test_an_index_that_answers(index: str) -> None:
 def test_an_index_that_does_not() -> None:
     assert find_torch.PATIENCE_S == 3.0
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        port = mute.getsockname()[1]
-        assert not find_torch.answers(f"http://127.0.0.1:{port}", 0.2)
-    assert not find_torch.answers(f"http://127.0.0.1:{port}", 30.0)
+        assert not find_torch.answers(f"http://127.0.0.1:{mute.getsockname()[1]}", 0.2)
+    with reserved_port() as silent:
+        assert not find_torch.answers(f"http://127.0.0.1:{silent}", 30.0)
     assert not find_torch.answers("no address", 30.0)
 
 

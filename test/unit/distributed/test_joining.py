@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.ports import reserved_port
 from mysglang.srt.distributed.joining import Joining
 from mysglang.srt.distributed.update_group import UpdateGroup
 from mysglang.srt.errors import Conflict, InvalidRequest
@@ -41,9 +42,8 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        yield silent.getsockname()[1]
+    with reserved_port() as silent:
+        yield silent
 
 
 def test_it_comes_together(port: int) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from fixtures import small_tokenizer
 from fixtures.grammar_walk import TOKENIZER as TINY_TOKENIZER
-from fixtures.text_pools import text_pool
+from fixtures.patience import settled
+from fixtures.text_pools import long_texts_held, text_pool
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
@@ -304,23 +305,22 @@ class TestOffTheLoop:
 
     async def test_long_prompts_do_not_delay_others(self, tokenizer: Tokenizer, pool: TextPool) -> None:
         front = Front(tokenizer, pool, self.LARGE)
-        long = [asyncio.create_task(front(text="The quick brown fox. " * 100_000)) for _ in range(4)]
-        await asyncio.sleep(0)
-        [short] = await front(text="The fox")
-        assert len(unpack_ids(short.input_ids)) > 0
-        assert not any(task.done() for task in long)
-        for task in long:
-            task.cancel()
+        with long_texts_held():
+            long = [asyncio.create_task(front(text="The fox. " * LONG_TEXT)) for _ in range(4)]
+            await asyncio.sleep(0)
+            [short] = await front(text="The fox")
+            assert len(unpack_ids(short.input_ids)) > 0
+            assert not any(task.done() for task in long)
+            for task in long:
+                task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
 
     async def test_the_loop_turns_meanwhile(self, tokenizer: Tokenizer, pool: TextPool) -> None:
-        front = Front(tokenizer, pool, self.LARGE)
-        task = asyncio.create_task(front(text="The quick brown fox. " * (2 * LONG_TEXT // 20)))
-        turns = 0
-        while not task.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns > 10
+        with long_texts_held():
+            task = asyncio.create_task(Front(tokenizer, pool, self.LARGE)(text="The fox. " * LONG_TEXT))
+            await settled()
+            assert not task.done()
+        assert len(await task) == 1
 
 
 async def test_a_grammar_needs_a_tokenizer(pool: TextPool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fixtures.executors import start_executor
 from fixtures.patience import PATIENCE_S
+from fixtures.ports import reserved_port
 from fixtures.processes import running
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
@@ -159,17 +159,13 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path / "new", dtype=torch.bfloat16, seed=1)
     worker = started(tmp_path / "old")
     tensors = load_file(tmp_path / "new" / "model.safetensors")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", TRAINER, str(port), str(tmp_path / "new" / "model.safetensors"), *tensors]
-    with running(command) as trainer:
+    options = [str(tmp_path / "new" / "model.safetensors"), *tensors]
+    with reserved_port() as port, running([sys.executable, "-c", TRAINER, str(port), *options]) as trainer:
         facts = GroupFacts(
             name="trainer", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo"
         )
-        with socket.socket() as silent:
-            silent.bind(("127.0.0.1", 0))
-            nowhere = replace(facts, master_port=silent.getsockname()[1])
+        with reserved_port() as silent:
+            nowhere = replace(facts, master_port=silent)
             never = worker.weights.join_group(nowhere)
             worker.weights.leave_group("trainer")
             with pytest.raises(Conflict, match="was given up"):
@@ -198,9 +194,7 @@ def test_a_group_whose_trainer_does_not_come(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(live_weights, "GROUP_TIMEOUT_S", PATIENCE_S)
     make_checkpoint("qwen3", tmp_path)
     weights = started(tmp_path).weights
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        port = silent.getsockname()[1]
+    with reserved_port() as port:
         facts = GroupFacts(name="x", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo")
         joining = weights.join_group(facts)
         for ask in (lambda: weights.join_group(facts), lambda: weights.receive([], "x", tick)):
