@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,3 +176,20 @@ def test_what_does_not_go_together_is_refused_by_name(folder: Path, options: tup
     args = prepare_server_args(["--model-path", str(folder), "--skip-tokenizer-init", "--device", "cpu", *options])
     with pytest.raises(ConfigError, match=f"{options[0]} does not go together with layers that keep a state"):
         make_worker(args, ModelConfig.from_path(str(folder)), RANKS_OF_ONE)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"attention_backend": "torch_native"}, "--attention-backend torch_native: no layer of the model attends"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype and .* are for models with a KV cache"),
+        ({"mamba_full_memory_ratio": 0.5}, "--mamba-full-memory-ratio 0.5: no layer of the model attends over keys"),
+    ],
+)
+def test_options_of_keys_are_refused_where_layers_keep_states_alone(
+    options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    make_checkpoint("mamba", tmp_path)
+    model = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    with pytest.raises(ConfigError, match=says):
+        start_executor(replace(CPU, **options), model, PLAIN)

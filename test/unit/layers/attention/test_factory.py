@@ -153,3 +153,17 @@ def test_chosen_keys_are_gathered_on_the_host(installed: set[str]) -> None:
         ChosenBackends("torch_native", "torch_native"), pool, [torch.zeros(2, 3, dtype=torch.int32)], [spec]
     )
     assert decode_capture(backend) is None and prompt_capture(backend, [spec]) is None
+
+
+def test_a_model_that_attends_over_no_keys_has_nothing_to_plan() -> None:
+    """Its decode steps can be captured, and no step waits for lengths."""
+    none = ChosenBackends("none", "none")
+    assert choose_backends(AskedBackends("auto"), ("flashinfer", "triton"), [], torch.bfloat16) == none
+    task = AttentionTask([], torch.bfloat16, torch.bfloat16)
+    assert choose_for_late_rows(none, ("flashinfer", "triton"), task, host_reads=False) == LateAttention(none, "")
+    pool = layout_of([], torch.bfloat16).make_store([], 0, SpaceShape(1 << 20, 16), torch.device("cpu"))
+    backend = create_attention_backend(none, pool, [torch.zeros(1, 1, dtype=torch.int32)], [])
+    assert pool.nbytes == 0 and decode_capture(backend) is backend
+    for asked, named in ((AskedBackends("triton"), "--att"), (AskedBackends(decode="sgl_kernel"), "--decode-att")):
+        with pytest.raises(ConfigError, match=f"{named}.* no layer of the model attends over keys"):
+            choose_backends(asked, ("triton", "sgl_kernel"), [], torch.bfloat16)

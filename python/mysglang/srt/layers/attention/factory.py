@@ -173,8 +173,14 @@ def choose_backends(
 
 def _without_layers(asked: AskedBackends) -> ChosenBackends:
     """Returns the backends of a model without a layer that attends. Raises ConfigError if one was asked for."""
-    if named := next((name for name in map(_given, (asked.both, asked.prefill, asked.decode)) if name), None):
-        raise ConfigError(f"--attention-backend {named}: no layer of the model attends over keys. Leave it out.")
+    flags = {
+        "--attention-backend": asked.both,
+        "--prefill-attention-backend": asked.prefill,
+        "--decode-attention-backend": asked.decode,
+    }
+    for flag, name in flags.items():
+        if _given(name) is not None:
+            raise ConfigError(f"{flag} {name}: no layer of the model attends over keys. Leave it out.")
     return ChosenBackends(NO_LAYERS, NO_LAYERS)
 
 
