@@ -169,6 +169,15 @@ LFM2: dict[str, Any] = {
     "tie_embedding": True,
 }
 
+OLMO: dict[str, Any] = {
+    "architectures": ["OlmoHybridForCausalLM"],
+    "vocab_size": 100352,
+    "hidden_size": 3840,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 30,
+}
+
 
 def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps({**keys, **more}))
@@ -229,6 +238,25 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("keys", "theta"),
+    [
+        ({}, 10000.0),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
+        ({"rope_theta": None}, None),
+        ({"rope_parameters": None}, None),
+    ],
+)
+def test_positions_that_are_null_are_none(keys: dict[str, Any], theta: float | None, tmp_path: Path) -> None:
+    plan = read(tmp_path, OLMO, **keys).plan
+    thetas = [None if each.rope is None else each.rope.parameters["rope_theta"] for each in plan.attentions]
+    assert thetas == [theta] * 8
+    few = read(tmp_path, OLMO, num_hidden_layers=3, **keys).plan
+    assert [isinstance(layer.attention, AttentionPlan) for layer in few.layers] == [False, False, True]
+
+
+@pytest.mark.parametrize(
     ("keys", "more", "says"),
     [
         (BAMBA, {"time_step_limit": [0.001, 0.1]}, "a time_step_limit other than 0 and Infinity is not supported"),
@@ -263,6 +291,9 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
             "128 heads of mamba .mamba_n_heads. of 48 numbers .mamba_d_head. do not make 8192",
         ),
         (CODESTRAL, {"time_step_limit": [0.001, 0.1]}, "a time_step_limit other than 0 and Infinity is not supported"),
+        (OLMO, {"layer_types": ["linear_attention"] * 32}, "no layer attends over keys"),
+        (OLMO, {"linear_num_key_heads": 7}, "30 value heads .linear_num_value_heads. cannot share 7 keys"),
+        (OLMO, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
         (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
     ],

@@ -44,13 +44,13 @@ def rows(given: tuple[Tensor, ...], part: slice) -> tuple[Tensor, ...]:
     return (*(each[part] for each in given[:5]), *given[5:])
 
 
-def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+def formula(given: tuple[Tensor, ...], state: Tensor, strongest: float = 1.0) -> tuple[Tensor, Tensor]:
     """Equation 10 of the paper as it is there, in float64: S_t = S_{t-1} a (I - b k k^T) + b v k^T, where S is
     [value_dim, key_dim], and a may be a row of decays; what it reads, and the last state as we keep it.
     """
     queries, keys, values, a, b, log_rate, time_bias = (each.double() for each in given)
     rates = log_rate.exp().view(-1, *[1] * (a.dim() - 2))
-    decays, strengths = (-rates * F.softplus(a + time_bias)).exp(), b.sigmoid()
+    decays, strengths = (-rates * F.softplus(a + time_bias)).exp(), strongest * b.sigmoid()
     out = torch.zeros(values.shape, dtype=torch.float64)
     last = torch.empty(state.shape, dtype=torch.float64)
     for head in range(VALUE_HEADS):
@@ -68,19 +68,20 @@ def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     return out, last
 
 
+@pytest.mark.parametrize("strongest", [1.0, 2.0])
 @pytest.mark.parametrize(
     ("count", "channels"),
     [*((count, ()) for count in (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)), *BY_CHANNEL],
 )
-def test_delta_rule_is_the_formula(count: int, channels: tuple[int, ...]) -> None:
+def test_delta_rule_is_the_formula(count: int, channels: tuple[int, ...], strongest: float) -> None:
     given, states = tokens(count, channels=channels), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
-    expected, last = formula(given, states[AT])
+    expected, last = formula(given, states[AT], strongest)
     together, apart = states.clone(), states.clone()
     torch.testing.assert_close(
-        delta_runs(*given, together, one_run(count, AT)).double(), expected, rtol=1e-3, atol=1e-4
+        delta_runs(*given, together, one_run(count, AT), strongest).double(), expected, rtol=1e-3, atol=1e-4
     )
     at = torch.tensor([AT])
-    steps = [delta_step(*rows(given, slice(token, token + 1)), apart, at) for token in range(count)]
+    steps = [delta_step(*rows(given, slice(token, token + 1)), apart, at, strongest) for token in range(count)]
     torch.testing.assert_close(torch.cat(steps).double(), expected, rtol=1e-3, atol=1e-4)
     for found in (together, apart):
         torch.testing.assert_close(found[AT].double(), last, rtol=1e-3, atol=1e-4)

@@ -73,7 +73,9 @@ def requests() -> list[Asked]:
 
 CONVOLVED = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
 SIZES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_moe_hybrid", "minimax", "kimi_linear"), HYBRID),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_moe_hybrid", "minimax", "kimi_linear", "olmo_hybrid"), HYBRID
+    ),
     **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
     "bamba": {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2},

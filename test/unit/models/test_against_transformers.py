@@ -163,6 +163,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_latent_size": 48, "mlp_bias": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
     "kimi_linear": ("kimi_linear", {}),
+    "olmo_hybrid": ("olmo_hybrid", {}),
+    "olmo_hybrid, turned, strengths below 1": (
+        "olmo_hybrid",
+        {
+            "layer_types": None,
+            "linear_allow_neg_eigval": False,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+            "tie_word_embeddings": True,
+        },
+    ),
     "minimax": ("minimax", {}),
     "jamba": ("jamba", {}),
     "jamba without experts, with biases": ("jamba", {"num_experts": 1, "mamba_proj_bias": True}),
@@ -341,6 +353,28 @@ def test_experts_in_one_tensor(tmp_path: Path) -> None:
     check_checkpoint(config, stored_tensors(tmp_path))
     ours = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
     check_scenario(replace(pair, ours=ours), SCENARIOS[0], page_size=16)
+
+
+def test_convolutions_of_their_own(tmp_path: Path) -> None:
+    """Files of OLMo Hybrid have one each for queries, keys and values, and may have other names for norms."""
+    pair = load_pair("olmo_hybrid", tmp_path, torch.float32)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for at in ("model.layers.0", "model.layers.2"):
+        convolutions = tensors.pop(f"{at}.linear_attn.conv1d.weight").split((32, 32, 144))
+        for each, tensor in zip("qkv", convolutions, strict=True):
+            tensors[f"{at}.linear_attn.{each}_conv1d.weight"] = tensor.clone()
+        tensors[f"{at}.attention_layer_norm.weight"] = tensors.pop(f"{at}.input_layernorm.weight")
+        tensors[f"{at}.feedforward_layer_norm.weight"] = tensors.pop(f"{at}.post_attention_layernorm.weight")
+    save_file(tensors, path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    check_checkpoint(config, stored_tensors(tmp_path))
+    ours = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
+    check_scenario(replace(pair, ours=ours), SCENARIOS[0], page_size=16)
+    told = dict(WeightUpdate(ours).tensors())
+    for name in ("q_conv1d", "k_conv1d", "v_conv1d"):
+        full = f"linear_attn.{name}.weight"
+        assert torch.equal(told[f"layers.2.{full}"], tensors[f"model.layers.2.{full}"])
 
 
 FEWER_CHOOSE: dict[str, Any] = {"index_topk": 40, "seed": 1}

@@ -35,7 +35,7 @@ STATES = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 ONE_GROUP = {"mamba_n_heads": 8, "mamba_n_groups": 1}
 KV_HEADS = {"num_key_value_heads": 8}
 SIZES = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), STATES),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"), STATES),
     "nemotron_h": {"mamba_num_heads": 8, "n_groups": 4},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 160},
     **dict.fromkeys(("bamba", "granite_moe_hybrid"), ONE_GROUP),

@@ -39,6 +39,7 @@ from mysglang.srt.configs.families.minimax_m2 import MiniMaxM2Config
 from mysglang.srt.configs.families.mistral import Ministral3Config, MistralConfig, MixtralConfig
 from mysglang.srt.configs.families.nemotron import NemotronConfig, NemotronHConfig
 from mysglang.srt.configs.families.olmo import Olmo2Config, Olmo3Config, OlmoeConfig
+from mysglang.srt.configs.families.olmo_hybrid import OlmoHybridConfig
 from mysglang.srt.configs.families.phi import Phi3Config, PhiConfig, PhimoeConfig
 from mysglang.srt.configs.families.qwen import Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig, Qwen35Config, Qwen35MoeConfig
@@ -146,6 +147,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "FalconH1": FalconH1Config,
     "NemotronH": NemotronHConfig,
     "KimiLinear": KimiLinearConfig,
+    "OlmoHybrid": OlmoHybridConfig,
     "MiniMax": MiniMaxConfig,
     "Jamba": JambaConfig,
     "Mamba": SelectiveConfig,

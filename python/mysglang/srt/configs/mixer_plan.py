@@ -34,10 +34,20 @@ class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """True if there are two projections whose rows are grouped by key head. Otherwise there are four: for the
     convolution's inputs, gates, strengths and decays.
     """
+    apart: bool = False
+    """True if queries, keys and values have a projection and a convolution each. Nothing is grouped then."""
+    strongest: float = 1.0
+    """Upper bound of the strength of a token."""
 
     @property
     def stacked(self) -> Mapping[str, tuple[str, ...]]:
-        return {} if self.grouped else {"in_proj_ba": ("in_proj_b", "in_proj_a")}
+        parts: dict[str, tuple[str, ...]] = {}
+        if not self.grouped:
+            parts["in_proj_ba"] = "in_proj_b", "in_proj_a"
+        if self.apart:
+            parts["in_proj_qkv"] = "query_proj", "key_proj", "value_proj"
+            parts["conv1d"] = "q_conv1d", "k_conv1d", "v_conv1d"
+        return parts
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """Returns the bytes of one request's state: the newest inputs of the convolution in a dtype of that many bytes,
@@ -62,7 +72,11 @@ class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
             yield Matrix("linear_attn.in_proj_ba.weight", Size(f"2 * {heads.field}", 2 * heads.value), hidden)
         else:
             convolved = Size(f"2 * {keys.field} + {values.field}", 2 * keys.value + values.value)
-            yield Matrix("linear_attn.in_proj_qkv.weight", convolved, hidden)
+            if self.apart:
+                for name, size in (("query", keys), ("key", keys), ("value", values)):
+                    yield Matrix(f"linear_attn.{name}_proj.weight", size, hidden)
+            else:
+                yield Matrix("linear_attn.in_proj_qkv.weight", convolved, hidden)
             yield Matrix("linear_attn.in_proj_z.weight", values, hidden)
             yield Matrix("linear_attn.in_proj_b.weight", heads, hidden)
             yield Matrix("linear_attn.in_proj_a.weight", heads, hidden)

@@ -153,6 +153,7 @@ def _delta_step(
     time_bias: Tensor,
     matrix: Tensor,
     at: Tensor,
+    strongest: float = 1.0,
 ) -> Tensor:
     """Returns the gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's
     dtype.
@@ -161,9 +162,10 @@ def _delta_step(
     multiple of key_heads. a, b: [R, value_heads] in any dtype, what decay and strength are made of (`delta_gates`).
     log_rate, time_bias: [value_heads] float32. With a decay for each channel of the key, a is [R, value_heads, key_dim]
     and time_bias [value_heads, key_dim]. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which
-    are updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state.
+    are updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state. strongest: upper
+    bound of strengths.
     """
-    decay, strength = delta_gates(a, b, log_rate, time_bias)
+    decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
     state = matrix.index_select(0, at)
     state.mul_(by_channel(decay).exp().unsqueeze(-1))
@@ -174,10 +176,16 @@ def _delta_step(
     return (queries.unsqueeze(-2) @ state).squeeze(-2).to(v.dtype)
 
 
-def delta_gates(a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the logarithm of the decay, at most 0, in the shape of a, and the strength [N, value_heads]: float32."""
+def delta_gates(
+    a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor, strongest: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Returns the logarithm of the decay, at most 0, in the shape of a, and the strength [N, value_heads]: float32.
+
+    Strengths lie between 0 and `strongest`. With 2 the state may change its sign along a key: Grazzi et al., "Unlocking
+    State-Tracking in Linear RNNs Through Negative Eigenvalues" (arXiv 2411.12537).
+    """
     rate = log_rate.exp().view(-1, *[1] * (a.dim() - 2))
-    return -rate * F.softplus(a.float() + time_bias), b.float().sigmoid()
+    return -rate * F.softplus(a.float() + time_bias), b.float().sigmoid() * strongest
 
 
 def by_channel(decay: Tensor) -> Tensor:
@@ -195,11 +203,12 @@ def _delta_runs(
     time_bias: Tensor,
     matrix: Tensor,
     runs: Runs,
+    strongest: float = 1.0,
 ) -> Tensor:
     """Returns the gated delta rule for consecutive tokens of some rows; T replaces R in the shapes. Tokens in no run
     are unspecified in the result.
     """
-    decay, strength = delta_gates(a, b, log_rate, time_bias)
+    decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
 
     def run(part: slice, entry: int) -> Tensor:
         return delta_run(q[part], k[part], v[part], decay[part], strength[part], matrix, entry)

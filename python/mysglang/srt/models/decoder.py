@@ -398,7 +398,9 @@ def linear_attention_of(
     plan: LinearAttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
 ) -> GatedDeltaNet:
     """Returns the gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
-    sizes = DeltaSizes(plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel)
+    sizes = DeltaSizes(
+        plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel, strongest=plan.strongest
+    )
     kind = GroupedDeltaNet if plan.grouped else SplitDeltaNet
     return kind(index, hidden_size, sizes, plan.norm.eps, context)
 

@@ -35,9 +35,10 @@ def delta_step(
     time_bias: Tensor,
     matrix: Tensor,
     at: Tensor,
+    strongest: float = 1.0,
 ) -> Tensor:
     """See `kernels/linear_attention.py`: o = S^T q = S_before^T (a q) + (k q) u."""
-    decay, strength = delta_gates(a, b, log_rate, time_bias)
+    decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
     values, kept = v.float(), linear_attention.by_channel(decay).exp().unsqueeze(-1)
     asked, overlap = torch.stack((keys, queries), dim=-2) * kept.mT, (queries * keys).sum(dim=-1, keepdim=True)
@@ -63,9 +64,10 @@ def delta_runs(
     time_bias: Tensor,
     matrix: Tensor,
     runs: Runs,
+    strongest: float = 1.0,
 ) -> Tensor:
     """See `kernels/linear_attention.py`, which computes each piece."""
-    decay, strength = delta_gates(a, b, log_rate, time_bias)
+    decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
 
     def run(part: slice, entry: int) -> Tensor:
         return torch.cat(

@@ -51,10 +51,11 @@ def _delta_step_kernel(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
+    STRONGEST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Updates VALUES columns of one head's state with one new token of a row. absent: the entry of rows without a
-    state. BY_CHANNEL: each channel of the key has a decay of its own.
+    state. BY_CHANNEL: each channel of the key has a decay of its own. STRONGEST: upper bound of strengths.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -88,7 +89,7 @@ def _delta_step_kernel(
         kept = tl.exp(-rate * softplus(time + shift))[:, None]
     else:
         kept = tl.exp(-rate * softplus(tl.load(a + row * a_stride + head).to(tl.float32) + shift))
-    strength = tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
+    strength = STRONGEST * tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
     state = state * kept
     # Both read the state before the token writes to it; what the query finds of the new value is added as (k q) u.
     said = tl.sum(state * key[:, None], axis=0)
@@ -108,6 +109,7 @@ def delta_step(
     time_bias: Tensor,
     matrix: Tensor,
     at: Tensor,
+    strongest: float = 1.0,
 ) -> Tensor:
     """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. Rows
     without a state get zeros.
@@ -137,6 +139,7 @@ def delta_step(
         KEYS=triton.next_power_of_2(key_dim),
         VALUES=values,
         BY_CHANNEL=a.dim() == 3,
+        STRONGEST=strongest,
         num_warps=STEP_WARPS,
         **overlapping(v),
     )
@@ -192,6 +195,7 @@ def _delta_chunk_kernel(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
+    STRONGEST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Computes what the tokens of one chunk write and how they see each other, before states are known.
@@ -221,7 +225,7 @@ def _delta_chunk_kernel(
     decay = -tl.exp(tl.load(log_rate + head)) * softplus(time + tl.load(time_bias + head))
     since = tl.cumsum(tl.where(exists, decay, 0.0), 0)
     strength = tl.sigmoid(tl.load(b + token * b_stride + head, mask=exists, other=0.0).to(tl.float32))
-    strength = tl.where(exists, strength, 0.0)
+    strength = tl.where(exists, STRONGEST * strength, 0.0)
     # Above the diagonal a quotient could overflow.
     lower = i[:, None] >= i[None, :]
     pairs = tl.exp(tl.where(lower, since[:, None] - since[None, :], 0.0)) * of_key[None, :]
@@ -324,12 +328,13 @@ def delta_runs(
     time_bias: Tensor,
     matrix: Tensor,
     runs: Runs,
+    strongest: float = 1.0,
 ) -> Tensor:
     """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. There
     is no kernel for decays by channel.
     """
     if a.dim() == 3:
-        return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs)
+        return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device
     out = torch.empty(v.shape, dtype=dtype, device=device)
@@ -364,6 +369,7 @@ def delta_runs(
         NORM_EPS,
         **sizes,
         VALUES=tile(value_dim),
+        STRONGEST=strongest,
         PRECISION=SOLVERS[dtype],
         num_warps=CHUNK_WARPS,
     )

@@ -1,4 +1,4 @@
-"""GatedDeltaNet: linear attention whose layer keeps one state for each request (Qwen3-Next, Qwen3.5).
+"""GatedDeltaNet: linear attention whose layer keeps one state for each request (Qwen3-Next, Qwen3.5, OLMo Hybrid).
 
     x ─┬─ q k v ─ convolution ─ gated delta rule ─ norm * silu(z) ─ out_proj
        ├─ z ────────────────────────────────────────┘
@@ -36,6 +36,8 @@ class DeltaSizes:
     value_dim: int
     kernel: int
     """Tokens that the convolution sees, the token itself included."""
+    strongest: float = 1.0
+    """Upper bound of the strength of a token."""
 
     @property
     def shared(self) -> int:
@@ -92,12 +94,12 @@ class GatedDeltaNet(StateLayer):
         """Processes one new token of each row. inputs: channels, and what decays and strengths are computed from."""
         (channels, decays, strengths), (recent, matrix) = inputs, state
         heads = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
-        return delta_step(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, at)
+        return delta_step(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, at, self.sizes.strongest)
 
     def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
         (channels, decays, strengths), (recent, matrix) = inputs, state
         heads = self._heads(conv_runs(channels, self.conv1d.taps, recent, runs))
-        return delta_runs(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, runs)
+        return delta_runs(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, runs, self.sizes.strongest)
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the convolved channels into queries, keys [N, key_heads, key_dim] and values [N, value_heads,
@@ -135,7 +137,7 @@ class GroupedDeltaNet(GatedDeltaNet):
 
 class SplitDeltaNet(GatedDeltaNet):
     """A delta net with one projection for what is convolved, one for the gates, and one for strengths and decays
-    (Qwen3.5).
+    (Qwen3.5, OLMo Hybrid).
     """
 
     def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
