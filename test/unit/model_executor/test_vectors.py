@@ -102,7 +102,10 @@ DECODERS = {
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {},
+    "gemma": {},
     "gemma2": {},
+    "gemma3": {},
+    "qwen3_5": {},
     "qwen3_next": {},
 }
 

@@ -182,6 +182,19 @@ WITH_TOWERS = ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 loaded.
 """
 
+TEXT_CLASSIFIERS = ("Gemma3", "Qwen3_5")
+"""Families among these for which transformers has a classifier of text."""
+
+
+def _of_text() -> dict[str, Architecture]:
+    """Returns the decoders of these families that make vectors or score labels, by transformers' names for them.
+
+    Without Text in the name, transformers' class is that of a checkpoint with a tower.
+    """
+    vectors = {f"{name}TextModel": decoder(name, DECODERS[name])[f"{name}Model"] for name in WITH_TOWERS}
+    kind = "ForSequenceClassification"
+    return vectors | {f"{name}Text{kind}": decoder(name, DECODERS[name])[f"{name}{kind}"] for name in TEXT_CLASSIFIERS}
+
 
 def _with_tower(name: str) -> Architecture:
     """Returns the decoder of the family in such a checkpoint."""
@@ -191,6 +204,7 @@ def _with_tower(name: str) -> Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
     **{f"{name}ForConditionalGeneration": _with_tower(name) for name in WITH_TOWERS},
+    **_of_text(),
     "PhiMoEForCausalLM": decoder("Phimoe", PhimoeConfig)["PhimoeForCausalLM"],
     "Mistral3ForConditionalGeneration": replace(
         decoder("Ministral3", Ministral3Config)["Ministral3ForCausalLM"], inside="language_model"
