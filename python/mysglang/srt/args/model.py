@@ -20,8 +20,9 @@ class ModelArgs:
     model_path: str | None = arg(
         None,
         aliases=("model",),
-        help="Directory in Hugging Face format, a GGUF file, or name of a Hugging Face repository (OWNER/NAME, or "
-        "OWNER/NAME/FILE.gguf), which is downloaded. Unset, or with tiny, the embedded model is served.",
+        help="Directory in Hugging Face format, a GGUF file, name of a Hugging Face repository (OWNER/NAME, or "
+        "OWNER/NAME/FILE.gguf), which is downloaded, or a URL (s3://, gs://, https://). Unset, or with tiny, the "
+        "embedded model is served.",
     )
     tokenizer_path: str | None = arg(
         None,
@@ -36,8 +37,8 @@ class ModelArgs:
         "auto",
         help="Format of the weights' files. With auto, the first that the model has, of safetensors, pt and gguf. Files"
         " of torch.save (pt) are read without unpickling. Files of llama.cpp (gguf) are expanded to --dtype."
-        " sharded_state: files of Engine.save_sharded_model, a part for each rank. With dummy, weights are random, to"
-        " measure speed without a checkpoint.",
+        " sharded_state: files of Engine.save_sharded_model, a part for each rank. remote: byte ranges behind a URL,"
+        " which auto chooses for one. With dummy, weights are random, to measure speed without a checkpoint.",
     )
     weight_version: str = arg(
         "default", help="Name of the weights, which every answer reports. Trainers that update weights use it."

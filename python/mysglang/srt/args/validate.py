@@ -23,6 +23,7 @@ from mysglang.srt.args.serving import ServingArgs, read_keys
 from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
+from mysglang.srt.utils.remote_files import is_url
 
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
@@ -97,7 +98,10 @@ RULES = (
             "and values of a draft model; leave one of them out."
         ),
     ),
-    Rule(lambda a, _: not _found(a.model.model_path), lambda a: _not_found("--model-path", a.model.model_path)),
+    Rule(
+        lambda a, _: not (_found(a.model.model_path) or is_url(str(a.model.model_path))),
+        lambda a: _not_found("--model-path", a.model.model_path),
+    ),
     Rule(
         lambda a, _: a.model.tokenizer_path != a.model.model_path and not _found(a.model.tokenizer_path),
         lambda a: _not_found("--tokenizer-path", a.model.tokenizer_path),

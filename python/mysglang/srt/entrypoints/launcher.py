@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from mysglang.srt.args.model import ModelArgs
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
 from mysglang.srt.configs.load_config import LoadFormat, draft_format, reads_checkpoint
@@ -36,6 +37,7 @@ from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir
 from mysglang.srt.utils.private_dir import remove_private_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
+from mysglang.srt.utils.remote_files import REMOTE_CACHE, RemoteFolder, fetch_config, is_url, remote_tensors
 from mysglang.srt.utils.sharded_state import check_sharded_state
 from mysglang.srt.utils.shortage import shortage_in
 
@@ -79,14 +81,15 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
     fetch = partial(resolve_model_path, revision=model.revision, download_dir=model.download_dir)
-    path = tokenizer_path = fetch(model.model_path, load_format=model.load_format)
+    path, load_format = _find_folder(model.model_path, model)
+    tokenizer_path = path
     if model.tokenizer_path != model.model_path:
         tokenizer_path = fetch(model.tokenizer_path, load_format="dummy")
-    found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path))
+    found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path), load_format=load_format)
     if not model.skip_tokenizer_init:
         model_source(tokenizer_path).check_tokenizer()
     config = load_model_config(found)
-    _check_sizes(config, model.load_format, server_args.parallel)
+    _check_sizes(config, load_format, server_args.parallel)
     if model.load_format == "sharded_state":
         _check_sharded(config, server_args)
     args = replace(server_args, model=found)
@@ -98,11 +101,28 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     return args, config
 
 
+def _find_folder(path: str, model: ModelArgs) -> tuple[Path, LoadFormat]:
+    """Returns the model's directory, fetched if it is elsewhere, and the format of the weights. Raises ConfigError."""
+    if is_url(path):
+        if model.load_format not in ("auto", "remote"):
+            raise ConfigError(f"--load-format {model.load_format}: a URL is read with remote; leave --load-format out.")
+        cache = REMOTE_CACHE if model.download_dir is None else model.download_dir
+        return fetch_config(RemoteFolder(path), Path(cache).expanduser()), "remote"
+    if model.load_format == "remote":
+        raise ConfigError("--load-format remote: --model-path must be a URL, such as s3://bucket/model.")
+    folder = resolve_model_path(
+        path, revision=model.revision, download_dir=model.download_dir, load_format=model.load_format
+    )
+    return folder, model.load_format
+
+
 def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: ParallelArgs) -> None:
     """Compares the model's sizes with its checkpoint, the ranks and this machine. Raises ConfigError."""
     check_split(config, parallel.tp_size)
     check_stages(config, parallel.pp_size)
-    if reads_checkpoint(load_format):
+    if load_format == "remote":
+        check_checkpoint(config, remote_tensors(Path(config.path)))
+    elif reads_checkpoint(load_format):
         check_checkpoint(config, stored_tensors(Path(config.path), load_format))
     host, gpus = host_memory(), detect_hardware().gpu_memory
     check_context(config, memory=host)

@@ -90,6 +90,22 @@ class WeightParameter(nn.Parameter):
             return torch.cat([_in_runs(part, run) for part, run in zip(parts, self.runs, strict=True)], 1).flatten(0, 1)
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
 
+    def span(self, tensor: Tensor, section: int | None = None) -> tuple[int, int]:
+        """Returns the bytes of a contiguous checkpoint tensor that `load` reads: the first, and one past the last.
+
+        Rows in another order are a copy, which reads the whole. Raises ConfigError if the shape is another one.
+        """
+        begin, end = tensor.nbytes, 0
+        for _, source in self._parts(tensor, section):
+            at = source.data_ptr() - tensor.data_ptr()
+            if not source.numel():
+                continue
+            if not 0 <= at < tensor.nbytes:
+                return 0, tensor.nbytes
+            last = sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
+            begin, end = min(begin, at), max(end, at + (last + 1) * source.itemsize)
+        return (begin, end) if begin < end else (0, 0)
+
     def without_memory(self) -> WeightParameter:
         """Returns a copy of this parameter without memory."""
         return self.filled(torch.empty_like(self.data, device="meta"))

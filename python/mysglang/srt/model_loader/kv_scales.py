@@ -33,6 +33,11 @@ _NAME = re.compile(
 )
 
 
+def is_scale(name: str) -> bool:
+    """True if a checkpoint's tensor of that name is such a scale."""
+    return _NAME.search(name) is not None
+
+
 def checkpoint_scales(folder: Path, load_format: str = "auto") -> Scales:
     """Returns the scales from a checkpoint's tensors; empty if it has no such tensors.
 

@@ -24,6 +24,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights, weight_parameters
 from mysglang.srt.layers.quantization.factory import quant_config
+from mysglang.srt.model_loader.remote import RemoteFiller
 from mysglang.srt.model_loader.sharded_state import ShardFiller
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel
@@ -124,6 +125,8 @@ def filler_of(model_config: ModelConfig, load_config: LoadConfig, tp: Group = SO
         return DummyFiller(load_config.seed)
     if load_config.load_format == "sharded_state":
         return ShardFiller.of(model_config, load_config, tp)
+    if load_config.load_format == "remote":
+        return RemoteFiller.of(model_config)
     files = open_weight_files(Path(model_config.path), load_config.load_format)
     return CheckpointFiller(files, load_config.num_threads)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ SILENCE_S = 10.0
 """After so long without a line, a log says how far loading is."""
 
 
-class WeightFile(Protocol):
-    """One file whose header is read and whose length agrees with it."""
+class NamedFile(Protocol):
+    """One file of tensors."""
 
     @property
     def path(self) -> Path: ...
@@ -46,6 +46,10 @@ class WeightFile(Protocol):
     def names(self) -> list[str]:
         """Names of its tensors, as in Hugging Face's checkpoints."""
         ...
+
+
+class WeightFile(NamedFile, Protocol):
+    """One file whose header is read and whose length agrees with it."""
 
     def read(self, name: str) -> Tensor:
         """Returns one tensor on the CPU: a view of the mapped file where that is possible, so pages are read when they
@@ -148,10 +152,17 @@ def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[t
 class Progress:
     """Reports progress: a bar on a terminal; elsewhere a line for each file, and one now and then in a long file."""
 
-    def __init__(self, files: list[WeightFile], *, show: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds since any fixed time."""
+    def __init__(
+        self,
+        files: Sequence[NamedFile],
+        *,
+        show: bool,
+        clock: Callable[[], float] = time.monotonic,
+        total: int | None = None,
+    ) -> None:
+        """`clock` returns seconds since any fixed time. `total`: bytes of all files; None: they are local files."""
         self._files = files
-        self._total = sum(file.path.stat().st_size for file in files)
+        self._total = sum(file.path.stat().st_size for file in files) if total is None else total
         self._bar = tqdm(
             total=self._total,
             desc="Loading weights",
@@ -164,7 +175,7 @@ class Progress:
         self._began = self._said = clock()
         self._done_files = self._done = 0
 
-    def note(self, file: WeightFile, name: str, num_bytes: int) -> None:
+    def note(self, file: NamedFile, name: str, num_bytes: int) -> None:
         """Counts a tensor that was copied into the model."""
         self._done += num_bytes
         self._bar.update(num_bytes)

@@ -65,7 +65,8 @@ def damaged(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path} is damaged or incomplete ({why}); download it again")
 
 
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
+"""Bytes of a header's length, before the header."""
 _METADATA = "__metadata__"
 
 SHARD_LABEL = "mysglang_sharded_state"
@@ -90,7 +91,29 @@ class _Entry(msgspec.Struct, frozen=True):
 
 def safetensors_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
     """Returns the tensors of one file. Raises ConfigError for a file that is damaged, or whose header is too long."""
-    header = _read_header(path, room)
+    return [
+        StoredTensor(entry.name, entry.shape, path.name)
+        for entry in parse_safetensors_header(path, _read_header(path, room), check_plain(path))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Header entry of one tensor, with its place in the file."""
+
+    name: str
+    dtype: str
+    """The format's name of the type: F32, BF16 and so on."""
+    shape: tuple[int, ...]
+    begin: int
+    """First byte, counted from the file's beginning."""
+    end: int
+
+
+def parse_safetensors_header(path: Path, header: bytes, size: int) -> list[TensorEntry]:
+    """Returns the tensors that a header describes. Raises ConfigError if the header is damaged, or if it does not fit a
+    file of `size` bytes. `path` is named in errors.
+    """
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         metadata = entries.pop(_METADATA, b"")
@@ -100,12 +123,16 @@ def safetensors_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
     if SHARD_LABEL.encode() in bytes(metadata):
         raise ConfigError(f"{path} holds one rank's part of a model; read it with --load-format sharded_state")
     end = max((entry.data_offsets[1] for entry in found.values()), default=0)
-    size, wanted = check_plain(path), _LENGTH_BYTES + len(header) + end
+    data = LENGTH_BYTES + len(header)
+    wanted = data + end
     if size != wanted:
         raise damaged(path, f"it has {size} bytes instead of {wanted}")
     for name, entry in found.items():
         _check_place(path, name, entry)
-    return [StoredTensor(name, tuple(entry.shape), path.name) for name, entry in found.items()]
+    return [
+        TensorEntry(name, entry.dtype, tuple(entry.shape), *(data + place for place in entry.data_offsets))
+        for name, entry in found.items()
+    ]
 
 
 def safetensors_metadata(path: Path, room: HeaderRoom) -> dict[str, str]:
@@ -122,7 +149,7 @@ def safetensors_metadata(path: Path, room: HeaderRoom) -> dict[str, str]:
 def _read_header(path: Path, room: HeaderRoom) -> bytes:
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             room.take(path, length)
             header = file.read(length)
     except OSError as error:

@@ -1,0 +1,115 @@
+"""Filling a model from files behind a URL: of each tensor, only the bytes that this rank's parameter needs are read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.parameter import weight_parameters
+from mysglang.srt.model_loader.kv_scales import is_scale
+from mysglang.srt.model_loader.read_ahead import in_order_ahead
+from mysglang.srt.model_loader.weight_files import Progress
+from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place
+from mysglang.srt.utils.remote_files import RemoteFolder, read_note, remote_headers
+from mysglang.srt.utils.weight_headers import TensorEntry
+
+PIECE = 1 << 24
+"""Bytes of one request: what is asked again if the connection is cut."""
+
+READERS = 8
+"""Tensors that are read at a time."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types by their names in a header; others are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file behind the URL, as `Progress` counts it."""
+
+    path: Path
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFiller:
+    """Fills parameters from byte ranges. Implements `loader.Filler`."""
+
+    folder: RemoteFolder
+    headers: dict[str, list[TensorEntry]]
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> RemoteFiller:
+        """Reads the headers. Raises ConfigError for damaged files."""
+        note = read_note(Path(model.path))
+        folder = RemoteFolder(note.url)
+        headers = remote_headers(folder, note)
+        scale = next((entry.name for entries in headers.values() for entry in entries if is_scale(entry.name)), None)
+        if scale is not None:
+            raise ConfigError(
+                f"tensor {scale} is a scale of an eight-bit cache, which --load-format remote does not read; give a "
+                "local directory"
+            )
+        return cls(folder, headers)
+
+    def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
+        with closing(self._tensors(model, show_progress)) as weights:
+            model.load_weights(weights)
+
+    def _tensors(self, model: CheckpointModel, show_progress: bool) -> Generator[tuple[str, Tensor], None, None]:
+        matching = Matching(model, weight_parameters(model))
+        rows = [(file, entry) for file, entries in self.headers.items() for entry in entries]
+        files = {name: RemoteFile(Path(name), [entry.name for entry in each]) for name, each in self.headers.items()}
+        total = sum(entry.end - entry.begin for _, entry in rows)
+        progress = Progress(list(files.values()), show=show_progress, total=total)
+        reads = (partial(self._read, file, entry, matching.place(entry.name)) for file, entry in rows)
+        try:
+            with closing(in_order_ahead(reads, READERS)) as tensors:
+                for (file, entry), tensor in zip(rows, tensors, strict=True):
+                    yield entry.name, tensor
+                    progress.note(files[file], entry.name, entry.end - entry.begin)
+        finally:
+            progress.close()
+
+    def _read(self, file: str, entry: TensorEntry, place: Place | None) -> Tensor:
+        """Returns a tensor of which only the bytes that its parameter takes were read. Raises ConfigError."""
+        if place is None:
+            # The model says later whether it may be left out.
+            return torch.empty(0)
+        if entry.dtype not in DTYPES:
+            raise ConfigError(f"tensor {entry.name} is of {entry.dtype}; known are {', '.join(DTYPES)}")
+        dtype = DTYPES[entry.dtype]
+        try:
+            # The shape is compared before memory is taken: a header may claim any.
+            place.parameter.fit(torch.empty(entry.shape, dtype=dtype, device="meta"), place.section)
+        except ConfigError as error:
+            raise ConfigError(f"tensor {entry.name} {error}") from error
+        except RuntimeError as error:
+            raise ConfigError(f"tensor {entry.name} has shape {list(entry.shape)}, which no memory can hold") from error
+        # Memory that is never written costs nothing, so the rows of other ranks are left as they are.
+        tensor = torch.empty(entry.shape, dtype=dtype, device="cpu")
+        begin, end = place.parameter.span(tensor, place.section)
+        content = tensor.view(-1).view(torch.uint8).numpy().data
+        for at in range(begin, end, PIECE):
+            stop = min(at + PIECE, end)
+            content[at:stop] = self.folder.read(file, entry.begin + at, entry.begin + stop)
+        return tensor
