@@ -115,7 +115,7 @@ def clocks_read(text: str) -> Iterator[str]:
 
 
 def has_figure(limit: ast.expr) -> bool:
-    """True if a number stands in it, alone or in a calculation; a multiple of a name's value is none."""
+    """True if it has a number, alone or in a calculation; a multiple of a name's value is none."""
     if any(isinstance(node, ast.Name) and node.id.endswith("PATIENCE_S") for node in ast.walk(limit)):
         return False
     return any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in ast.walk(limit))

@@ -65,6 +65,9 @@ def test_messages_are_plain(folder: str) -> None:
         "Likewise for rows.",
         "Requests who wait are served.",
         "It lets in who comes first.",
+        "The list stands in one place.",
+        "That no surrogate comes is seen to elsewhere.",
+        "Which state a row has is said by the step.",
         "word " * (MAX_WORDS + 1) + ".",
     ],
 )
@@ -73,7 +76,9 @@ def test_hard_words_are_found(text: str) -> None:
 
 
 def test_plain_words_pass() -> None:
-    assert not list(complaints("Of course a request waits. It is evicted first: the cache is full. " * 5))
+    text = "Of course a request waits. It is evicted first: the cache is full. `$$` stands for any text. "
+    assert not list(complaints(text * 5))
+    assert not list(complaints_of_source('class A:\n    whole: bool\n    """True if all heads have one norm."""'))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,7 @@ def test_plain_words_pass() -> None:
         'x = 1\n"""The same for rows."""',
         'def f():\n    """Counts rows.\n\n    Who comes first is served.\n    """',
         "x = 1  # nobody waits",
+        'class A:\n    whole: bool = False\n    """The norm takes all heads."""',
         "# one line of a comment\n# and whoever reads it",
     ],
 )

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
 GAP = "\0"
-"""Stands in a text for a value that is filled in at run time."""
+"""Placeholder in a text, for a value that is filled in at run time."""
 
 
 def text_of(node: ast.AST) -> str | None:

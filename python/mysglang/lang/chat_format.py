@@ -35,7 +35,7 @@ class ChatFormat:
     stop_str: tuple[str, ...] = ()
     """Texts that end an answer, in addition to the model's own end-of-text token."""
     user_joins_system: bool = False
-    """The first user message continues the system message, and so has no prefix of its own (Llama 2)."""
+    """True: the first user message continues the system message, without a prefix of its own (Llama 2)."""
 
     def around(self, role: str, history: Sequence[Message]) -> tuple[str, str]:
         """Returns the prefix and the suffix of a message of `role` after `history`. Raises ValueError for a role that

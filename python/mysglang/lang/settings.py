@@ -13,7 +13,7 @@ class Settings:
 
     default_backend: Backend | None = None
     enable_precache_with_tracing: bool = True
-    """Have `run_batch` trace the program first, and cache the prefix that all its runs share."""
+    """True: `run_batch` traces the program first, and caches the prefix that all runs share."""
 
 
 settings = Settings()

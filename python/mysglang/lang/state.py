@@ -55,7 +55,7 @@ class ProgramState:
     @overload
     def system(self, expr: None = None) -> AbstractContextManager[None]: ...
     def system(self, expr: Expression | str | None = None) -> AbstractContextManager[None] | None:
-        """Add a whole system message; without `expr`, a context in which one is written."""
+        """Add a whole system message. Without `expr`: returns a context manager, and its block adds the content."""
         return self._message("system", expr)
 
     @overload
@@ -63,7 +63,7 @@ class ProgramState:
     @overload
     def user(self, expr: None = None) -> AbstractContextManager[None]: ...
     def user(self, expr: Expression | str | None = None) -> AbstractContextManager[None] | None:
-        """Add a whole user message; without `expr`, a context in which one is written."""
+        """Add a whole user message. Without `expr`: returns a context manager, and its block adds the content."""
         return self._message("user", expr)
 
     @overload
@@ -71,7 +71,7 @@ class ProgramState:
     @overload
     def assistant(self, expr: None = None) -> AbstractContextManager[None]: ...
     def assistant(self, expr: Expression | str | None = None) -> AbstractContextManager[None] | None:
-        """Add a whole assistant message; without `expr`, a context in which one is written."""
+        """Add a whole assistant message. Without `expr`: returns a context manager, and its block adds the content."""
         return self._message("assistant", expr)
 
     @contextmanager
@@ -88,7 +88,7 @@ class ProgramState:
         if size < 1:
             raise ValueError(f"size must be at least 1; got {size}.")
         if position_ids_offset is not None:
-            raise ValueError("position_ids_offset is not supported: a fork's text stands where it would without it.")
+            raise ValueError("position_ids_offset is not supported: a fork's text keeps its usual positions.")
         return ProgramStateGroup([ProgramState(fork) for fork in self.interpreter.fork(size)], self)
 
     @contextmanager

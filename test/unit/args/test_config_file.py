@@ -54,8 +54,8 @@ def test_an_empty_file_gives_nothing(text: str, tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("port: 1\nprot: 8000\n", "line 2: --prot is not an option; did you mean --port"),
-        ("port: 1\nhost: a\nport: 2\n", "line 3: --port stands there twice"),
-        ("tp: 1\ntp-size: 1\n", "line 2: --tp-size stands there twice"),
+        ("port: 1\nhost: a\nport: 2\n", "line 3: --port occurs twice"),
+        ("tp: 1\ntp-size: 1\n", "line 2: --tp-size occurs twice"),
         ("dp-size: 2\n", "line 1: --dp-size is an option of SGLang that this version"),
         ("config: other.yaml\n", "line 1: --config is an option of SGLang that this version"),
         ("enable-metrics: 'yes'\n", "line 1: --enable-metrics is a flag; give true or false"),

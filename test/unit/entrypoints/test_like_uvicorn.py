@@ -96,9 +96,9 @@ class Asked:
 
     data: bytes
     clear: bool
-    """Every server reads it in one and the same way."""
+    """True if every server reads it in one and the same way."""
     foul: bool = False
-    """Must be refused."""
+    """True if it must be refused."""
 
 
 HARMLESS = [

@@ -187,7 +187,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     ),
     "a tensor stands there twice": (
         lambda first, second: rewrite(second, lambda tensors: tensors.update(load_file(first))),
-        "stands in two files",
+        "is in two files",
     ),
     "another dtype": (
         lambda first, _: rewrite(first, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()})),

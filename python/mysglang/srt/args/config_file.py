@@ -49,7 +49,7 @@ def read_config(path: str) -> dict[str, Any]:
         if option is None:
             problems.append(f"{place}: {unknown(str(key.value))}")
         elif option.name in found:
-            problems.append(f"{place}: {option.flag} stands there twice")
+            problems.append(f"{place}: {option.flag} occurs twice")
         else:
             found[option.name] = None
             problems += (f"{place}: {problem}" for problem in _read(option, value, found))

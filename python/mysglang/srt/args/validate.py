@@ -301,7 +301,7 @@ def _several(groups: ArgGroups) -> str:
 
 
 def alone_only(groups: ArgGroups) -> list[str]:
-    """Returns the given options that several ranks do not support, each with its reason."""
+    """Returns the options in use that need a single rank, each with the reason."""
     stages = groups.parallel.pp_size > 1
     given = {
         "--speculative-algorithm STANDALONE, whose draft model no single stage could run: the first stage embeds the "

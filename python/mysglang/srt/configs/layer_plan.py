@@ -39,7 +39,7 @@ class RopePlan(msgspec.Struct, frozen=True):
     part: float = 1.0
     """Part of each head that is turned: its first lanes. The other lanes stay as they are."""
     interleaved: bool = False
-    """Lane 2i is turned together with lane 2i + 1; else lane i together with lane i + half of what is turned."""
+    """True: lane 2i turns together with lane 2i + 1. False: lane i with lane i + half of the lanes that turn."""
 
     def lanes(self, head_dim: int) -> int:
         """Returns how many dimensions of a head are rotated."""
@@ -128,13 +128,13 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     qk_norm: NormPlan | None = None
     """Norm of each head of queries and of keys, before the rotation."""
     qk_norm_whole: bool = False
-    """The norm takes all heads of the queries together, and all of the keys, instead of each head alone."""
+    """True: one norm over all query heads, and one over all key heads. False: each head has a norm of its own."""
     qk_norm_turned: bool = False
-    """The norm is of heads that are turned already."""
+    """True if the norm comes after the rotation."""
     value_norm: NormPlan | None = None
     """Norm of each head of values."""
     values_from_keys: bool = False
-    """Values are keys, before they are normed and turned; there is no projection to values."""
+    """True: values are the keys before norm and rotation, without a projection of their own."""
     tempering: Tempering | None = None
     """None: queries are not scaled by their positions."""
     fused_by_head: bool = False
@@ -261,7 +261,7 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     mlp: MlpPlan
     norms: NormsPlan
     parallel: bool = False
-    """The MLP takes the residual stream as attention does, by the same norm unless `before_mlp` names another one."""
+    """True: attention and MLP read the same residual stream, with the same norm unless `before_mlp` names another."""
     residual_scale: float = 1.0
     """Factor of what attention and MLP give, before it is added to the residual stream."""
     scaled_stream: bool = False

@@ -150,9 +150,9 @@ class FusedExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     transposed: bool
-    """[experts, input, output]; else [experts, output, input]."""
+    """Shape of a tensor: [experts, input, output] if true, else [experts, output, input]."""
     interleaved: bool = False
-    """Outputs of gate and of up alternate; else all of gate's come before those of up."""
+    """True: outputs of gate and of up alternate. False: all outputs of gate come before those of up."""
 
 
 class LatentExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
 MOST_AT_ONCE = 8
-"""Grammars of different tenants that are compiled at the same time. Each may take the memory limit of one grammar."""
+"""Largest number of grammars, of different tenants, that are compiled at once. Each has its own memory limit."""
 
 
 @dataclass(slots=True)

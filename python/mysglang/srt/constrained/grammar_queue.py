@@ -69,9 +69,9 @@ class GrammarCache:
         """The one that was not used for longest comes first. None is empty."""
         self._wrong: OrderedDict[GrammarSpec, Failure] = OrderedDict()
         self._patience: dict[GrammarSpec, Patience] = {}
-        """Patience with the grammars that are in the cache."""
+        """How slow each cached grammar has been, and how slow it may still be."""
         self._known_patience: WeakValueDictionary[GrammarSpec, Patience] = WeakValueDictionary()
-        """Patience with those, and with evicted grammars while answers still use them."""
+        """The same objects, and those of evicted grammars that answers still use."""
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> Outcome | None:
         """Returns the outcome for a grammar that `tenant` wants to use; None if it must be compiled."""
@@ -83,7 +83,7 @@ class GrammarCache:
         return compiled
 
     def patience(self, spec: GrammarSpec) -> Patience:
-        """Returns the patience with a cached grammar; all answers that follow the grammar must share it."""
+        """Returns the `Patience` of a cached grammar. All answers that follow this grammar must share it."""
         return self._patience[spec]
 
     def put(self, spec: GrammarSpec, outcome: Outcome, tenant: str = "") -> None:

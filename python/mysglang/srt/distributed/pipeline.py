@@ -104,7 +104,7 @@ class Link(Protocol):
     """The members of a group, one stage each, to which tensors can be sent one by one."""
 
     def send(self, x: Tensor, to: int) -> Sending:
-        """Begin to send; x must not change before the sending is done."""
+        """Begin to send x to that member. x must not change until it is sent."""
         ...
 
     def receive(self, x: Tensor, source: int) -> Tensor:

@@ -32,7 +32,7 @@ class RequestLogSettings:
     """Which parts of requests are logged; may change while the server runs."""
 
     log_requests: bool = False
-    """A line in the log for each that comes and each that ends: sizes, parameters and times, never what they say."""
+    """True: one log line when a request comes, and one when it ends. Sizes, parameters and times, never the text."""
     dump_folder: str = ""
     """Directory in which every finished request is kept whole, to be asked again; none if empty."""
 

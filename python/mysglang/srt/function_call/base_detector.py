@@ -24,7 +24,7 @@ from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.parser.text_reader import Reading, Steps, TextReader
 
 MAX_NAME = 256
-"""Characters of a function's name and of what is around it: where no end of it comes, there is no name."""
+"""Largest number of characters from the start of a call to the end of its name. Longer text is no call."""
 
 
 class FunctionCallDetector(ABC):

@@ -107,7 +107,7 @@ def format_of(template: str) -> str | None:
     """Returns the name of the format that a chat template shows calls in; None if it shows none that is known."""
     if "tool" not in template:
         return None
-    # A fence alone may be anybody's.
+    # A fence alone occurs in templates of other formats too.
     signs = (
         name for sign, name in _SIGNS if sign in template and (name != "deepseekv3" or "<｜tool▁sep｜>" in template)
     )

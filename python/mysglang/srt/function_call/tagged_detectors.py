@@ -20,7 +20,7 @@ class TaggedDetector(FunctionCallDetector):
     """Base of detectors of formats with tags."""
 
     frames: ClassVar[tuple[str, ...]] = ()
-    """Markers around calls, which say nothing themselves: they are dropped where a call follows them or went before."""
+    """Markers around calls, without content. They are removed from the text after a call, and where a call follows."""
     call_begin: ClassVar[str]
     call_end: ClassVar[str]
     parameter_begin: ClassVar[str]

@@ -32,8 +32,8 @@ it needs, a compiler or a newer device, is not here.
 """
 
 Numerics = Literal["fastest", "invariant"]
-"""Required property of the implementations of all ops: speed, or that each row of a result has the same bits whatever
-rows it is computed with, and however many.
+"""Property that the implementations of all ops must have. "fastest": speed. "invariant": a row of a result has the same
+bits in every batch, whatever the other rows are and however many there are.
 """
 
 

@@ -24,7 +24,7 @@ from mysglang.srt.messages.control import (
 from mysglang.srt.utils.awake import awake_timeout
 
 REPLY_TIMEOUT_S = 10.0
-"""A scheduler reads its messages between two steps; the longest step is far shorter."""
+"""Time limit for a reply. A scheduler reads its messages between two steps, and a step is far shorter than this."""
 
 Question: TypeAlias = FlushCacheReqInput | GetInternalStateReq | Command
 Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput, ControlReqOutput)

@@ -59,7 +59,7 @@ def turn_codec() -> Codec[Turn]:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """News that a following rank has found out, about work that every rank does."""
+    """A following rank reports that its own part of some work is done. Every rank does a part of that work."""
 
     rank: int
     part: int

@@ -105,7 +105,7 @@ class SchedulerOptions:
     rules: tuple[AdmissionRule, ...] = ()
     timeouts: Timeouts = field(default_factory=NoTimeouts)
     strict: bool = False
-    """Leaks raise instead of being logged."""
+    """True: a leak raises an error. False: it is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,7 @@ class SchedulerControl:
         self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text))
 
     def get_internal_state(self, message: GetInternalStateReq) -> None:
-        """Returns the present state."""
+        """Returns the figures and settings of this scheduler that /server_info shows."""
         kv, copied = self._kv.state(), self._kv.cache.lower.counts
         running, windows = self._scheduler.lanes.size, kv.spaces[1:]
         self._to_tokenizer.send(

@@ -159,7 +159,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def check(self, standing: list[TreeNode]) -> Ints:
-        """Assert that the cache is sound, given the nodes that open rows stand on; returns the pages it owns."""
+        """Raise AssertionError for a contradiction. `standing`: nodes that open rows use. Returns the pages it owns."""
 
     def reset(self) -> None:
         """Evicts everything. No row may use the cache."""

@@ -451,7 +451,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check(self, standing: list[TreeNode]) -> Ints:
-        """Walk everything and assert that it is sound, given the nodes on which the open rows stand, with repeats.
+        """Raise AssertionError for a contradiction. `standing`: nodes that open rows use, once for each row.
 
         Returns the pages of all nodes. For tests and debugging: it visits the whole tree.
         """
@@ -483,7 +483,7 @@ class RadixTree:
 
     def _check_node(self, node: TreeNode, rows_below: int) -> None:
         parent = node.parent
-        assert node.lock_ref == rows_below, f"lock count {node.lock_ref}, but {rows_below} rows stand there or below"
+        assert node.lock_ref == rows_below, f"lock count {node.lock_ref}, but {rows_below} rows use it or a node below"
         if parent is None:
             assert isinstance(node, NamespaceRoot) and self.roots.get(node.name) is node and node.end == 0
             assert node.children or node.lock_ref, "an empty namespace was kept"

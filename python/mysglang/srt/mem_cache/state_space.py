@@ -293,7 +293,7 @@ class StateSpace:
     # Checking
 
     def check(self, rows: Mapping[int, int], cached: Ints) -> None:
-        """Assert that all is sound, given the open rows by slot. Visits everything."""
+        """Raise AssertionError if states and open rows (by slot) contradict each other; visits all states."""
         assert self._rows.keys() == rows.keys(), "a row has no state, or a state has no row"
         states = [*self._free, *(row.state for row in self._rows.values()), *(c.state for c in self._behind.values())]
         assert sorted(states) == list(range(self.num_states)), "states without exactly one owner"

@@ -15,7 +15,7 @@ REMOVED = -1
 NEVER_URGENT = -(1 << 62)
 NO_PAGES: Ints = np.zeros(0, np.int32)
 NO_TOKEN = -1
-"""Stands in the key of a page that is filled in part, behind its tokens; no prompt has it."""
+"""Fills up the key of a page that is not full. No prompt has this token."""
 
 
 class TreeNode:

@@ -325,8 +325,9 @@ class WindowSpace:
         )
 
     def check(self, rows: Mapping[int, int], cached: Ints) -> None:
-        """Assert that all is sound, given the pages that each open row, by slot, has of the prefix cache, and all pages
-        of the prefix cache. Visits everything.
+        """Raise AssertionError for a contradiction in the bookkeeping. For tests: visits all pages.
+
+        It is given the pages of the prefix cache that each open row (by slot) has, and all pages of the prefix cache.
         """
         slots = list(rows)
         for slot, shared in rows.items():

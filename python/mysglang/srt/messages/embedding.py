@@ -44,7 +44,7 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Namespace of the prefix cache. `cache_salt` is another name for it; both together are one key."""
     cache_salt: str | None = None
     no_logs: bool = False
-    """Keep the request out of the log."""
+    """If true, the request is not logged."""
 
     def request(self) -> GenerateReqInput:
         """Returns the request that ends after its prompt."""

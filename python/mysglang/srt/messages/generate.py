@@ -123,9 +123,9 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     many.
     """
     replace: bool = False
-    """Forget the requests that continued that request before, or the whole session if there is no such request."""
+    """If true, earlier continuations of that request are forgotten; without such a request, the whole session is."""
     drop_previous_output: bool = False
-    """Go on from that request's prompt, without its answer."""
+    """If true, the new prompt continues that request's prompt, without its answer."""
 
 
 class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +188,7 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     routing-key`.
     """
     no_logs: bool = False
-    """Keep the request out of the log. The log never contains the content of requests."""
+    """If true, the request is not logged. The log never contains the content of requests."""
     add_special_tokens: bool = True
     """True to frame `text` with special tokens as the tokenizer says (BOS …); a rendered chat template already has its
     frame.

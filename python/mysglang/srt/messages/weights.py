@@ -16,9 +16,9 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every weight update, however the weights arrive."""
 
     abort_all_requests: bool = False
-    """End the requests that are open, instead of finishing them first."""
+    """If true, open requests are ended; otherwise they finish first."""
     flush_cache: bool = True
-    """Forget the keys and values that were computed with the old weights."""
+    """If true, keys and values that were computed with the old weights are dropped."""
     weight_version: str | None = None
     """The name of the new weights; None keeps the old one."""
 

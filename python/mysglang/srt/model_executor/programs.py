@@ -225,8 +225,9 @@ class ServedModel(Protocol):
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Returns the number of bytes that a step of that many new tokens and rows of that length needs in addition to
-        arguments and results, if that is much.
+        """Returns the bytes of temporary memory of a step with so many new tokens, in rows of up to that length.
+
+        Arguments and results are not counted. An amount that is small for the device may be left out.
         """
         ...
 

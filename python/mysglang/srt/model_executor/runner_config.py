@@ -43,7 +43,7 @@ class RunnerConfig:
     max_total_tokens: int | None = None
     """Tokens that the KV cache holds."""
     disable_hybrid_swa_memory: bool = False
-    """Let layers with a window keep their keys as long as the others do."""
+    """True: layers with a window keep keys as long as other layers do."""
     swa_full_tokens_ratio: float | None = None
     """Tokens in the pool of layers with a window, as a part of those that the KV cache holds."""
     max_mamba_cache_size: int | None = None
@@ -84,9 +84,9 @@ class RunnerConfig:
     """The operator's own, `module:Class` each."""
     disable_cuda_graph: bool = False
     disable_persistent_decode: bool = False
-    """Capture small decode steps layer by layer, too."""
+    """True: small decode steps are captured layer by layer, without the whole-step kernel."""
     enable_return_hidden_states: bool = False
-    """Keep the hidden states of captured steps, for requests that ask for them; small steps run layer by layer then."""
+    """True: captured steps keep hidden states for requests that ask. Then small steps run layer by layer."""
     cuda_graph_max_bs: int | None = None
     """Largest decode batch that is captured."""
     cuda_graph_bs: tuple[int, ...] | None = None

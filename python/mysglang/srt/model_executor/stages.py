@@ -174,7 +174,7 @@ class OneStage:
 class LastStage(OneStage):
     """The last of several stages, which chooses the tokens."""
 
-    not_captured = "its layers stand in several stages (--pp-size)"
+    not_captured = "its layers are in several stages (--pp-size)"
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()

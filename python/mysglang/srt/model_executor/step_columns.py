@@ -69,13 +69,13 @@ def table_columns(writes: TableWrites | None, max_pages: int) -> Columns:
 
 @cache
 def loc_columns(spaces: int) -> tuple[str, ...]:
-    """Returns the name, for each page space, of the KV slots that a step writes there."""
+    """Returns one column name for each page space. The column has the KV slots that a step writes in that space."""
     return tuple(f"out_cache_loc.{space}" for space in range(spaces))
 
 
 @cache
 def page_columns(spaces: int) -> tuple[str, ...]:
-    """Returns the name, for each page space, of what the written entries become in its page table."""
+    """Returns one column name for each page space. The column has the new entries of that space's page table."""
     return tuple(f"table_pages.{space}" for space in range(spaces))
 
 

@@ -104,7 +104,7 @@ class ShardFiller:
                 if name not in parameters:
                     unknown.append(name)
                 elif name not in lacking:
-                    raise ConfigError(f"tensor {name} stands in two files of this rank; save the model again")
+                    raise ConfigError(f"tensor {name} is in two files of this rank; save the model again")
                 else:
                     del lacking[name]
                     copies.add(name, _filling(parameters[name]), tensor, None)

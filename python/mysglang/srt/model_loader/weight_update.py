@@ -59,7 +59,7 @@ class WeightUpdate:
                 seen[place.name, place.section] = tensor
                 plan.append((place, tensor))
             elif not _equal(seen.get((place.name, place.section)), tensor):
-                problems.append(f"tensor {name} stands there twice with different values")
+                problems.append(f"tensor {name} occurs twice, with different values")
         problems += matching.unknown()
         if whole:
             problems += matching.lacking()

@@ -181,4 +181,4 @@ class TokenModel(CheckpointModel):
 
     @abstractmethod
     def workspace(self, max_tokens: int) -> int:
-        """Returns the number of bytes that a step of so many tokens needs inside its layers, if that is much."""
+        """Returns the bytes that a step of so many tokens needs inside its layers; small amounts may be left out."""

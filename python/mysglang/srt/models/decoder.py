@@ -188,8 +188,8 @@ class Decoder(CheckpointModel):
         return state_specs(self)
 
     def workspace(self, max_tokens: int) -> int:
-        """Returns the number of bytes that a step of so many tokens needs inside its layers, if that is much. Layers
-        use this memory in turn.
+        """Returns the bytes that a step of so many tokens needs inside its layers; small amounts may be left out.
+        One layer after another uses this memory.
         """
         modules = (module for module in self.modules() if isinstance(module, TakesWorkspace))
         return max_tokens * max((module.workspace_per_token for module in modules), default=0)

@@ -31,7 +31,7 @@ class Event(Protocol):
     """A point in the device's work."""
 
     def record(self) -> None:
-        """Moves the event to the point up to which work has been queued now."""
+        """Moves this point behind all work that has been queued so far."""
         ...
 
     def synchronize(self) -> None:

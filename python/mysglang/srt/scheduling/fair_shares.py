@@ -28,7 +28,7 @@ GENERATED_WEIGHT = 2
 
 
 class Accounts(Protocol):
-    """Counts what requests have used. It is called for every request that gives its slot back, just before it does."""
+    """Counts the tokens that requests have used. Each request is counted just before it gives its slot back."""
 
     def close(self, slot: int) -> None:
         """Notes that the request in `slot` will compute nothing more there."""

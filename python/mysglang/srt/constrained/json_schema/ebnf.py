@@ -156,10 +156,11 @@ def _space(style: JsonStyle) -> str:
 
 
 def ebnf_class(ranges: Ranges) -> str:
-    """Returns a class of characters. Escapes are of a fixed length: a shorter one would swallow a digit behind it.
+    """Returns a class of characters as text. Escapes have a fixed length: a digit after a shorter one would become part
+    of it.
 
-    A class without surrogates would be two where they lie; the library keeps a class that goes on to the end best as
-    what it leaves out. That no surrogate comes is seen to by `utf8.py`.
+    Ranges on both sides of the surrogates are joined, because `utf8.py` keeps surrogates out of answers anyway. A
+    class with the last character is written as a negated one, which the library stores best.
     """
     whole: list[tuple[int, int]] = []
     for first, last in ranges:

@@ -289,7 +289,7 @@ def aborted() -> Aborted:
 
 
 def _ending(chunk: GenerationChunk, parser: AnswerParser) -> Ending | None:
-    """Returns why the choice ended. An answer that stopped after its tool calls ended by `tool_calls`."""
+    """Returns the finish reason of the choice. It is `tool_calls` for an answer that stopped after its tool calls."""
     if chunk.finish_reason is None:
         return None
     word, matched = finish_words(chunk.finish_reason)

@@ -79,7 +79,7 @@ class GenerationRequest(OpenAISampling):
 
     model: str | None = None
     use_beam_search: bool = False
-    """vLLM's way to ask for beam search, with as many beams as answers are generated."""
+    """If true, beam search with as many beams as answers are generated (vLLM's field)."""
     custom_logit_processor: str | None = None
     return_hidden_states: bool | Literal["last"] = False
     """If true, each choice contains the hidden state from which its last token was sampled."""
@@ -235,7 +235,7 @@ class ReasoningOptions(StrictModel):
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
-    """Switches thinking on or off; without an effort, as hard as usual."""
+    """True switches thinking on, false off. Without an effort, the model thinks as hard as usual."""
 
 
 class ThinkingSwitch(StrictModel):
@@ -277,7 +277,7 @@ class ChatCompletionRequest(GenerationRequest):
     max_thinking_tokens: int | None = None
     """Number of tokens after which a thought is ended."""
     enable_thinking: bool | None = None
-    """Switches thinking on or off, for a model whose chat template has a switch for it."""
+    """True switches thinking on, false off, if the chat template has a switch for it."""
     thinking: ThinkingSwitch | bool | None = None
     """`enable_thinking` as other servers write it."""
     rid: str | None = None

@@ -1,6 +1,6 @@
 """Our C++ kernels (`mysgl_kernel.cpu`) for tensors of the dtype and layout that they read; for the rest, torch.
 
-Which is used is decided by dtypes and shapes alone.
+Dtypes and shapes alone decide which one is used.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ def _extend_kernel(
     acc = tl.zeros((QUERIES, WIDTH), tl.float32)
     for at in tl.range(first, end, KEYS):
         positions = at + tl.arange(0, KEYS)
-        # Pages behind the window of all these queries may be anybody's.
+        # Pages before the window of all these queries may belong to another row by now.
         inside = (positions >= seen) & (positions < end)
         offsets = (_kv_slots(row_table, positions, inside, PAGE) * kv_heads + kv_head) * DIM
         there = inside[:, None] & (d < DIM)[None, :]

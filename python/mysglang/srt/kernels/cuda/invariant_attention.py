@@ -135,7 +135,7 @@ def _part_kernel(
             part = tl.zeros((LINES, WIDTH), tl.float32)
             for at in range(tl.maximum(span * SPAN, seen), tl.minimum(span * SPAN + SPAN, last), KEYS):
                 key = at + tl.arange(0, KEYS)
-                # Pages behind the window of all the step's queries may be anybody's.
+                # Pages before the window of all these queries may belong to another row by now.
                 inside = (key >= own_seen) & (key < end)
                 offsets = (_kv_slots(row_table, key, inside, PAGE) * kv_heads + kv_head) * DIM
                 there = inside[:, None] & (d < DIM)[None, :]

@@ -114,7 +114,7 @@ class Ways:
     """Which faster kernels give the same bits as the reference kernel on this device."""
 
     waves: bool
-    """Hopper's kernel."""
+    """True: the kernel for Hopper."""
     large_tiles: bool
 
 

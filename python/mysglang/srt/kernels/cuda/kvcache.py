@@ -190,9 +190,10 @@ def list_pages(
 ) -> None:
     """Lists the pages of each row, one row after another, as FlashInfer reads them. Everything stays on the device.
 
-    table: [num_slots + 1, max_pages] int32; slots: [R] int64; seq_lens: [R] int32, at least 1. With a window, in whose
-    layers pages behind it may be anybody's, page 0 stands for those that none of the row's new tokens, extend_lens [R]
-    int32, sees. Fills indptr [R + 1], indices [at least the sum of the rows' pages] and last_page_lens [R], int32 each.
+    table: [num_slots + 1, max_pages] int32; slots: [R] int64; seq_lens: [R] int32, at least 1. With a
+    window, page 0 stands for pages that none of the row's new tokens (extend_lens [R] int32) sees: such a page may
+    belong to another row by now. Fills indptr [R + 1], indices [at least the sum of the rows' pages] and
+    last_page_lens [R], int32 each.
     """
     _list_pages_kernel[(len(slots), PARTS)](
         table,

@@ -74,5 +74,5 @@ def copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> 
 
 @lru_cache(maxsize=64)
 def _addresses(where: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns addresses of the buffers, on the device. The same ones recur until memory is released in between."""
+    """Copies the addresses of the buffers to the device. Cached: buffers keep their addresses for many steps."""
     return torch.tensor(where, dtype=torch.int64, device=device)

@@ -1,7 +1,7 @@
 """Matrix products of two to 256 rows in one wave over the device, and gated ones of many rows with the gate inside;
 otherwise those of `gemm` beside this.
 
-Which is used is decided by the shape alone, so it is the same in every run.
+The shape alone decides which one is used, so it is the same in every run.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class ChoosingMetadata:
 
 
 class ChoosingBackend:
-    """Attends over latent rows in the pool, to chosen keys only. It reads lengths on the host; see
+    """Attends over latent rows in the pool: a query attends only to the keys that an indexer chose. The backend reads
+    lengths on the host; see
     `forward_batch.ChoosesKeys`.
     """
 

@@ -5,7 +5,7 @@
        ├─ b: strengths ────────────────┘                  │
        └─ g_a ─ g_b: gates ───────────────────────────────┘
 
-The formulas and their source are in `kernels/linear_attention.py`. Which state a row has is said by the step.
+The formulas and their source are in `kernels/linear_attention.py`. The step says which state each row has.
 """
 
 from __future__ import annotations

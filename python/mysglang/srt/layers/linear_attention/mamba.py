@@ -4,7 +4,7 @@
                  │                          └─ x_proj ─ norms ─┘      │
                  └─ z ────────────────────────────────────────────────┘
 
-The formulas and their source are in `kernels/selective_scan.py`. Which state a row has is said by the step.
+The formulas and their source are in `kernels/selective_scan.py`. The step says which state each row has.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ class FusedLayout:
     """How a checkpoint lays out one tensor for all experts."""
 
     transposed: bool
-    """[experts, input, output]; else [experts, output, input]."""
+    """Shape of a tensor: [experts, input, output] if true, else [experts, output, input]."""
     interleaved: bool
-    """Outputs of gate and of up alternate; else all of gate's come before those of up."""
+    """True: outputs of gate and of up alternate. False: all outputs of gate come before those of up."""
 
 
 class ExpertsParameter(WeightParameter):

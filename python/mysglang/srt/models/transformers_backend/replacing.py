@@ -1,8 +1,8 @@
 """replace_modules: replaces modules of a transformers model by ours, where ours compute the same.
 
 Linears get the linear method of the launch, experts and gated MLPs our kernels, RMS norms ours. All other parameters
-stay where they are, as parameters that load themselves. Which modules are norms or gated MLPs is seen from what they
-compute, not from their names.
+stay where they are, as parameters that load themselves. Norms and gated MLPs are recognized by what they compute,
+not by their names.
 """
 
 from __future__ import annotations

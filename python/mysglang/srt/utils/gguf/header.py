@@ -152,7 +152,7 @@ class _Reader:
         for _ in range(num_keys):
             key = self._text(MAX_KEY_BYTES)
             if key in metadata:
-                raise damaged(self._path, f"the metadata key {key[:80]} stands there twice")
+                raise damaged(self._path, f"the metadata key {key[:80]} occurs twice")
             metadata[key] = self._value(self._number("I"), key)
         described = [self._tensor() for _ in range(num_tensors)]
         room.take(self._path, self._at)

@@ -65,7 +65,7 @@ class GgufModel:
         by_name = {tensor.name: tensor for tensor in tensors}
         if len(by_name) < len(tensors):
             twice = next(name for name in by_name if sum(tensor.name == name for tensor in tensors) > 1)
-            raise damaged(path, f"tensor {twice[:80]} stands there twice")
+            raise damaged(path, f"tensor {twice[:80]} occurs twice")
         self._facts = Facts(self.headers[0], by_name)
 
     def parts(self, header: GgufHeader) -> list[NamedPart]:

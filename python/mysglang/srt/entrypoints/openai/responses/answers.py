@@ -166,7 +166,7 @@ class ItemPage(Answer):
 
 
 class _Event(Answer, tag_field="type"):
-    """A stream event. Their numbers count up from 0."""
+    """An event of a stream. The events of one stream are numbered from 0."""
 
     sequence_number: int
 
