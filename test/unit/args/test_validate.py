@@ -66,6 +66,7 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
         (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),
         (CPU, {"crash_dump_contents": True}, "--crash-dump-contents needs --crash-dump-folder."),
+        (CPU, {"torch_compile_max_bs": 8}, "--torch-compile-max-bs needs --enable-torch-compile."),
         (CPU, {"crash_dump_folder": "/x", "tokenizer_worker_num": 2}, "--crash-dump-folder needs"),
         (CPU, {"max_prefill_tokens": 8, "page_size": 16}, "--max-prefill-tokens must be at least --page-size (16)"),
         (CPU, {"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True}, "leaves one pool"),

@@ -69,6 +69,16 @@ class KernelArgs:
         aliases=("cuda_graph_bs_decode",),
         help="Batch sizes to capture, instead of the default list. Fewer sizes shorten the start.",
     )
+    enable_torch_compile: bool = arg(
+        False,
+        help="Run decode steps of models with transformers' layers as code of torch.compile. CPU only. Measure first: "
+        "captured steps are often faster.",
+    )
+    torch_compile_max_bs: int | None = arg(
+        None,
+        at_least=1,
+        help="Largest batch of decode steps that runs compiled, with --enable-torch-compile. If unset, 32.",
+    )
     disable_prefill_cuda_graph: bool = arg(
         False, help="Run steps with short prompts without captured graphs. Use it to compare or to debug."
     )

@@ -76,6 +76,10 @@ RULES = (
         ),
     ),
     Rule(
+        lambda a, _: a.kernels.torch_compile_max_bs is not None and not a.kernels.enable_torch_compile,
+        lambda _: "--torch-compile-max-bs needs --enable-torch-compile.",
+    ),
+    Rule(
         lambda a, _: a.model.quantization is not None and a.parallel.device != "cpu",
         lambda a: f"--quantization {a.model.quantization} has kernels for --device cpu only; leave it out.",
     ),

@@ -14,6 +14,9 @@ from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
 from mysglang.srt.server_args import ServerArgs
 
+COMPILED_ROWS = 32
+"""Rows of the largest compiled decode step, if --torch-compile-max-bs is unset."""
+
 
 def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Executor:
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
@@ -28,6 +31,11 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
         raise ConfigError(
             f"--enable-mfu-metrics: {model.architecture} is computed by transformers' code, and no plan says what a "
             "token costs in its layers; leave it out."
+        )
+    if args.kernels.enable_torch_compile and not model.served_as.foreign:
+        raise ConfigError(
+            f"--enable-torch-compile: {model.architecture} is computed by code of mysglang, whose kernels are fused by "
+            "hand; leave it out, or give --model-impl transformers if the model generates."
         )
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
@@ -114,4 +122,5 @@ def _runner_config(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> 
         cuda_graph_bs=kernels.cuda_graph_bs,
         disable_prefill_cuda_graph=kernels.disable_prefill_cuda_graph,
         cuda_graph_max_bs_prefill=kernels.cuda_graph_max_bs_prefill,
+        torch_compile_max_bs=(kernels.torch_compile_max_bs or COMPILED_ROWS) if kernels.enable_torch_compile else 0,
     )

@@ -1,6 +1,7 @@
 """GenerationModel: a model that predicts tokens, with the programs that run its steps.
 
 whole-step kernel   captured decode steps of a few rows, of models that the kernel takes
+compiled decode     decode steps of models whose layers torch.compile can compile, if the launch asks for it
 captured decode     the other captured decode steps, layer by layer
 captured mixed      short steps of prompts beside decoding rows
 captured prompts    other short steps with new tokens
@@ -28,6 +29,7 @@ from mysglang.srt.layers.attention.graph import MixedCapture, decode_capture, mi
 from mysglang.srt.layers.attention.stand_in import KernelBuild
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
+from mysglang.srt.model_executor.compiled_decode import CompiledSteps, compiled_steps
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
 from mysglang.srt.model_executor.draft_graph_runner import DraftGraphRunner
 from mysglang.srt.model_executor.eager_program import EagerProgram
@@ -173,6 +175,12 @@ class GenerationModel:
             self.model, parts.backend, parts.buffers, uploader, parts.states, all_tokens=work.all_tokens
         )
         tried = self._trying(parts, uploader, parts.states, beside) if drafts else None
+        compiled = compiled_steps(
+            self._setup,
+            self.model,
+            parts,
+            lambda layers: HiddenStates(layers, parts.backend, parts.buffers, uploader, parts.states),
+        )
         return Runnable(
             eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
             warm_ups=self._warm_ups(memory),
@@ -191,6 +199,7 @@ class GenerationModel:
                 drafter,
                 self._chosen.build,
                 tried,
+                compiled,
                 left_out=work.not_captured or self._setup.tp.not_captured,
             ).take,
         )
@@ -283,6 +292,7 @@ class TokenCaptures:
         drafter: Drafter,
         build: KernelBuild,
         tried: TriedDrafts | None,
+        compiled: CompiledSteps,
         *,
         left_out: str = "",
     ) -> None:
@@ -290,6 +300,7 @@ class TokenCaptures:
         why there are no captures at all, a clause; empty: as the model and the device allow.
         """
         self._tried = tried
+        self._compiled = compiled
         self._left_out = left_out
         self._setup = setup
         self._launch = launch
@@ -324,6 +335,8 @@ class TokenCaptures:
             except CannotCapture as error:
                 logger.warning("The program %s is left out, so its steps run without a graph: %s.", name, error)
                 captured.left_out[name] = str(error)
+        captured.programs[:0] = self._compiled.programs
+        captured.left_out |= self._compiled.left_out
         captured.programs = [self._drafter.beside(program) for program in captured.programs]
         return captured
 

@@ -25,6 +25,7 @@ from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
 
 WHOLE_STEP = "whole_step_kernel"
+COMPILED_DECODE = "compiled_decode"
 CAPTURED_DECODE = "captured_decode"
 CAPTURED_PROMPTS = "captured_prompts"
 CAPTURED_MIXED = "captured_mixed"

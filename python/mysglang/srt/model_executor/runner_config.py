@@ -94,3 +94,7 @@ class RunnerConfig:
     disable_prefill_cuda_graph: bool = False
     cuda_graph_max_bs_prefill: int | None = None
     """Most new tokens of a captured step with prompts."""
+    torch_compile_max_bs: int = 0
+    """Rows of the largest decode step that runs compiled; 0: none does."""
+    torch_compile_backend: str = "inductor"
+    """The backend of torch.compile."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -18,6 +18,8 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter, weight_parameters
 from mysglang.srt.models.weight_names import Names
 
+OWN_KERNELS = "its layers are code of mysglang, whose kernels are fused by hand"
+"""Why most models are not compiled."""
 MAX_NAMES = 5  # of the tensors that an error lists
 
 
@@ -160,6 +162,18 @@ def listed(names: list[str]) -> str:
     return ", ".join(distinct[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+class DecodesRows(Protocol):
+    """Computes the layers of decode steps."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Computes [W, hidden_size] hidden states after the last norm, for the tokens that the batch wants."""
+        ...
+
+
+class NotCompiled(Exception):
+    """A model's layers are not compiled. The message is the reason, a clause without a dot."""
+
+
 class TokenModel(CheckpointModel):
     """A model whose attention reads KV pages, and which computes logits from hidden states."""
 
@@ -182,3 +196,7 @@ class TokenModel(CheckpointModel):
     @abstractmethod
     def workspace(self, max_tokens: int) -> int:
         """Returns the bytes that a step of so many tokens needs inside its layers; small amounts may be left out."""
+
+    def compiled(self, backend: str) -> DecodesRows:
+        """Returns the layers for decode steps as code of this backend of torch.compile. Raises NotCompiled."""
+        raise NotCompiled(OWN_KERNELS)

@@ -50,6 +50,7 @@ class CpuPlatform(Platform):
     attention_backends = ("cpu", "torch_native")
     invariant_attention_backends = ("invariant_cpu", "invariant_torch")
     sampling_backends = ("pytorch",)
+    why_not_compiled = ""
 
     @property
     def device(self) -> torch.device:

@@ -127,6 +127,7 @@ class CudaPlatform(Platform):
     attention_backends = ("sgl_kernel", "flashinfer", "triton", "torch_native")
     invariant_attention_backends = ("invariant_triton",)
     sampling_backends = ("triton", "pytorch")
+    why_not_compiled = "torch.compile is used on the CPU only, since compiled steps have not been run on a GPU"
 
     @property
     def device(self) -> torch.device:

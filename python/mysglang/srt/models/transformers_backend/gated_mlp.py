@@ -22,6 +22,9 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 class ForeignMLP(GatedMLP):
     """Our gated MLP in place of transformers' module. The input may have any leading dimensions."""
 
+    def out_width(self, x: Tensor) -> int:
+        return x.shape[-1]
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 

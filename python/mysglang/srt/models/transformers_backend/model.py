@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Stat
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
-from mysglang.srt.models.checkpoint_model import TokenModel
+from mysglang.srt.models.checkpoint_model import DecodesRows, TokenModel
 from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
 from mysglang.srt.models.transformers_backend.interface import NoCache, attending, current
 from mysglang.srt.models.transformers_backend.names import ForeignNames
@@ -105,6 +105,13 @@ class TransformersCausalLM(TokenModel):
 
     def workspace(self, max_tokens: int) -> int:
         return 0
+
+    def compiled(self, backend: str) -> DecodesRows:
+        # Imported here, because torch's tracer takes seconds to import.
+        from mysglang.srt.models.transformers_backend.compiled import CompiledBody
+
+        (body,) = self._body
+        return CompiledDecoder(CompiledBody(body, backend), self._calls)
 
     def weight_names(self) -> ForeignNames:
         return self._names
@@ -196,12 +203,56 @@ class StepAttention:
         expected, layer = self.calls[self._next]
         self._next += 1
         assert module is expected, "a pass attends as the one did that was looked at"
-        tokens, narrow = q.shape[2], v.shape[3]
-        if narrow < layer.spec.head_dim:
-            v = F.pad(v, (0, layer.spec.head_dim - narrow))
-        q, k, v = (x[0].transpose(0, 1).reshape(tokens, -1) for x in (q, k, v))
-        out: Tensor = layer(q, k, v, self.batch)
-        return out.view(1, tokens, layer.spec.num_heads, -1)[..., :narrow]
+        return _attended(layer, q, k, v, self.batch)
+
+
+@dataclass(slots=True)
+class CompiledAttention(StepAttention):
+    """Answers the calls of a step of compiled code, which names our layers and the attention calls by number."""
+
+    layers: Sequence[nn.Module] = ()
+    """Our layers in the model."""
+
+    def layer(self, number: int, x: Tensor, others: Sequence[Tensor]) -> Tensor:
+        found: Tensor = self.layers[number](x, *others)
+        return found
+
+    def attend_call(self, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _attended(self.calls[number][1], q, k, v, self.batch).contiguous()
+
+
+def _attended(layer: RadixAttention, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+    """Attends over our pages; shapes as of `Attends.attend`."""
+    tokens, narrow = q.shape[2], v.shape[3]
+    if narrow < layer.spec.head_dim:
+        v = F.pad(v, (0, layer.spec.head_dim - narrow))
+    q, k, v = (x[0].transpose(0, 1).reshape(tokens, -1) for x in (q, k, v))
+    out: Tensor = layer(q, k, v, batch)
+    return out.view(1, tokens, layer.spec.num_heads, -1)[..., :narrow]
+
+
+class Compiled(Protocol):
+    """The layers of a model as compiled code (`compiled.CompiledBody`)."""
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """Our layers, by number."""
+        ...
+
+    def __call__(self, ids: Tensor, positions: Tensor) -> Tensor: ...
+
+
+class CompiledDecoder:
+    """The model in decode steps, with its layers compiled (a `checkpoint_model.DecodesRows`)."""
+
+    def __init__(self, body: Compiled, calls: Sequence[tuple[nn.Module, RadixAttention]]) -> None:
+        self._body = body
+        self._calls = calls
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        with attending(CompiledAttention(self._calls, replace(batch, tail=None), layers=self._body.layers)):
+            hidden = self._body(batch.input_ids, batch.positions)
+        return batch.wanted(hidden)
 
 
 class Handed(nn.Module):

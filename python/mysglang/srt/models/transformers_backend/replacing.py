@@ -48,6 +48,9 @@ class Projection(ReplicatedLinear):
         if turned:
             self.weight = TurnedParameter.of(cast(WeightParameter, self.weight))
 
+    def out_width(self, x: Tensor) -> int:
+        return self.out_features
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
@@ -88,12 +91,18 @@ class SingleNumber(WeightParameter):
 class NormOfHeads(RMSNorm):
     """An RMSNorm whose input may have any leading dimensions."""
 
+    def out_width(self, x: Tensor) -> int:
+        return x.shape[-1]
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 class PlusOneNormOfHeads(PlusOneRMSNorm):
     """A norm of heads with factor 1 + weight."""
+
+    def out_width(self, x: Tensor) -> int:
+        return x.shape[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)

@@ -1,0 +1,132 @@
+"""Decode steps compiled by torch.compile: the values of the plain ones, and nothing is compiled after the start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo import lookup_backend
+from torch._dynamo.backends.registry import CompiledFn, CompilerFn
+
+from fixtures.executors import programs_of, start_executor
+from fixtures.foreign_checkpoints import FOREIGN
+from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, save_random
+from fixtures.worker_driver import GREEDY, Driver
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.ranks import RANKS_OF_ONE
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import ForwardBatch
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.managers.worker_factory import make_worker
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.programs import COMPILED_DECODE
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.models.checkpoint_model import DecodesRows
+from mysglang.srt.models.transformers_backend import compiled
+from mysglang.srt.models.transformers_backend.model import TransformersCausalLM
+from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.server_args import ServerArgs
+
+MOST_ROWS = 4
+PLAIN = RunnerConfig(device="cpu", max_total_tokens=900, max_running_requests=6, disable_hybrid_swa_memory=True)
+COMPILED = replace(PLAIN, torch_compile_max_bs=MOST_ROWS, torch_compile_backend="eager")
+PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 30, 1, 7, 2))]
+ANSWERS = [np.random.default_rng(9 + i).integers(3, VOCAB_SIZE, 4).tolist() for i in range(6)]
+
+
+def started(folder: Path, config: RunnerConfig) -> Executor:
+    return start_executor(config, ModelConfig.from_path(str(folder), dtype="float32", impl="transformers"))
+
+
+class Reversed:
+    """Layers that compute wrong hidden states."""
+
+    def __init__(self, model: TransformersCausalLM) -> None:
+        self._model = model
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self._model.forward(batch).flip(-1)
+
+
+# Positions of a table; rotary ones, windows and experts; two calls of attention in a layer.
+@pytest.mark.parametrize(
+    ("family", "page_size", "backend"), [("gpt2", 16, "aot_eager"), ("dots1", 1, "eager"), ("diffllama", 1, "eager")]
+)
+def test_as_plain(family: str, page_size: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of up to four rows run compiled, and those of five and six do not. Probabilities differ by at most 1e-5."""
+    made: list[str] = []
+    monkeypatch.setattr(compiled, "lookup_backend", lambda name: counted(lookup_backend(name), made))
+    save_random(FOREIGN[family](), tmp_path)
+    config = replace(COMPILED, page_size=page_size, torch_compile_backend=backend)
+    workers = [started(tmp_path, config), started(tmp_path, replace(PLAIN, page_size=page_size))]
+    program = programs_of(workers[0])[COMPILED_DECODE]
+    assert len(made) == 2
+    traced = dict(torch._dynamo.utils.counters["stats"])
+    ran: list[int] = []
+    run = program.run
+
+    def noting(batch: ModelWorkerBatch) -> BatchResult:
+        ran.append(len(batch.slots))
+        return run(batch)
+
+    monkeypatch.setattr(program, "run", noting)
+    for rows in (1, 2, 3, 4, 5, 6, 3, 1):
+        (chosen, lines), (expected, plain_lines) = (
+            Driver.start(worker, [GREEDY] * rows).teach(PROMPTS[:rows], ANSWERS[:rows]) for worker in workers
+        )
+        assert chosen == expected
+        assert np.abs(lines - plain_lines).max() <= 1e-5
+    steps = len(ANSWERS[0]) - 1
+    assert ran == [rows for rows in (1, 2, 3, 4, 3, 1) for _ in range(steps)]
+    assert len(made) == 2 and dict(torch._dynamo.utils.counters["stats"]) == traced
+
+
+def counted(backend: CompilerFn, made: list[str]) -> CompilerFn:
+    """The backend, which notes each graph that it compiles."""
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> CompiledFn:
+        made.append(str(graph.graph))
+        return backend(graph, inputs)
+
+    return compile_graph
+
+
+def test_why_it_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log and the list of programs say why, and steps run plainly: where the compiler fails, where it computes
+    other values, and on a device where it is not used.
+    """
+    save_random(FOREIGN["gpt2"](), tmp_path)
+
+    def check(why: str, make: Callable[[TransformersCausalLM, str], DecodesRows]) -> None:
+        monkeypatch.setattr(TransformersCausalLM, "compiled", make)
+        caplog.clear()
+        worker = started(tmp_path, COMPILED)
+        assert worker.programs[COMPILED_DECODE] == f"not used: {why}" and COMPILED_DECODE not in programs_of(worker)
+        assert f"--enable-torch-compile has no effect: {why}." in caplog.messages
+
+    def fails(model: TransformersCausalLM, backend: str) -> DecodesRows:
+        raise OSError("there is no C++ compiler")
+
+    def wrong(model: TransformersCausalLM, backend: str) -> DecodesRows:
+        return Reversed(model)
+
+    with caplog.at_level(logging.WARNING):
+        check("torch.compile failed (OSError: there is no C++ compiler)", fails)
+        check("compiled layers compute other values than plain ones", wrong)
+        monkeypatch.setattr(CpuPlatform, "why_not_compiled", "this device has none")
+        check("this device has none", fails)
+
+
+def test_own_code_is_not_compiled(tmp_path: Path) -> None:
+    """The flag is refused, since it would have no effect."""
+    FAMILIES["llama"](architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    args = ServerArgs.from_cli(["--model-path", str(tmp_path), "--device", "cpu", "--enable-torch-compile"])
+    with pytest.raises(ConfigError, match="--enable-torch-compile: LlamaForCausalLM is computed by code of mysglang"):
+        make_worker(args, ModelConfig.from_path(str(tmp_path)), RANKS_OF_ONE)
