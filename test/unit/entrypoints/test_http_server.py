@@ -108,11 +108,13 @@ def test_nothing_heavy_is_loaded_before_the_children_are_started() -> None:
     assert "mysglang.srt.entrypoints.launcher" in loaded
     assert not loaded & {
         "fastapi",
+        "importlib.metadata",
         "jinja2",
         "numpy",
         "opentelemetry",
         "prometheus_client",
         "pydantic",
+        "statistics",
         "uvicorn",
         "zmq",
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import NormalDist
 from typing import Literal
 
 import msgspec
@@ -50,8 +49,8 @@ class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SparseMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """down(activation(relu(gate(x) - cutoff)) * up(x)), the cutoff being mean + deviations * standard deviation of
-    gate(x). Source: Gemma 3n (Gaussian top-k).
+    """down(activation(relu(gate(x) - cutoff)) * up(x)), the cutoff being the mean of gate(x) + the normal
+    distribution's quantile of `sparsity` * the standard deviation of gate(x). Source: Gemma 3n (Gaussian top-k).
     """
 
     intermediate_size: int
@@ -59,11 +58,6 @@ class SparseMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the activation in config.json."""
     sparsity: float
     """Part of the gate's numbers that are below the cutoff if they are distributed normally."""
-
-    @property
-    def deviations(self) -> float:
-        """Standard deviations from the mean to the cutoff."""
-        return NormalDist().inv_cdf(self.sparsity)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         return GatedMlpPlan.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)

@@ -11,10 +11,12 @@ not built in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mysglang.srt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "mysglang.models"
 
@@ -23,6 +25,9 @@ Row = TypeVar("Row")
 
 def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
     """Returns the entry points of all installed packages; if an architecture is named, only those that may serve it."""
+    # Here, because 35 modules come with it, email's and zipfile's among them, and built-in families need none of them.
+    from importlib.metadata import entry_points
+
     found = entry_points(group=GROUP)
     return [point for point in found if architecture is None or architecture.startswith(point.name)]
 

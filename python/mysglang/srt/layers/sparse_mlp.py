@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import torch
 from torch import Tensor, nn
 
@@ -13,13 +15,17 @@ from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLi
 
 
 class SparseMLP(nn.Module):
-    """down(act(relu(gate(x) - mean - deviations * standard deviation)) * up(x)), both of all numbers of gate(x)."""
+    """down(act(relu(gate(x) - mean - deviations * standard deviation)) * up(x)), both of all numbers of gate(x).
+
+    sparsity: the part of the gate's numbers that are below the cutoff if they are distributed normally. From it follows
+    how many standard deviations lie between the mean and the cutoff.
+    """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, act: str, deviations: float, context: LayerContext
+        self, hidden_size: int, intermediate_size: int, act: str, sparsity: float, context: LayerContext
     ) -> None:
         super().__init__()
-        self._activation, self._deviations = gated_activation(act), deviations
+        self._activation, self._deviations = gated_activation(act), NormalDist().inv_cdf(sparsity)
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden_size, (intermediate_size, intermediate_size), context=context.under("gate_up_proj")
         )

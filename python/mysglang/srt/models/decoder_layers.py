@@ -242,7 +242,7 @@ def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> 
 
 
 def sparse_mlp(plan: SparseMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    return SparseMLP(hidden_size, plan.intermediate_size, plan.activation, plan.deviations, context)
+    return SparseMLP(hidden_size, plan.intermediate_size, plan.activation, plan.sparsity, context)
 
 
 def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
