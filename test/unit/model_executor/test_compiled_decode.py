@@ -28,7 +28,7 @@ from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import COMPILED_DECODE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.models.checkpoint_model import DecodesRows
+from mysglang.srt.models.checkpoint_model import OWN_KERNELS, DecodesRows
 from mysglang.srt.models.transformers_backend import compiled
 from mysglang.srt.models.transformers_backend.model import TransformersCausalLM
 from mysglang.srt.platforms.cpu import CpuPlatform
@@ -130,3 +130,11 @@ def test_own_code_is_not_compiled(tmp_path: Path) -> None:
     args = ServerArgs.from_cli(["--model-path", str(tmp_path), "--device", "cpu", "--enable-torch-compile"])
     with pytest.raises(ConfigError, match="--enable-torch-compile: LlamaForCausalLM is computed by code of mysglang"):
         make_worker(args, ModelConfig.from_path(str(tmp_path)), RANKS_OF_ONE)
+
+
+def test_own_code_reports_why(tmp_path: Path) -> None:
+    """A worker that is asked all the same, such as one for a package's class, runs plainly."""
+    save_random(FAMILIES["llama"](), tmp_path)
+    worker = start_executor(COMPILED, ModelConfig.from_path(str(tmp_path), dtype="float32"))
+    assert worker.programs[COMPILED_DECODE] == f"not used: {OWN_KERNELS}"
+    assert COMPILED_DECODE not in programs_of(worker)
