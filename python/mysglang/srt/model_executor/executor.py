@@ -129,7 +129,7 @@ class Executor:
         self.steps = StepPrograms(served, runnable)
         self.slot_buffers = (*tables.declared, *runnable.slot_buffers)
         """Every tensor that the device keeps for slots between steps."""
-        logger.info("Memory for each request slot: %s.", "; ".join(map(str, self.slot_buffers)))
+        logger.info("The device keeps for each request: %s.", "; ".join(map(str, self.slot_buffers)))
         pools = [memory.pool for memory in memories]
         states = [memory.states for memory in memories if memory.states is not None]
         self.occupation = DeviceOccupation(weights, [*pools, *states], self.steps, platform, every)
@@ -137,7 +137,7 @@ class Executor:
         # 5. What the scheduler may know of all that.
         self.device_name = platform.device_name
         self.device_profile = described(platform.profile, platform.device_name)
-        logger.info("Measured profile of the device: %s.", self.device_profile)
+        logger.info("Steps are planned with the figures of this device: %s.", self.device_profile)
         self.attention_backend = served.attention
         memory_bytes = {
             "weights": sum(weight_bytes(model.model) for model in models),

@@ -11,11 +11,11 @@ from enum import Enum
 class Keeping(Enum):
     """How a request in a new slot gets its part of a buffer."""
 
-    DERIVED = "derived"
+    DERIVED = "rebuilt from the request's tokens"
     """The steps of the request write it from its tokens and pages."""
-    ADVISORY = "advisory"
+    ADVISORY = "affects speed only"
     """A wrong or missing value may cost speed, and never changes an answer."""
-    TRAVELS = "travels"
+    TRAVELS = "moves with the request"
     """The value exists nowhere else, so it must move with the request."""
 
 
@@ -34,4 +34,5 @@ class SlotBuffer:
         return 0 if self.on_demand else rows * self.row_bytes
 
     def __str__(self) -> str:
-        return f"{self.name} {self.row_bytes} B a slot{', on demand' if self.on_demand else ''}, {self.keeping.value}"
+        when = ", allocated at first use" if self.on_demand else ""
+        return f"{self.name}, {self.row_bytes} bytes{when} ({self.keeping.value})"
