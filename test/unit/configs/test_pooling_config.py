@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mysglang.srt.configs import architectures
 from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
 from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -48,7 +49,8 @@ def test_a_model_that_generates_pools_only_if_asked(tmp_path: Path) -> None:
 
 
 def test_what_cannot_is_not_asked_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ARCHITECTURES, "OtherForCausalLM", Architecture("causal_lm:CausalLM", LlamaConfig))
+    other = {"OtherForCausalLM": Architecture("causal_lm:CausalLM", LlamaConfig)}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {**ARCHITECTURES, **other})
     assert read(tmp_path, "OtherForCausalLM").pooling is None
     with pytest.raises(ConfigError, match="OtherForCausalLM cannot make vectors here"):
         read(tmp_path, "OtherForCausalLM", is_embedding=True)

@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from fixtures.patience import PATIENCE_S, settled
+from mysglang.srt.configs.architectures import FAMILIES
 from mysglang.srt.entrypoints import http_server
 from mysglang.srt.entrypoints.http_server import StopSignals
 from mysglang.srt.entrypoints.server_life import ready_text
@@ -118,3 +119,4 @@ def test_nothing_heavy_is_loaded_before_the_children_are_started() -> None:
         "uvicorn",
         "zmq",
     }
+    assert not [name for name in loaded if name.startswith(f"{FAMILIES}.")]

@@ -1,57 +1,52 @@
 """The architectures that mysglang serves: one row for each name under `architectures` in a config.json.
 
 Decoders have a row for each family, from which the names of its heads follow. Classes of models are named by strings,
-so that processes without torch can tell what is known; `models/registry.py` imports them.
+so that processes without torch can tell what is known; `models/registry.py` imports them. Config classes of families
+are named by strings, too, and imported when they are first asked for: a server needs one of some seventy.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
 
 from mysglang.srt.configs.decoder_config import DecoderConfig
-from mysglang.srt.configs.families.arcee import ArceeConfig
-from mysglang.srt.configs.families.baichuan import Baichuan2Config, BaichuanConfig
-from mysglang.srt.configs.families.bamba import BambaConfig
-from mysglang.srt.configs.families.cohere import Cohere2Config, CohereConfig
-from mysglang.srt.configs.families.deepseek import DeepseekV2Config, DeepseekV3Config
-from mysglang.srt.configs.families.deepseek_v32 import DeepseekV32Config, GlmMoeDsaConfig
-from mysglang.srt.configs.families.dots1 import Dots1Config
-from mysglang.srt.configs.families.ernie4_5 import Ernie45Config, Ernie45MoeConfig
-from mysglang.srt.configs.families.exaone4 import Exaone4Config
-from mysglang.srt.configs.families.falcon import FalconConfig, FalconH1Config
-from mysglang.srt.configs.families.gemma import Gemma2Config, Gemma3Config, GemmaConfig, VaultGemmaConfig
-from mysglang.srt.configs.families.gemma3n import Gemma3nConfig
-from mysglang.srt.configs.families.gemma4 import Gemma4Config
-from mysglang.srt.configs.families.glm import Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig
-from mysglang.srt.configs.families.gpt_oss import GptOssConfig
-from mysglang.srt.configs.families.granite import GraniteConfig, GraniteHybridConfig, GraniteMoeConfig
-from mysglang.srt.configs.families.helium import HeliumConfig
-from mysglang.srt.configs.families.hunyuan import HunyuanConfig, HunyuanMoeConfig
-from mysglang.srt.configs.families.internlm import InternLM2Config, InternLM3Config
-from mysglang.srt.configs.families.jamba import JambaConfig
-from mysglang.srt.configs.families.kimi_linear import KimiLinearConfig
-from mysglang.srt.configs.families.lfm2 import Lfm2Config, Lfm2MoeConfig
-from mysglang.srt.configs.families.llama import Llama4Config, LlamaConfig
-from mysglang.srt.configs.families.mamba import FalconMambaConfig, Mamba2Config, SelectiveConfig
-from mysglang.srt.configs.families.minimax import MiniMaxConfig
-from mysglang.srt.configs.families.minimax_m2 import MiniMaxM2Config
-from mysglang.srt.configs.families.mistral import Ministral3Config, MistralConfig, MixtralConfig
-from mysglang.srt.configs.families.nemotron import NemotronConfig, NemotronHConfig
-from mysglang.srt.configs.families.olmo import Olmo2Config, Olmo3Config, OlmoeConfig
-from mysglang.srt.configs.families.olmo_hybrid import OlmoHybridConfig
-from mysglang.srt.configs.families.phi import Phi3Config, PhiConfig, PhimoeConfig
-from mysglang.srt.configs.families.qwen import Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
-from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig, Qwen35Config, Qwen35MoeConfig
-from mysglang.srt.configs.families.seed_oss import SeedOssConfig
-from mysglang.srt.configs.families.smollm3 import SmolLM3Config
-from mysglang.srt.configs.families.stablelm import StableLmConfig
-from mysglang.srt.configs.families.starcoder2 import Starcoder2Config
 from mysglang.srt.configs.plug_ins import load_plug_in, plug_ins
 from mysglang.srt.errors import ConfigError
 
 Task: TypeAlias = Literal["generate", "embed", "classify"]
 """The output of a model: generated text, a vector for each prompt, or a score for each of its labels."""
+
+
+FAMILIES = "mysglang.srt.configs.families"
+
+Value = TypeVar("Value")
+
+
+class Lazily(Mapping[str, Value]):
+    """A table whose names are known, and whose values are made when they are first asked for."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Value]]) -> None:
+        self._makers = makers
+        self._made: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        # Mapping's own would make the value.
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,98 +79,125 @@ class Architecture:
         return self.config is None and not self.foreign
 
 
-DECODERS: dict[str, type[DecoderConfig]] = {
-    "Llama": LlamaConfig,
-    "Mistral": MistralConfig,
-    "Qwen2": Qwen2Config,
-    "Qwen3": Qwen3Config,
-    "Qwen3Moe": Qwen3MoeConfig,
-    "Qwen3Next": Qwen3NextConfig,
-    "Qwen3_5": Qwen35Config,
-    "Qwen3_5Moe": Qwen35MoeConfig,
-    "Gemma2": Gemma2Config,
-    "Gemma3": Gemma3Config,
-    "Gemma3n": Gemma3nConfig,
-    "Gemma4": Gemma4Config,
-    "Mixtral": MixtralConfig,
-    "Qwen2Moe": Qwen2MoeConfig,
-    "Phi3": Phi3Config,
-    "Glm4": Glm4Config,
-    "Glm4Moe": Glm4MoeConfig,
-    "GptOss": GptOssConfig,
-    "GraniteMoe": GraniteMoeConfig,
-    "GraniteMoeShared": GraniteMoeConfig,
-    "Ernie4_5_Moe": Ernie45MoeConfig,
-    "HunYuanDenseV1": HunyuanConfig,
-    "HunYuanMoEV1": HunyuanMoeConfig,
-    "MiniMaxM2": MiniMaxM2Config,
-    "Dots1": Dots1Config,
-    "Phimoe": PhimoeConfig,
-    "VaultGemma": VaultGemmaConfig,
-    "Llama4": Llama4Config,
-    "Granite": GraniteConfig,
-    "Olmo2": Olmo2Config,
-    "Olmo3": Olmo3Config,
-    "Olmoe": OlmoeConfig,
-    "Exaone4": Exaone4Config,
-    "Ernie4_5": Ernie45Config,
-    "SmolLM3": SmolLM3Config,
-    "SeedOss": SeedOssConfig,
-    "Cohere": CohereConfig,
-    "Cohere2": Cohere2Config,
-    "Starcoder2": Starcoder2Config,
-    "StableLm": StableLmConfig,
-    "Nemotron": NemotronConfig,
-    "Arcee": ArceeConfig,
-    "Helium": HeliumConfig,
-    "Gemma": GemmaConfig,
-    "Glm": GlmConfig,
-    "Phi": PhiConfig,
-    "Ministral3": Ministral3Config,
-    "Falcon": FalconConfig,
-    "InternLM2": InternLM2Config,
-    "InternLM3": InternLM3Config,
-    "BaiChuan": BaichuanConfig,
-    "Baichuan": Baichuan2Config,
-    "DeepseekV2": DeepseekV2Config,
-    "DeepseekV3": DeepseekV3Config,
-    "DeepseekV32": DeepseekV32Config,
-    "GlmMoeDsa": GlmMoeDsaConfig,
-    "Glm4MoeLite": Glm4MoeLiteConfig,
-    "Bamba": BambaConfig,
-    "GraniteMoeHybrid": GraniteHybridConfig,
-    "FalconH1": FalconH1Config,
-    "NemotronH": NemotronHConfig,
-    "KimiLinear": KimiLinearConfig,
-    "OlmoHybrid": OlmoHybridConfig,
-    "MiniMax": MiniMaxConfig,
-    "Jamba": JambaConfig,
-    "Mamba": SelectiveConfig,
-    "FalconMamba": FalconMambaConfig,
-    "Mamba2": Mamba2Config,
-    "Lfm2": Lfm2Config,
-    "Lfm2Moe": Lfm2MoeConfig,
+_PLACES = {
+    "Llama": "llama:LlamaConfig",
+    "Mistral": "mistral:MistralConfig",
+    "Qwen2": "qwen:Qwen2Config",
+    "Qwen3": "qwen:Qwen3Config",
+    "Qwen3Moe": "qwen:Qwen3MoeConfig",
+    "Qwen3Next": "qwen3_next:Qwen3NextConfig",
+    "Qwen3_5": "qwen3_next:Qwen35Config",
+    "Qwen3_5Moe": "qwen3_next:Qwen35MoeConfig",
+    "Gemma2": "gemma:Gemma2Config",
+    "Gemma3": "gemma:Gemma3Config",
+    "Gemma3n": "gemma3n:Gemma3nConfig",
+    "Gemma4": "gemma4:Gemma4Config",
+    "Mixtral": "mistral:MixtralConfig",
+    "Qwen2Moe": "qwen:Qwen2MoeConfig",
+    "Phi3": "phi:Phi3Config",
+    "Glm4": "glm:Glm4Config",
+    "Glm4Moe": "glm:Glm4MoeConfig",
+    "GptOss": "gpt_oss:GptOssConfig",
+    "GraniteMoe": "granite:GraniteMoeConfig",
+    "GraniteMoeShared": "granite:GraniteMoeConfig",
+    "Ernie4_5_Moe": "ernie4_5:Ernie45MoeConfig",
+    "HunYuanDenseV1": "hunyuan:HunyuanConfig",
+    "HunYuanMoEV1": "hunyuan:HunyuanMoeConfig",
+    "MiniMaxM2": "minimax_m2:MiniMaxM2Config",
+    "Dots1": "dots1:Dots1Config",
+    "Phimoe": "phi:PhimoeConfig",
+    "VaultGemma": "gemma:VaultGemmaConfig",
+    "Llama4": "llama:Llama4Config",
+    "Granite": "granite:GraniteConfig",
+    "Olmo2": "olmo:Olmo2Config",
+    "Olmo3": "olmo:Olmo3Config",
+    "Olmoe": "olmo:OlmoeConfig",
+    "Exaone4": "exaone4:Exaone4Config",
+    "Ernie4_5": "ernie4_5:Ernie45Config",
+    "SmolLM3": "smollm3:SmolLM3Config",
+    "SeedOss": "seed_oss:SeedOssConfig",
+    "Cohere": "cohere:CohereConfig",
+    "Cohere2": "cohere:Cohere2Config",
+    "Starcoder2": "starcoder2:Starcoder2Config",
+    "StableLm": "stablelm:StableLmConfig",
+    "Nemotron": "nemotron:NemotronConfig",
+    "Arcee": "arcee:ArceeConfig",
+    "Helium": "helium:HeliumConfig",
+    "Gemma": "gemma:GemmaConfig",
+    "Glm": "glm:GlmConfig",
+    "Phi": "phi:PhiConfig",
+    "Ministral3": "mistral:Ministral3Config",
+    "Falcon": "falcon:FalconConfig",
+    "InternLM2": "internlm:InternLM2Config",
+    "InternLM3": "internlm:InternLM3Config",
+    "BaiChuan": "baichuan:BaichuanConfig",
+    "Baichuan": "baichuan:Baichuan2Config",
+    "DeepseekV2": "deepseek:DeepseekV2Config",
+    "DeepseekV3": "deepseek:DeepseekV3Config",
+    "DeepseekV32": "deepseek_v32:DeepseekV32Config",
+    "GlmMoeDsa": "deepseek_v32:GlmMoeDsaConfig",
+    "Glm4MoeLite": "glm:Glm4MoeLiteConfig",
+    "Bamba": "bamba:BambaConfig",
+    "GraniteMoeHybrid": "granite:GraniteHybridConfig",
+    "FalconH1": "falcon:FalconH1Config",
+    "NemotronH": "nemotron:NemotronHConfig",
+    "KimiLinear": "kimi_linear:KimiLinearConfig",
+    "OlmoHybrid": "olmo_hybrid:OlmoHybridConfig",
+    "MiniMax": "minimax:MiniMaxConfig",
+    "Jamba": "jamba:JambaConfig",
+    "Mamba": "mamba:SelectiveConfig",
+    "FalconMamba": "mamba:FalconMambaConfig",
+    "Mamba2": "mamba:Mamba2Config",
+    "Lfm2": "lfm2:Lfm2Config",
+    "Lfm2Moe": "lfm2:Lfm2MoeConfig",
 }
+"""Config classes of families as `file:Class`, by what the names of their architectures begin with."""
+
+
+def _config(place: str) -> type[DecoderConfig]:
+    """Imports the config class of a family."""
+    file, _, name = place.partition(":")
+    found: type[DecoderConfig] = getattr(importlib.import_module(f"{FAMILIES}.{file}"), name)
+    return found
+
+
+DECODERS: Mapping[str, type[DecoderConfig]] = Lazily({name: partial(_config, at) for name, at in _PLACES.items()})
 """Families, by what the names of their architectures begin with."""
 
 
 def decoder(name: str, config: type[DecoderConfig]) -> dict[str, Architecture]:
     """Returns the architectures of a family, which generate, make vectors and score labels."""
-    vectors = f"{name}Model"
+    generates, makes_vectors, scores = heads(name)
     return {
-        f"{name}ForCausalLM": Architecture("causal_lm:CausalLM", config, embedding=vectors),
-        vectors: Architecture("pooling_decoder:PoolingDecoder", config, "embed"),
-        f"{name}ForSequenceClassification": Architecture("pooling_decoder:Classifier", config, "classify"),
+        generates: Architecture("causal_lm:CausalLM", config, embedding=makes_vectors),
+        makes_vectors: Architecture("pooling_decoder:PoolingDecoder", config, "embed"),
+        scores: Architecture("pooling_decoder:Classifier", config, "classify"),
     }
 
 
-def _reward(config: type[DecoderConfig], model: str = "RewardModel") -> Architecture:
+def heads(name: str) -> tuple[str, str, str]:
+    """Returns the names of the architectures of a family that `decoder` makes."""
+    return f"{name}ForCausalLM", f"{name}Model", f"{name}ForSequenceClassification"
+
+
+def _row(family: str, architecture: str, inside: str | None = None) -> Architecture:
+    """Returns one of a family's architectures, which may be inside a checkpoint of several models."""
+    return replace(decoder(family, DECODERS[family])[architecture], inside=inside)
+
+
+def _reward(family: str, model: str = "RewardModel") -> Architecture:
     """Declares a reward model, whose answer is one number if config.json names no labels."""
-    return Architecture(f"pooling_decoder:{model}", config, "classify", labels=1)
+    return Architecture(f"pooling_decoder:{model}", DECODERS[family], "classify", labels=1)
 
 
+_ENCODERS = {
+    "BertModel": Architecture("bert:BertModel", task="embed"),
+    "BertForSequenceClassification": Architecture("bert:BertForSequenceClassification", task="classify"),
+}
 _ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
 _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="bert:RobertaForSequenceClassification", task="classify")
+for _name in ("Roberta", "XLMRoberta"):
+    _ENCODERS |= {f"{_name}Model": _ROBERTA, f"{_name}ForSequenceClassification": _ROBERTA_CLASSIFIER}
 
 WITH_TOWERS = ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 """Families whose decoders also occur in checkpoints with a vision tower. Text is served, and the tower is not
@@ -185,45 +207,34 @@ loaded.
 TEXT_CLASSIFIERS = ("Gemma3", "Qwen3_5")
 """Families among these for which transformers has a classifier of text."""
 
+TOWER = "language_model"
+"""The decoder's module in a checkpoint with a tower."""
 
-def _of_text() -> dict[str, Architecture]:
-    """Returns the decoders of these families that make vectors or score labels, by transformers' names for them.
-
-    Without Text in the name, transformers' class is that of a checkpoint with a tower.
-    """
-    vectors = {f"{name}TextModel": decoder(name, DECODERS[name])[f"{name}Model"] for name in WITH_TOWERS}
-    kind = "ForSequenceClassification"
-    return vectors | {f"{name}Text{kind}": decoder(name, DECODERS[name])[f"{name}{kind}"] for name in TEXT_CLASSIFIERS}
-
-
-def _with_tower(name: str) -> Architecture:
-    """Returns the decoder of the family in such a checkpoint."""
-    return replace(decoder(name, DECODERS[name])[f"{name}ForCausalLM"], inside="language_model")
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
-    **{f"{name}ForConditionalGeneration": _with_tower(name) for name in WITH_TOWERS},
-    **_of_text(),
-    "PhiMoEForCausalLM": decoder("Phimoe", PhimoeConfig)["PhimoeForCausalLM"],
-    "Mistral3ForConditionalGeneration": replace(
-        decoder("Ministral3", Ministral3Config)["Ministral3ForCausalLM"], inside="language_model"
-    ),
+# Without Text in the name, transformers' class of these families is that of a checkpoint with a tower.
+_OTHER_NAMES: Mapping[str, tuple[str, str, str | None]] = {
+    **{f"{name}ForConditionalGeneration": (name, f"{name}ForCausalLM", TOWER) for name in WITH_TOWERS},
+    **{f"{name}TextModel": (name, f"{name}Model", None) for name in WITH_TOWERS},
     **{
-        f"MiniMax{each}ForCausalLM": decoder("MiniMax", MiniMaxConfig)["MiniMaxForCausalLM"]
-        for each in ("Text01", "M1")
+        f"{name}TextForSequenceClassification": (name, f"{name}ForSequenceClassification", None)
+        for name in TEXT_CLASSIFIERS
     },
-    "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
-    "Qwen2ForRewardModel": _reward(Qwen2Config),
-    "Qwen3ForRewardModel": _reward(Qwen3Config),
-    "InternLM2ForRewardModel": _reward(InternLM2Config, "ValueModel"),
-    "BertModel": Architecture("bert:BertModel", task="embed"),
-    "BertForSequenceClassification": Architecture("bert:BertForSequenceClassification", task="classify"),
-    "RobertaModel": _ROBERTA,
-    "RobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
-    "XLMRobertaModel": _ROBERTA,
-    "XLMRobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
+    "PhiMoEForCausalLM": ("Phimoe", "PhimoeForCausalLM", None),
+    "Mistral3ForConditionalGeneration": ("Ministral3", "Ministral3ForCausalLM", TOWER),
+    **{f"MiniMax{each}ForCausalLM": ("MiniMax", "MiniMaxForCausalLM", None) for each in ("Text01", "M1")},
+    "LlamaEmbeddingModel": ("Llama", "LlamaModel", None),
 }
+"""Architecture -> its family, the family's architecture that it is the same as, and the module that it is in."""
+
+ARCHITECTURES: Mapping[str, Architecture] = Lazily(
+    {
+        **{name: partial(_row, family, name) for family in DECODERS for name in heads(family)},
+        **{name: partial(_row, *same) for name, same in _OTHER_NAMES.items()},
+        "Qwen2ForRewardModel": partial(_reward, "Qwen2"),
+        "Qwen3ForRewardModel": partial(_reward, "Qwen3"),
+        "InternLM2ForRewardModel": partial(_reward, "InternLM2", "ValueModel"),
+        **{name: partial(replace, row) for name, row in _ENCODERS.items()},
+    }
+)
 
 FOREIGN = Architecture("transformers_backend.model:TransformersCausalLM", foreign=True)
 """Every causal language model of transformers that our own code does not compute."""
