@@ -190,14 +190,16 @@ def _reward(family: str, model: str = "RewardModel") -> Architecture:
     return Architecture(f"pooling_decoder:{model}", DECODERS[family], "classify", labels=1)
 
 
+_ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
+_ROBERTA_CLASSIFIER = replace(_ROBERTA, model="bert:RobertaForSequenceClassification", task="classify")
 _ENCODERS = {
     "BertModel": Architecture("bert:BertModel", task="embed"),
     "BertForSequenceClassification": Architecture("bert:BertForSequenceClassification", task="classify"),
+    "RobertaModel": _ROBERTA,
+    "RobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
+    "XLMRobertaModel": _ROBERTA,
+    "XLMRobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
 }
-_ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
-_ROBERTA_CLASSIFIER = replace(_ROBERTA, model="bert:RobertaForSequenceClassification", task="classify")
-for _name in ("Roberta", "XLMRoberta"):
-    _ENCODERS |= {f"{_name}Model": _ROBERTA, f"{_name}ForSequenceClassification": _ROBERTA_CLASSIFIER}
 
 WITH_TOWERS = ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 """Families whose decoders also occur in checkpoints with a vision tower. Text is served, and the tower is not

@@ -79,6 +79,11 @@ def named_layers(types: object) -> list[str]:
     return [OTHER_NAMES.get(name, name) for name in types]
 
 
+def time_step_rank(given: int | Literal["auto"], hidden_size: int) -> int:
+    """Returns the rank of a Mamba layer's time steps. "auto" means a sixteenth of the hidden size, rounded up."""
+    return -(-hidden_size // 16) if given == "auto" else given
+
+
 def check_attends(attends: bool) -> None:
     """Raise ConfigError for a decoder without a layer that attends over keys."""
     if not attends:

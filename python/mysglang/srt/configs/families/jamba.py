@@ -29,7 +29,7 @@ from mysglang.srt.configs.layer_plan import (
     RopePlan,
     RouterPlan,
 )
-from mysglang.srt.configs.mamba_config import Kernel, check_attends
+from mysglang.srt.configs.mamba_config import Kernel, check_attends, time_step_rank
 from mysglang.srt.configs.mixer_plan import MambaPlan
 
 
@@ -72,7 +72,7 @@ class JambaConfig(DecoderConfig, frozen=True, kw_only=True):
         return MambaPlan(
             channels=self.mamba_expand * self.hidden_size,
             state_size=self.mamba_d_state,
-            rank=-(-self.hidden_size // 16) if self.mamba_dt_rank == "auto" else self.mamba_dt_rank,
+            rank=time_step_rank(self.mamba_dt_rank, self.hidden_size),
             kernel=self.mamba_d_conv,
             conv_bias=self.mamba_conv_bias,
             bias=self.mamba_proj_bias,

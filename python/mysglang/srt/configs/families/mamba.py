@@ -18,7 +18,7 @@ from mysglang.srt.configs.decoder_config import (
     check_served,
 )
 from mysglang.srt.configs.layer_plan import DecoderPlan, LayerPlan, MixerPlan, NoMlpPlan, NormsPlan, RopePlan
-from mysglang.srt.configs.mamba_config import Kernel, MambaConfig
+from mysglang.srt.configs.mamba_config import Kernel, MambaConfig, time_step_rank
 from mysglang.srt.configs.mixer_plan import MambaPlan
 from mysglang.srt.configs.norm_plan import NormPlan
 
@@ -71,7 +71,7 @@ class SelectiveConfig(DecoderConfig, frozen=True, kw_only=True):
         return MambaPlan(
             channels=self.intermediate_size or self.expand * self.hidden_size,
             state_size=self.state_size,
-            rank=-(-self.hidden_size // 16) if self.time_step_rank == "auto" else self.time_step_rank,
+            rank=time_step_rank(self.time_step_rank, self.hidden_size),
             kernel=self.conv_kernel,
             conv_bias=self.use_conv_bias,
             bias=self.use_bias,
