@@ -25,14 +25,15 @@ from mysglang.eval.exam import (
 
 PROG = "python -m mysglang.eval.tiny"
 
+TRANSFORMERS_DTYPES = ("float32", "bfloat16")
+
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the command; the exit status is 0, or 1 when --compare finds less agreement than --at-least."""
     options, flags = make_parser(prog).parse_known_args(argv)
     if options.compare:
         return _compare(options.compare[0], options.compare[1], options.at_least)
-    if flags and (options.url or options.transformers):
-        make_parser(prog).error(f"server flags belong to the engine only: {' '.join(flags)}")
+    _refuse_foreign(options, flags, prog)
     chosen = options.tasks or TASKS
     items = exam_items(options.per_task, options.seed, chosen, options.exam)
     if options.long_system:
@@ -61,10 +62,24 @@ def _answers(items: Sequence[Item], options: argparse.Namespace, flags: Sequence
     if options.transformers:
         from mysglang.eval import transformers_runner
 
-        return transformers_runner.answers(items, options.dtype, options.batch_size)
+        return transformers_runner.answers(items, options.dtype or "float32", options.batch_size or 16)
     from mysglang.eval import engine_runner
 
-    return engine_runner.answers(items, [flag for flag in flags if flag != "--"])
+    dtype = ["--dtype", options.dtype] if options.dtype else []
+    return engine_runner.answers(items, [*(flag for flag in flags if flag != "--"), *dtype])
+
+
+def _refuse_foreign(options: argparse.Namespace, flags: Sequence[str], prog: str) -> None:
+    """Ends the command when an option was given that the selected runner does not know."""
+    parser = make_parser(prog)
+    if flags and (options.url or options.transformers):
+        parser.error(f"server flags belong to the engine only: {' '.join(flags)}")
+    if options.dtype and options.url:
+        parser.error("--dtype: the running server has chosen its dtype already")
+    if options.dtype and options.transformers and options.dtype not in TRANSFORMERS_DTYPES:
+        parser.error(f"--dtype: with --transformers one of {', '.join(TRANSFORMERS_DTYPES)}")
+    if options.batch_size and not options.transformers:
+        parser.error("--batch-size belongs to --transformers; the engine has --max-running-requests")
 
 
 def _compare(one: Path, other: Path, at_least: float) -> int:
@@ -110,8 +125,10 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     parser.add_argument(
         "--save-answers", type=Path, metavar="FILE", help="Write the answers to this file, as JSON lines."
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="With --transformers.")
-    parser.add_argument("--batch-size", type=int, default=16, help="With --transformers.")
+    parser.add_argument("--dtype", help="Of the engine, or of transformers, whose default is float32.")
+    parser.add_argument(
+        "--batch-size", type=int, help="With --transformers: how many prompts run at once, by default 16."
+    )
     return parser
 
 

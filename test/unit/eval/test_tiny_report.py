@@ -1,12 +1,13 @@
 """Scores, files of answers, and the text put together again from an OpenAI message."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from mysglang.eval import report, tiny
-from mysglang.eval.exam import ToolCall, Turn, answer_text
+from mysglang.eval import engine_runner, report, tiny
+from mysglang.eval.exam import Item, ToolCall, Turn, answer_text
 from mysglang.eval.report import Scored
 from mysglang.eval.url_runner import message_text
 
@@ -38,9 +39,34 @@ def test_different_prompts_cannot_be_compared() -> None:
         report.agreement(RESULTS, RESULTS[:1])
 
 
-def test_server_flags_need_an_engine() -> None:
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--transformers", "--page-size", "16"], "--page-size"),
+        (["--url", "http://127.0.0.1:1", "--page-size", "16"], "--page-size"),
+        (["--url", "http://127.0.0.1:1", "--dtype", "float32"], "--dtype"),
+        (["--transformers", "--dtype", "half"], "--dtype"),
+        (["--batch-size", "4"], "--batch-size"),
+    ],
+)
+def test_an_option_of_another_runner_is_refused(
+    given: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        tiny.main(["--transformers", "--page-size", "16"])
+        tiny.main(given)
+    assert named in capsys.readouterr().err
+
+
+def test_the_engine_runs_in_the_dtype_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def answers(items: Sequence[Item], flags: list[str]) -> Iterator[str]:
+        asked.append(flags)
+        return iter([""] * len(items))
+
+    monkeypatch.setattr(engine_runner, "answers", answers)
+    tiny.main(["--per-task", "1", "--tasks", "copy", "--dtype", "bfloat16", "--", "--page-size", "16"])
+    assert asked == [["--page-size", "16", "--dtype", "bfloat16"]]
 
 
 @pytest.mark.parametrize(
