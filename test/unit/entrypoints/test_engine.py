@@ -1,0 +1,292 @@
+"""Engine without processes: its verbs give the answers of plain requests, its refusals name the field, and its end is
+told to all callers. Scheduler and detokenizer are threads here; `test/server/test_engine.py` has the processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.threaded_children import ThreadedChildren, one_process
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
+from mysglang.srt.entrypoints.engine import Engine
+from mysglang.srt.errors import Aborted, ConfigError, InvalidRequest, ShuttingDown, WorkerDied
+from mysglang.srt.managers.scheduler_builder import Makers
+from mysglang.srt.messages.generate import parse_generate
+
+PROMPT = "The capital of France is"
+IDS = [100, 200, 300]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+ENDLESS = {**GREEDY, "max_new_tokens": 200}
+SMALL: dict[str, Any] = {"device": "cpu", "dtype": "float32", "grammar_backend": "none", "max_total_tokens": 2048}
+SMALL |= {"context_length": 256, "skip_server_warmup": True}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with one_process(), Engine(**SMALL) as started:
+        yield started
+
+
+def children(engine: Engine) -> ThreadedChildren:
+    found = engine._runtime._subprocesses
+    assert isinstance(found, ThreadedChildren)
+    return found
+
+
+def idle(engine: Engine) -> dict[str, Any]:
+    """The scheduler's state once it has nothing to do."""
+    for _ in range(1000):
+        (state,) = engine.get_server_info()["internal_states"]
+        if state["num_running_reqs"] == state["num_waiting_reqs"] == 0:
+            return dict(state)
+    raise AssertionError(state)
+
+
+def test_a_stream_and_an_event_loop_give_the_same_answer(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, GREEDY)
+    assert whole["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
+    assert engine.tokenizer is not None
+    assert engine.tokenizer.decode(whole["output_ids"]) == whole["text"]
+    grown = list(engine.generate(PROMPT, GREEDY, stream=True))
+    assert all(later["text"].startswith(earlier["text"]) for earlier, later in itertools.pairwise(grown))
+
+    async def ask() -> tuple[Any, list[Any]]:
+        stream = await engine.async_generate(PROMPT, GREEDY, stream=True)
+        return await engine.async_generate(PROMPT, GREEDY), [response async for response in stream]
+
+    answer, streamed = asyncio.run(ask())
+    for other in (grown[-1], answer, streamed[-1]):
+        assert (other["text"], other["output_ids"]) == (whole["text"], whole["output_ids"])
+
+
+def test_a_batch_answers_in_order(engine: Engine) -> None:
+    prompts = [[*IDS, last] for last in range(400, 404)]
+    solo = [engine.generate(input_ids=prompt, sampling_params=GREEDY)["output_ids"] for prompt in prompts]
+    assert len({*map(tuple, solo)}) > 1
+    batch = engine.generate(input_ids=prompts, sampling_params=GREEDY)
+    assert [answer["output_ids"] for answer in batch] == solo
+
+
+def test_leaving_a_stream_ends_its_request(engine: Engine) -> None:
+    before = idle(engine)["forward_steps"]
+    stream = engine.generate(input_ids=IDS, sampling_params=ENDLESS, stream=True)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert idle(engine)["forward_steps"] - before < ENDLESS["max_new_tokens"]
+
+
+class TestBeams:
+    """Beam search through the whole engine; `managers/test_beam_search.py` has the rules of its state."""
+
+    def test_scores_are_those_of_the_answers_alone(self, engine: Engine) -> None:
+        params = {"max_new_tokens": 5, "beam_width": 3, "n": 3, "length_penalty": 0.5}
+        batch = engine.generate(input_ids=[IDS, [7, 8, 9, 10]], sampling_params=params)
+        assert len(batch) == 6
+        for prompt, answers in ((IDS, batch[:3]), ([7, 8, 9, 10], batch[3:])):
+            scores = [answer["meta_info"]["sequence_score"] for answer in answers]
+            assert scores == sorted(scores, reverse=True)
+            assert len({tuple(answer["output_ids"]) for answer in answers}) == 3
+            for answer, score in zip(answers, scores, strict=True):
+                total = self.logprob(engine, prompt, answer["output_ids"])
+                assert score == pytest.approx(total / math.sqrt(len(answer["output_ids"])), rel=1e-3)
+
+    def logprob(self, engine: Engine, prompt: list[int], answer: list[int]) -> float:
+        """Log-probability of `answer` after `prompt`, by one pass over both."""
+        alone = engine.generate(
+            input_ids=[*prompt, *answer], sampling_params=GREEDY, return_logprob=True, logprob_start_len=0
+        )
+        return sum(value for value, *_ in alone["meta_info"]["input_token_logprobs"][-len(answer) :])
+
+    def test_an_answer_of_no_tokens(self, engine: Engine) -> None:
+        answer = engine.generate(PROMPT, {"beam_width": 2, "max_new_tokens": 0})
+        assert (answer["text"], answer["output_ids"]) == ("", [])
+
+    def test_a_stop_token_ends_a_beam_and_is_not_shown(self, engine: Engine) -> None:
+        first = engine.generate(input_ids=IDS, sampling_params=GREEDY)["output_ids"][0]
+        # With a negative penalty long answers score worse: the best one ends at once.
+        search = {"beam_width": 2, "max_new_tokens": 3, "length_penalty": -3.0, "stop_token_ids": [first]}
+        for trims in (True, False):
+            params = {**search, "ignore_eos": True, "no_stop_trim": not trims}
+            answer = engine.generate(input_ids=IDS, sampling_params=params)
+            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": first}
+            assert answer["output_ids"] == [first] and bool(answer["text"]) is not trims
+
+    @pytest.mark.parametrize(
+        ("params", "fields", "param"),
+        [
+            ({"n": 3}, {}, "n"),
+            ({"beam_width": 200}, {}, "beam_width"),
+            ({"stop_token_ids": list(range(600)), "ignore_eos": True}, {}, "beam_width"),
+            ({"stop": ["x"]}, {}, "stop"),
+            ({}, {"return_logprob": True}, "return_logprob"),
+            ({}, {"max_thinking_tokens": 4}, "max_thinking_tokens"),
+        ],
+    )
+    def test_refusals_name_the_field(
+        self, engine: Engine, params: dict[str, Any], fields: dict[str, Any], param: str
+    ) -> None:
+        with pytest.raises(InvalidRequest, match=param) as caught:
+            engine.generate(PROMPT, {"max_new_tokens": 4, "beam_width": 2, **params}, **fields)
+        assert caught.value.param == param
+
+    def test_all_prompts_of_a_batch_search(self, engine: Engine) -> None:
+        with pytest.raises(InvalidRequest, match="all prompts of a batch"):
+            engine.generate(["a", "b"], [{"beam_width": 2}, {"max_new_tokens": 2}])
+        one, two = engine.generate(["a", "b"], [{"beam_width": 2, "max_new_tokens": new} for new in (1, 2)])
+        assert (len(one["output_ids"]), len(two["output_ids"])) == (1, 2)
+
+
+def test_scores_are_the_probabilities_of_the_next_token(engine: Engine) -> None:
+    labels = [5, 6]
+    query, items = IDS, [[11], [12, 13]]
+    found = engine.score(query, items, labels)
+    for item, row in zip(items, found, strict=True):
+        answer = engine.generate(
+            input_ids=[*query, *item], sampling_params=GREEDY, return_logprob=True, token_ids_logprob=labels
+        )
+        first = answer["meta_info"]["output_token_ids_logprobs"][0]
+        assert row == pytest.approx([math.exp(value) for value, *_ in first], rel=1e-3)
+    for row, shares in zip(found, engine.score(query, items, labels, apply_softmax=True), strict=True):
+        assert shares == pytest.approx([each / sum(row) for each in row], rel=1e-3)
+
+
+def test_what_a_model_that_generates_refuses(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="--is-embedding"):
+        engine.encode("x")
+    with pytest.raises(InvalidRequest, match="--is-embedding"):
+        asyncio.run(engine.async_encode("x"))
+    with pytest.raises(InvalidRequest, match="cannot rank documents"):
+        engine.rerank("x", ["y"])
+
+
+@pytest.mark.parametrize(
+    ("params", "fields", "message"),
+    [
+        ({"temprature": 1}, {}, "temprature"),
+        ({"top_p": 2}, {}, "top_p"),
+        ({}, {"image_dat": []}, "image_dat"),
+        ({}, {"input_ids": [1]}, "input_ids"),
+    ],
+)
+def test_a_bad_request_is_refused_by_name(
+    engine: Engine, params: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        engine.generate(PROMPT, params, **fields)
+    idle(engine)
+
+
+def test_a_conversation_becomes_a_prompt(engine: Engine) -> None:
+    said = [{"role": "user", "content": "Hello there"}]
+    begun, whole = (engine.apply_chat_template(said, add_generation_prompt=begin) for begin in (True, False))
+    assert "Hello there" in whole and begun.startswith(whole) and begun != whole
+
+
+def test_the_cache_is_emptied(engine: Engine) -> None:
+    engine.generate(PROMPT, GREEDY)
+    assert engine.generate(PROMPT, GREEDY)["meta_info"]["cached_tokens"] > 0
+    assert idle(engine)["evictable_tokens"] > 0
+    assert engine.flush_cache().success
+    assert idle(engine)["evictable_tokens"] == 0
+    assert engine.generate(PROMPT, GREEDY)["meta_info"]["cached_tokens"] == 0
+
+
+def test_weights_are_replaced_and_come_back(engine: Engine) -> None:
+    name = "model.embed_tokens.weight"
+    first, sums = engine.generate(PROMPT, GREEDY), engine.weights.checksums()
+    before = torch.tensor(engine.get_weights_by_name(name, 4096))
+    assert engine.update_weights_from_tensor([(name, before.flip(0))], weight_version="flipped")[0]
+    changed = engine.generate(PROMPT, GREEDY)
+    assert changed["meta_info"]["weight_version"] == "flipped" and changed["output_ids"] != first["output_ids"]
+    assert engine.get_weights_by_name(name, 1) == [before[-1].tolist()]
+    assert not engine.update_weights_from_disk("/nowhere")[0]
+    assert engine.update_weights_from_disk(str(EMBEDDED_MODEL), weight_version="default")[0]
+    assert engine.weights.checksums() == sums
+    assert engine.generate(PROMPT, GREEDY)["output_ids"] == first["output_ids"]
+    assert engine.release_memory_occupation(["kv_cache"])[0]
+    with pytest.raises(Aborted, match="given its memory back"):
+        engine.generate(PROMPT, GREEDY)
+    assert engine.resume_memory_occupation(["kv_cache"])[0]
+    assert engine.generate(PROMPT, GREEDY)["output_ids"] == first["output_ids"]
+
+
+def test_a_group_that_was_never_joined(engine: Engine) -> None:
+    for done, why in (
+        engine.destroy_weights_update_group(),
+        engine.update_weights_from_distributed(["a"], ["float32"], [[1]]),
+        engine.init_weights_update_group("127.0.0.1", 1, 1, 2, backend="nccl"),
+    ):
+        assert not done and why
+
+
+def test_a_saved_model_is_served_again(engine: Engine, tmp_path: Path) -> None:
+    first = engine.generate(PROMPT, GREEDY)
+    engine.save_sharded_model(str(tmp_path))
+    with pytest.raises(InvalidRequest, match="holds weights already"):
+        engine.save_sharded_model(str(tmp_path))
+    with Engine(**SMALL, model_path=str(tmp_path), load_format="sharded_state") as again:
+        assert again.generate(PROMPT, GREEDY)["text"] == first["text"]
+
+
+def test_a_profile(engine: Engine, tmp_path: Path) -> None:
+    assert engine.start_profile(output_dir=str(tmp_path), profile_id="p", activities=["STEPS"])[0]
+    again, why = engine.start_profile(output_dir=str(tmp_path))
+    assert not again and "recorded already" in why
+    engine.generate(PROMPT, GREEDY)
+    path = tmp_path / "p.steps.trace.json.gz"
+    written, where = engine.stop_profile()
+    assert written and str(path) in where and path.exists()
+
+
+class TestEnds:
+    def test_several_fronts_are_for_the_server(self) -> None:
+        with pytest.raises(ConfigError, match="--tokenizer-worker-num"):
+            Engine(**SMALL, tokenizer_worker_num=2)
+
+    def test_a_start_that_fails_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_worker(*_: Any) -> Any:
+            raise MemoryError("none is left")
+
+        makers = Makers(worker=no_worker)
+        with one_process():
+            monkeypatch.setattr(
+                "mysglang.srt.entrypoints.engine.Subprocesses", lambda args: ThreadedChildren(args, makers)
+            )
+            with pytest.raises(WorkerDied, match="scheduler: MemoryError: none is left"):
+                Engine(**SMALL)
+
+    def test_a_death_is_told_to_callers_that_wait_and_to_later_ones(self) -> None:
+        with one_process():
+            engine = Engine(**SMALL)
+            try:
+                stream = engine.generate(input_ids=IDS, sampling_params=ENDLESS, stream=True)
+                next(stream)
+                children(engine).die("the scheduler is gone")
+                with pytest.raises(WorkerDied, match="the scheduler is gone"):
+                    list(stream)
+                with pytest.raises(WorkerDied, match="the scheduler is gone"):
+                    engine.generate(input_ids=IDS, sampling_params=GREEDY)
+            finally:
+                engine.shutdown()
+
+    def test_shutting_down_ends_open_streams(self) -> None:
+        with one_process():
+            engine = Engine(**SMALL, skip_tokenizer_init=True)
+            assert engine.tokenizer is None
+            with pytest.raises(InvalidRequest, match="without a tokenizer"):
+                engine.apply_chat_template([{"role": "user", "content": "x"}])
+            waiting = engine._submit(engine._answer(parse_generate({"input_ids": IDS, "sampling_params": ENDLESS})))
+            wait_until(lambda: engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 1)
+            engine.shutdown()
+            with pytest.raises(ShuttingDown, match="shut down"):
+                waiting.result(PATIENCE_S)
+            engine.shutdown()
