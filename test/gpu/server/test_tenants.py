@@ -21,7 +21,9 @@ from fixtures.tiny_checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.timeout(600)
 
-ON_DEVICE = ("--log-level", "info", "--device", "cuda", "--dtype", "float32", "--max-total-tokens", "20000")
+# Tests that run beside these may hold most of the device's memory.
+MEMORY = ("--max-total-tokens", "20000", "--mem-fraction-static", "0.98")
+ON_DEVICE = ("--log-level", "info", "--device", "cuda", "--dtype", "float32", *MEMORY)
 DRAFTS = {
     "ngram": ("--speculative-algorithm", "NGRAM"),
     "model": ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path"),
