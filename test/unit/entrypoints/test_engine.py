@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fixtures.patience import PATIENCE_S, wait_until
-from fixtures.threaded_children import ThreadedChildren, one_process
+from fixtures.threaded_children import SMALL, ThreadedChildren, one_process
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.engine import Engine
 from mysglang.srt.errors import Aborted, ConfigError, InvalidRequest, ShuttingDown, WorkerDied
@@ -26,8 +26,6 @@ PROMPT = "The capital of France is"
 IDS = [100, 200, 300]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
 ENDLESS = {**GREEDY, "max_new_tokens": 200}
-SMALL: dict[str, Any] = {"device": "cpu", "dtype": "float32", "grammar_backend": "none", "max_total_tokens": 2048}
-SMALL |= {"context_length": 256, "skip_server_warmup": True}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 
 from fixtures.open_streams import Stream, ended, open_streams
 from fixtures.patience import PATIENCE_S, answered, until
-from fixtures.threaded_children import ThreadedChildren, one_process
+from fixtures.threaded_children import SMALL, ThreadedChildren, one_process
 from mysglang.srt.entrypoints.http_front import HttpFront
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.server_life import serve
@@ -27,13 +27,7 @@ from mysglang.srt.utils.exit_codes import ExitCode
 from mysglang.srt.utils.hardware import Hardware
 from mysglang.srt.utils.network import bind_http_socket
 
-SMALL: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "grammar_backend": "none",
-    "max_total_tokens": 16384,
-    "host": "127.0.0.1",
-}
+ROOMY = SMALL | {"max_total_tokens": 16384, "host": "127.0.0.1", "skip_server_warmup": False}
 SHORT = {"text": "Count:", "sampling_params": {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}}
 MOST_STREAMS = 100
 """So many connections in a row are never all accepted by the same one of two fronts."""
@@ -70,7 +64,7 @@ class Life:
 @asynccontextmanager
 async def living(makers: Makers | None = None, **options: Any) -> AsyncIterator[Life]:
     with one_process(), bind_http_socket("127.0.0.1", 0) as listener:
-        args, config = find_model(ServerArgs.from_kwargs(Hardware(), **{**SMALL, **options}))
+        args, config = find_model(ServerArgs.from_kwargs(Hardware(), **{**ROOMY, **options}))
         children = ThreadedChildren(args) if makers is None else ThreadedChildren(args, makers)
         stop = asyncio.Event()
         task = asyncio.create_task(serve(args, config, children, stop, listener))
