@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import httpx
 import pytest
 
 import mysglang as sgl
-from fixtures.patience import wait_until
 from fixtures.threaded_children import SMALL, one_process, threaded_server
+from mysglang.lang.backends import runtime
 from mysglang.lang.backends.native import NativeBackend
+from mysglang.srt.entrypoints.engine import Engine
 
 LONG = "Paris is the capital of France, and Rome is the capital of Italy. " * 4
 KEY = "key of its administrator"
@@ -157,11 +157,17 @@ class TestRuntime:
         with pytest.raises(AttributeError, match="launch_server"):
             _ = backend.url
 
-    def test_an_unknown_template_ends_its_engine(self) -> None:
-        before = threading.active_count()
+    def test_an_unknown_template_ends_its_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[Engine] = []
+
+        def start(**options: Any) -> Engine:
+            started.append(Engine(**options))
+            return started[-1]
+
+        monkeypatch.setattr(runtime, "Engine", start)
         with pytest.raises(ValueError, match="unheard of"):
             sgl.Runtime(**SMALL, chat_template_name="unheard of")
-        wait_until(lambda: threading.active_count() == before)
+        assert [engine._thread.is_alive() for engine in started] == [False]
 
 
 @pytest.mark.parametrize("backend", ["over HTTP"], indirect=True, scope="module")
