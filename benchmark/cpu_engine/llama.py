@@ -1,9 +1,9 @@
 """llama.cpp's side of the benchmark. Runs under an interpreter that has llama-cpp-python, gguf and numpy, and no torch.
 
-    python llama.py FOLDER THREADS
+    python llama.py FOLDER THREADS [BF16 | F16 | Q8_0]
 
-Makes FOLDER/model.gguf from FOLDER/config.json with random weights, unless it is there. Then reads lines `decode ROWS
-CONTEXT STEPS` and `prefill LENGTH`, and answers each with seconds: of each decode step, or of the prompt.
+Makes FOLDER/model-FORMAT.gguf from FOLDER/config.json with random weights, unless it is there. Then reads lines `decode
+ROWS CONTEXT STEPS` and `prefill LENGTH`, and answers each with seconds: of each decode step, or of the prompt.
 """
 
 import ctypes
@@ -16,13 +16,22 @@ from typing import Any
 import gguf
 import llama_cpp as llama
 import numpy as np
+from gguf.quants import quantize
 
 MAX_ROWS, MAX_CONTEXT = 8, 1024
 STD = 0.02
+FILE_TYPES = {
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
+"""Formats of matrices, and the file types that say so."""
 
 
-def write_gguf(config: dict[str, Any], path: Path) -> None:
-    """The shape in bfloat16, norms in float32 as llama.cpp's own converter has them; no vocabulary."""
+def write_gguf(config: dict[str, Any], path: Path, number_format: str) -> None:
+    """The shape with matrices in one of `FILE_TYPES`; norms in float32, as llama.cpp's own converter has them. It has no
+    vocabulary.
+    """
     writer = gguf.GGUFWriter(str(path), config["model_type"])
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -37,14 +46,14 @@ def write_gguf(config: dict[str, Any], path: Path) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(FILE_TYPES[number_format])
     writer.add_tokenizer_model("none")
     draw = np.random.default_rng(0)
+    dtype = gguf.GGMLQuantizationType[number_format]
 
     def matrix(name: str, rows: int, columns: int) -> None:
         values = draw.standard_normal((rows, columns), dtype=np.float32) * STD
-        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-        writer.add_tensor(name, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(name, quantize(values, dtype), raw_dtype=dtype)
 
     def norm(name: str, size: int) -> None:
         writer.add_tensor(name, np.ones(size, dtype=np.float32))
@@ -129,9 +138,10 @@ class Llama:
 
 def main() -> None:
     folder, threads = Path(sys.argv[1]), int(sys.argv[2])
-    config, path = json.loads((folder / "config.json").read_text()), folder / "model.gguf"
+    number_format = sys.argv[3] if len(sys.argv) > 3 else "BF16"
+    config, path = json.loads((folder / "config.json").read_text()), folder / f"model-{number_format}.gguf"
     if not path.exists():
-        write_gguf(config, path)
+        write_gguf(config, path, number_format)
     model = Llama(path, threads, config["vocab_size"])
     print(json.dumps({"version": llama.__version__}), flush=True)
     for line in sys.stdin:

@@ -136,7 +136,7 @@ Floats scaled(const Params &p, Floats score) {
 
 // Scores of keys [0, count) of a block that begins at `start`; those that query i does not see are -inf.
 void hide(float *scores, long count, long start, const Row &row, long i) {
-  const Ints numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Ints numbers = lanes([](int i) { return i; });
   const int32_t begin = int32_t(row.begin(i) - start), end = int32_t(row.end(i) - start);
   for (long j = 0; j < count; j += LANES) {
     Ints at = numbers + int32_t(j);
@@ -162,12 +162,12 @@ void attend_few(const Row &row, long queries) {
       for (long i = 0; i < queries; i++) {
         const bf16 *query = row.query(i);
         Pairs x[VECTORS];
-        for (int d = 0; d < VECTORS; d++) x[d] = load<Pairs>(query + 32 * d);
+        for (int d = 0; d < VECTORS; d++) x[d] = load<Pairs>(query + 2 * LANES * d);
         Floats products[LANES];
         for (long l = 0; l < LANES; l++) {
           const bf16 *key = block.keys + block.offsets[j + (l < some ? l : 0)];
           products[l] = Floats{};
-          for (int d = 0; d < VECTORS; d++) products[l] = dot(products[l], x[d], load<Pairs>(key + 32 * d));
+          for (int d = 0; d < VECTORS; d++) products[l] = dot(products[l], x[d], load<Pairs>(key + 2 * LANES * d));
         }
         store(scores[i] + j, scaled(p, mysgl::sums(products)));
       }
@@ -182,7 +182,7 @@ void attend_few(const Row &row, long queries) {
         const bf16 *value = block.values + block.offsets[j];
         const Floats weight = splat(scores[i][j]);
         for (int d = 0; d < VECTORS; d++) {
-          Pairs v = load<Pairs>(value + 32 * d);
+          Pairs v = load<Pairs>(value + 2 * LANES * d);
           acc[2 * d] += weight * low_floats(v);
           acc[2 * d + 1] += weight * high_floats(v);
         }
@@ -194,10 +194,10 @@ void attend_few(const Row &row, long queries) {
     for (int d = 0; d < VECTORS; d++) {
       Floats low = sums[i][2 * d] / softmax[i].total * p.value_scale;
       Floats high = sums[i][2 * d + 1] / softmax[i].total * p.value_scale;
-      const Ints first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-      const Ints second = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-      store_bf16(row.out(i) + 32 * d, __builtin_shuffle(low, high, first));
-      store_bf16(row.out(i) + 32 * d + 16, __builtin_shuffle(low, high, second));
+      constexpr Ints first = lanes([](int lane) { return lane / 2 + lane % 2 * LANES; });
+      bf16 *to = row.out(i) + 2 * LANES * d;
+      store_bf16(to, __builtin_shuffle(low, high, first));
+      store_bf16(to + LANES, __builtin_shuffle(low, high, first + LANES / 2));
     }
 }
 
@@ -222,10 +222,9 @@ void pack_values(Pairs *to, const Block &block, long dim, long pairs, long count
   for (long k = 0; k < pairs; k++)
     for (long d = 0; d < dim; d += LANES) {
       const bf16 *values = block.values + d;
-      typedef uint32_t Wide __attribute__((vector_size(64)));
-      Wide even = {}, odd = {};
-      if (2 * k < count) even = __builtin_convertvector(load<Halves>(values + offsets[2 * k]), Wide);
-      if (2 * k + 1 < count) odd = __builtin_convertvector(load<Halves>(values + offsets[2 * k + 1]), Wide);
+      Pairs even = {}, odd = {};
+      if (2 * k < count) even = __builtin_convertvector(load<Halves>(values + offsets[2 * k]), Pairs);
+      if (2 * k + 1 < count) odd = __builtin_convertvector(load<Halves>(values + offsets[2 * k + 1]), Pairs);
       store(reinterpret_cast<uint32_t *>(to) + d / COLUMNS * COLUMNS * pairs + k * COLUMNS + d % COLUMNS,
             even | odd << 16);
     }
@@ -237,7 +236,7 @@ void attend_many(const Row &row, long first, long count) {
   const long dim = p.dim, value_dim = p.value_dim;
   bf16 *queries = scratch<bf16>(0, QUERIES * dim);
   Pairs *panels = scratch<Pairs>(1, KEYS * dim / 2 / LANES);
-  Floats *sums = scratch<Floats>(2, QUERIES * value_dim / LANES);  // [value_dim / 32][QUERIES][2]
+  Floats *sums = scratch<Floats>(2, QUERIES * value_dim / LANES);  // [value_dim / 32][QUERIES][PARTS]
   float *scores = scratch<float>(3, QUERIES * KEYS);
   alignas(64) bf16 weights[ROWS * KEYS];
   Softmax softmax[QUERIES];
@@ -255,7 +254,7 @@ void attend_many(const Row &row, long first, long count) {
         Tile tile = {};
         multiply(some, tile, queries + i * dim, dim, panels + c / LANES * dim / 2, dim / 2);
         for (int m = 0; m < some; m++)
-          for (int n = 0; n < 2; n++) store(scores + (i + m) * KEYS + c + n * LANES, scaled(p, tile[m][n]));
+          for (int n = 0; n < PARTS; n++) store(scores + (i + m) * KEYS + c + n * LANES, scaled(p, tile[m][n]));
       }
     }
     pack_values(panels, block, value_dim, columns / 2, keys);
@@ -270,20 +269,20 @@ void attend_many(const Row &row, long first, long count) {
         for (long j = 0; j < columns; j += LANES) store_bf16(weights + m * KEYS + j, load<Floats>(own + j));
       }
       for (long d = 0; d < value_dim / COLUMNS; d++) {
-        Floats(*sum)[2] = reinterpret_cast<Floats(*)[2]>(sums) + d * QUERIES + i;
+        Floats(*sum)[PARTS] = reinterpret_cast<Floats(*)[PARTS]>(sums) + d * QUERIES + i;
         Tile tile;
         for (int m = 0; m < some; m++)
-          for (int n = 0; n < 2; n++) tile[m][n] = sum[m][n] * factors[m];
-        multiply(some, tile, weights, KEYS, panels + d * columns, columns / 2);
+          for (int n = 0; n < PARTS; n++) tile[m][n] = sum[m][n] * factors[m];
+        multiply(some, tile, weights, KEYS, panels + d * columns / 2 * PARTS, columns / 2);
         for (int m = 0; m < some; m++)
-          for (int n = 0; n < 2; n++) sum[m][n] = tile[m][n];
+          for (int n = 0; n < PARTS; n++) sum[m][n] = tile[m][n];
       }
     }
   }
   for (long i = 0; i < count; i++)
     for (long d = 0; d < value_dim; d += LANES)
       store_bf16(row.out(first + i) + d,
-                 sums[(d / COLUMNS * QUERIES + i) * 2 + d % COLUMNS / LANES] / softmax[i].total * p.value_scale);
+                 sums[(d / COLUMNS * QUERIES + i) * PARTS + d % COLUMNS / LANES] / softmax[i].total * p.value_scale);
 }
 
 void attend(const Row &row, long block) {
@@ -294,12 +293,13 @@ void attend(const Row &row, long block) {
     attend_many(row, first, queries - first < QUERIES ? queries - first : QUERIES);
     return;
   }
+  constexpr int WHOLE = PARTS / 2;  // vectors of 32 numbers in pairs
   switch (row.p.dim / 32) {
-    case 1: return attend_few<1>(row, queries);
-    case 2: return attend_few<2>(row, queries);
-    case 3: return attend_few<3>(row, queries);
-    case 4: return attend_few<4>(row, queries);
-    case 8: return attend_few<8>(row, queries);
+    case 1: return attend_few<1 * WHOLE>(row, queries);
+    case 2: return attend_few<2 * WHOLE>(row, queries);
+    case 3: return attend_few<3 * WHOLE>(row, queries);
+    case 4: return attend_few<4 * WHOLE>(row, queries);
+    case 8: return attend_few<8 * WHOLE>(row, queries);
   }
 }
 

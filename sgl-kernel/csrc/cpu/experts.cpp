@@ -54,7 +54,7 @@ struct Bf16Experts {
   long columns, pairs;
 
   long panel_bytes() const { return Bf16Weights{packed, pairs}.panel_bytes(); }
-  Bf16Weights of(long expert) const { return {packed + expert * (columns / COLUMNS) * pairs * 2, pairs}; }
+  Bf16Weights of(long expert) const { return {packed + expert * (columns / COLUMNS) * pairs * PARTS, pairs}; }
 };
 
 struct Int8Experts {

@@ -23,7 +23,7 @@ struct Filters {
   double top_p, min_p;
 };
 
-typedef double Doubles __attribute__((vector_size(128), may_alias));
+typedef double Doubles __attribute__((vector_size(8 * LANES), may_alias));
 
 inline int range_of(float weight) {
   uint32_t bits;

@@ -4,6 +4,8 @@
 // that it is multiplied with. Sums are taken in one order along K, whatever the number of rows.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/activations.h"
 #include "cpu/threads.h"
 #include "cpu/tile.h"
@@ -35,8 +37,8 @@ struct Bf16Weights {
     }
     void finish(Tile &, int) const {}
   };
-  long panel_bytes() const { return pairs * 2 * long(sizeof(Pairs)); }
-  Panel panel(long index, int, long) const { return {packed + index * pairs * 2, pairs}; }
+  long panel_bytes() const { return pairs * PARTS * long(sizeof(Pairs)); }
+  Panel panel(long index, int, long) const { return {packed + index * pairs * PARTS, pairs}; }
 };
 
 // Eight-bit integers in the same order, and a factor for each column.
@@ -59,7 +61,7 @@ struct Int8Weights {
         multiply(count, sums, x, rows.x_stride, lines, pairs, next.lines);
     }
     void finish(Tile &sums, int count) const {
-      for (int n = 0; n < 2; n++) {
+      for (int n = 0; n < PARTS; n++) {
         Floats scale = load<Floats>(scales + n * LANES);
         for (int m = 0; m < count; m++) sums[m][n] *= scale;
       }
@@ -70,8 +72,9 @@ struct Int8Weights {
     const Int8Lines lines{packed + index * pairs * 2 * COLUMNS};
     Pairs *widened = nullptr;
     if (rows > ROWS) {
-      widened = scratch<Pairs>(slot, 2 * pairs);
-      for (long k = 0; k < pairs; k++) lines.read(k, widened[2 * k], widened[2 * k + 1]);
+      widened = scratch<Pairs>(slot, PARTS * pairs);
+      for (long k = 0; k < pairs; k++)
+        for (int n = 0; n < PARTS; n++) widened[PARTS * k + n] = pairs_of(lines.read(k, n));
     }
     return {lines, scales + index * COLUMNS, widened, pairs};
   }
@@ -80,11 +83,11 @@ struct Int8Weights {
 template <typename Panel>
 void sums_of(Tile &sums, const Panel &panel, const Panel &next, const Rows &rows, long first, int count,
              const bf16 *bias) {
-  for (int m = 0; m < count; m++) sums[m][0] = sums[m][1] = Floats{};
+  for (int m = 0; m < count; m++) std::fill(sums[m], sums[m] + PARTS, Floats{});
   panel.multiply_with(sums, rows, first, count, next);
   panel.finish(sums, count);
   if (!bias) return;
-  for (int n = 0; n < 2; n++) {
+  for (int n = 0; n < PARTS; n++) {
     Floats b = load_bf16(bias + n * LANES);
     for (int m = 0; m < count; m++) sums[m][n] += b;
   }
@@ -105,10 +108,10 @@ void panel_product(const Rows &rows, const Weights &weights, const bf16 *bias, l
     if (activation) {
       sums_of(factors, second, after, rows, first, count, bias ? bias + (panels + p) * COLUMNS : nullptr);
       for (int m = 0; m < count; m++)
-        for (int n = 0; n < 2; n++) sums[m][n] = gated(activation, sums[m][n], factors[m][n]);
+        for (int n = 0; n < PARTS; n++) sums[m][n] = gated(activation, sums[m][n], factors[m][n]);
     }
     for (int m = 0; m < count; m++)
-      for (int n = 0; n < 2; n++)
+      for (int n = 0; n < PARTS; n++)
         store_bf16(rows.out + (first + m) * rows.out_stride + p * COLUMNS + n * LANES, sums[m][n]);
   }
 }

@@ -22,7 +22,7 @@ struct Eight {
   static constexpr uint32_t MAGIC = uint32_t(FORMAT == E4M3 ? 141 : 134) << 23;
   static constexpr uint16_t NO_NUMBER = FORMAT == E4M3 ? 0x7f : 0x7c;  // from here on, without the sign
 
-  typedef uint16_t Wide __attribute__((vector_size(64), may_alias));
+  typedef uint16_t Wide __attribute__((vector_size(4 * LANES), may_alias));
 
   // bfloat16 from codes in the lanes. Below the least normal number the mantissa's leading bit becomes the exponent.
   static Wide decode(Wide code) {
@@ -53,14 +53,14 @@ struct Eight {
 
   // Rows of `width` numbers, a multiple of 2 * LANES, that begin at these offsets: one behind the other, in bfloat16.
   static void read(bf16 *to, const uint8_t *from, const long *offsets, long rows, long width) {
-    typedef uint8_t Bytes __attribute__((vector_size(32), may_alias));
+    typedef uint8_t Bytes __attribute__((vector_size(2 * LANES), may_alias));
     for (long r = 0; r < rows; r++)
       for (long i = 0; i < width; i += 2 * LANES, to += 2 * LANES)
         store(to, decode(__builtin_convertvector(load<Bytes>(from + offsets[r] + i), Wide)));
   }
 
   static void write(uint8_t *to, const bf16 *from, long count, float inverse) {
-    typedef uint8_t Bytes __attribute__((vector_size(16), may_alias));
+    typedef uint8_t Bytes __attribute__((vector_size(LANES), may_alias));
     long i = 0;
     for (; i + LANES <= count; i += LANES)
       store(to + i, __builtin_convertvector(encode(load_bf16(from + i), inverse), Bytes));

@@ -1,7 +1,8 @@
-// Vectors of sixteen floats on any processor, and bfloat16 in pairs beside them.
+// Vectors of floats that fill a register of the processor, and bfloat16 in pairs beside them.
 //
-// GCC's vector types become whatever instructions the -march of the library has: one register of AVX-512, two of AVX2,
-// four of SSE. Only what the compiler does not find by itself is written with intrinsics.
+// GCC's vector types become whatever instructions the -march of the library has. A type wider than a register would be
+// kept in memory: every sum of a loop would be stored and read again in each turn. Only what the compiler does not find
+// by itself is written with intrinsics.
 //
 // A pair is two neighbouring bfloat16 of a row in one 32-bit lane: the first in the low half.
 #pragma once
@@ -9,18 +10,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#include <utility>
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 namespace mysgl {
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
 
-typedef float Floats __attribute__((vector_size(64), may_alias));
-typedef uint32_t Pairs __attribute__((vector_size(64), may_alias));
-typedef int32_t Ints __attribute__((vector_size(64), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(32), may_alias));
+typedef float Floats __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint32_t Pairs __attribute__((vector_size(4 * LANES), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
 
 typedef uint16_t bf16;  // the bits
 
@@ -45,6 +53,15 @@ inline uint32_t load_pair(const bf16 *from) {
   return pair;
 }
 
+// The pair in all lanes. AVX2: one load, since the compiler would take the pair apart before it fills the lanes.
+inline Pairs splat_pair(const bf16 *from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Pairs)_mm256_broadcast_ss(reinterpret_cast<const float *>(from));
+#else
+  return splat(load_pair(from));
+#endif
+}
+
 inline float to_float(bf16 x) {
   uint32_t bits = uint32_t(x) << 16;
   float value;
@@ -67,16 +84,6 @@ inline Floats load_bf16(const bf16 *from) {
   return (Floats)(__builtin_convertvector(load<Halves>(from), Pairs) << 16);
 }
 
-inline Floats load_int8(const int8_t *from) {
-#ifdef __AVX512F__
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
-#else
-  Floats x;
-  for (int i = 0; i < LANES; i++) x[i] = from[i];
-  return x;
-#endif
-}
-
 inline void store_bf16(bf16 *to, Floats x) {
 #ifdef __AVX512BF16__
   store(to, (Halves)_mm512_cvtneps_pbh((__m512)x));
@@ -88,27 +95,53 @@ inline void store_bf16(bf16 *to, Floats x) {
 #endif
 }
 
-// Thirty-two numbers in bfloat16, two to a lane: those of `first` in the lower half.
-inline Pairs pairs_of(Floats first, Floats second) {
+// Pairs as products take them: as they are where the processor multiplies them, else the two numbers apart.
 #ifdef __AVX512BF16__
-  return (Pairs)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-#else
-  bf16 both[2 * LANES];
-  store_bf16(both, first);
-  store_bf16(both + LANES, second);
-  return load<Pairs>(both);
-#endif
+typedef Pairs Factors;
+
+inline Factors factors(Pairs x) { return x; }
+inline Pairs pairs_of(Factors x) { return x; }
+
+inline Factors int8_factors(const int8_t *from) {
+  __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+  __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from + LANES)));
+  return (Pairs)_mm512_cvtne2ps_pbh(second, first);
 }
 
 // acc + a.low * b.low + a.high * b.high in each lane. With AVX512-BF16 subnormal numbers count as zero.
-inline Floats dot(Floats acc, Pairs a, Pairs b) {
-#ifdef __AVX512BF16__
+inline Floats dot(Floats acc, Factors a, Factors b) {
   return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-#else
-  acc += low_floats(a) * low_floats(b);
-  return acc + high_floats(a) * high_floats(b);
-#endif
 }
+#else
+struct Factors {
+  Floats low, high;
+};
+
+inline Factors factors(Pairs x) { return {low_floats(x), high_floats(x)}; }
+// Of factors that are numbers in bfloat16.
+inline Pairs pairs_of(const Factors &x) { return (Pairs)x.low >> 16 | (Pairs)x.high; }
+
+// 2 * LANES integers; each is a number in bfloat16.
+inline Factors int8_factors(const int8_t *from) {
+#if defined(__AVX512F__)
+  const Ints both = (Ints)_mm512_cvtepi8_epi16(load<__m256i>(from));
+#elif defined(__AVX2__)
+  const Ints both = (Ints)_mm256_cvtepi8_epi16(load<__m128i>(from));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(2 * LANES), may_alias));
+  typedef int16_t Shorts __attribute__((vector_size(4 * LANES), may_alias));
+  const Ints both = (Ints)__builtin_convertvector(load<Bytes>(from), Shorts);
+#endif
+  return {__builtin_convertvector(both << 16 >> 16, Floats), __builtin_convertvector(both >> 16, Floats)};
+}
+
+inline Floats dot(Floats acc, const Factors &a, const Factors &b) {
+  acc += a.low * b.low;
+  return acc + a.high * b.high;
+}
+
+inline Floats dot(Floats acc, Pairs a, Pairs b) { return dot(acc, factors(a), factors(b)); }
+#endif
 
 inline float sum(Floats x) {
 #ifdef __AVX512F__
@@ -155,44 +188,45 @@ inline Floats exp(Floats x) {
 
 inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
-// Which lanes of two vectors side by side make up a new one; the steps of `sums` and `transpose`.
-constexpr Ints LOW_8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-constexpr Ints HIGH_8 = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
-constexpr Ints LOW_4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
-constexpr Ints HIGH_4 = {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
-constexpr Ints LOW_2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
-constexpr Ints HIGH_2 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
-constexpr Ints LOW_1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
-constexpr Ints HIGH_1 = {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
-
-// Lane i of the result is the sum of rows[i].
-inline Floats sums(const Floats (&rows)[LANES]) {
-  Floats half[8], quarter[4], two[2];
-  for (int i = 0; i < 8; i++)
-    half[i] = __builtin_shuffle(rows[i], rows[i + 8], LOW_8) + __builtin_shuffle(rows[i], rows[i + 8], HIGH_8);
-  for (int i = 0; i < 4; i++)
-    quarter[i] = __builtin_shuffle(half[i], half[i + 4], LOW_4) + __builtin_shuffle(half[i], half[i + 4], HIGH_4);
-  for (int i = 0; i < 2; i++)
-    two[i] = __builtin_shuffle(quarter[i], quarter[i + 2], LOW_2) + __builtin_shuffle(quarter[i], quarter[i + 2], HIGH_2);
-  return __builtin_shuffle(two[0], two[1], LOW_1) + __builtin_shuffle(two[0], two[1], HIGH_1);
+// Lane i is of(i).
+template <typename Of, int... I>
+constexpr Ints lanes(Of of, std::integer_sequence<int, I...>) {
+  return Ints{of(I)...};
 }
 
+template <typename Of>
+constexpr Ints lanes(Of of) {
+  return lanes(of, std::make_integer_sequence<int, LANES>{});
+}
+
+// Which lanes of two vectors side by side make up a new one, if lanes `STEP` apart trade places: the steps of `sums` and
+// `transpose`.
 template <int STEP>
-inline void exchange(Pairs (&rows)[LANES], Ints low, Ints high) {
-  for (int i = 0; i < LANES; i++)
-    if (!(i & STEP)) {
-      Pairs a = rows[i], b = rows[i + STEP];
-      rows[i] = __builtin_shuffle(a, b, low);
-      rows[i + STEP] = __builtin_shuffle(a, b, high);
-    }
+constexpr Ints LOW = lanes([](int i) { return i & STEP ? LANES + i - STEP : i; });
+template <int STEP>
+constexpr Ints HIGH = lanes([](int i) { return i & STEP ? LANES + i : i + STEP; });
+
+// Lane i of the result is the sum of rows[i]. The rows change.
+template <int STEP = LANES / 2>
+inline Floats sums(Floats (&rows)[LANES]) {
+  for (int i = 0; i < STEP; i++)
+    rows[i] = __builtin_shuffle(rows[i], rows[i + STEP], LOW<STEP>) + __builtin_shuffle(rows[i], rows[i + STEP], HIGH<STEP>);
+  if constexpr (STEP > 1)
+    return sums<STEP / 2>(rows);
+  else
+    return rows[0];
 }
 
 // Lane i of rows[j] becomes lane j of rows[i].
+template <int STEP = LANES / 2>
 inline void transpose(Pairs (&rows)[LANES]) {
-  exchange<8>(rows, LOW_8, HIGH_8);
-  exchange<4>(rows, LOW_4, HIGH_4);
-  exchange<2>(rows, LOW_2, HIGH_2);
-  exchange<1>(rows, LOW_1, HIGH_1);
+  for (int i = 0; i < LANES; i++)
+    if (!(i & STEP)) {
+      Pairs a = rows[i], b = rows[i + STEP];
+      rows[i] = __builtin_shuffle(a, b, LOW<STEP>);
+      rows[i + STEP] = __builtin_shuffle(a, b, HIGH<STEP>);
+    }
+  if constexpr (STEP > 1) transpose<STEP / 2>(rows);
 }
 
 }  // namespace mysgl
