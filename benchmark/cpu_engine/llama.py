@@ -29,8 +29,8 @@ FILE_TYPES = {
 
 
 def write_gguf(config: dict[str, Any], path: Path, number_format: str) -> None:
-    """The shape with matrices in one of `FILE_TYPES`; norms in float32, as llama.cpp's own converter has them. It has no
-    vocabulary.
+    """The shape with matrices in one of `FILE_TYPES`; norms in float32, as llama.cpp's own converter has them. There is
+    no vocabulary.
     """
     writer = gguf.GGUFWriter(str(path), config["model_type"])
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
