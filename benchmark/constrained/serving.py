@@ -42,7 +42,7 @@ from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.managers.scheduler_assembly import Assembled, Channels, SchedulerOptions, assemble
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits

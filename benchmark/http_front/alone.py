@@ -44,16 +44,10 @@ from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.ready_front import FrontText, make_front
 from mysglang.srt.managers.fronts import Fronts
 from mysglang.srt.managers.text_pool import TextPool
-from mysglang.srt.messages.codec import (
-    ID_BYTES,
-    ToScheduler,
-    ToTokenizer,
-    pack_ids,
-    scheduler_codec,
-    tokenizer_codec,
-)
+from mysglang.srt.messages.codec import ToTokenizer, tokenizer_codec
 from mysglang.srt.messages.outputs import BatchStrOutput, Counters, Length
-from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.packing import ID_BYTES, pack_ids
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput, ToScheduler, scheduler_codec
 from mysglang.srt.server_args import prepare_server_args
 from mysglang.srt.utils.process import collect_rarely, freeze_heap
 

@@ -20,12 +20,12 @@ from mysglang.srt.entrypoints.launcher import ChildModules
 from mysglang.srt.managers.child import SchedulerLaunch, report_to_parent, run_child, scheduler_title
 from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull
-from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, pack_ids, scheduler_codec
 from mysglang.srt.messages.control import GetInternalStateReq, GetInternalStateReqOutput, HeartBeat
-from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
 from mysglang.srt.messages.launch import Ready, SchedulerFacts
 from mysglang.srt.messages.outputs import SKIP_SPECIAL_TOKENS, Abort, BatchTokenIDOutput, Counters, FinishReason, Length
-from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.messages.packing import ID_BYTES, pack_ids
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput, ToScheduler, scheduler_codec
+from mysglang.srt.messages.senders import to_detokenizers, to_fronts
 from mysglang.srt.server_args import prepare_server_args
 from mysglang.srt.utils.process import ParentLink, freeze_heap, set_title
 

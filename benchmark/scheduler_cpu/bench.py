@@ -37,8 +37,9 @@ from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
 from mysglang.srt.messages.channels import Pull, Push
-from mysglang.srt.messages.codec import detokenizer_codec, pack_ids, scheduler_codec, tokenizer_codec
-from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.codec import detokenizer_codec, tokenizer_codec
+from mysglang.srt.messages.packing import pack_ids
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput, scheduler_codec
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 

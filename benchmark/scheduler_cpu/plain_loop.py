@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.messages.channels import Pull
-from mysglang.srt.messages.codec import scheduler_codec
+from mysglang.srt.messages.requests import scheduler_codec
 
 EOS = 2
 

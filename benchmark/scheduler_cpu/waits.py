@@ -30,7 +30,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.managers.scheduler_assembly import Channels, SchedulerOptions, assemble
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.model_executor.graph_capture import mixed_sizes
 from mysglang.srt.sampling.sampling_params import SamplingParams

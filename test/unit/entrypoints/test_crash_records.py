@@ -15,9 +15,9 @@ from mysglang.srt.entrypoints import crash_records as module
 from mysglang.srt.entrypoints.crash_records import NoCrashRecords, RecentRequests, crash_records
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Stop
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 SECRET = "what nobody else may read"

@@ -16,9 +16,9 @@ from mysglang.srt.entrypoints import request_dump
 from mysglang.srt.entrypoints.request_dump import check_folder, dumped, written
 from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import parse_generate
 from mysglang.srt.messages.outputs import Length
+from mysglang.srt.messages.packing import pack_ids
 
 PARAMS = {"max_new_tokens": 4, "temperature": 0.5}
 ASKS: list[dict[str, Any]] = [

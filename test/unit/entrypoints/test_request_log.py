@@ -12,9 +12,9 @@ from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.errors import Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Length
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 SECRET = "a secret"

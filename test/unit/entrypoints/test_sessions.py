@@ -12,8 +12,8 @@ from mysglang.srt.entrypoints import sessions as module
 from mysglang.srt.entrypoints.sessions import Sessions
 from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.managers.caller import Caller
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
+from mysglang.srt.messages.packing import unpack_ids
 
 ANSWER = [7, 8, 9, 2]
 

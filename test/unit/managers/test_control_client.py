@@ -8,7 +8,6 @@ import pytest
 from fixtures.in_process_channels import InProcess
 from mysglang.srt.errors import Aborted, InvalidRequest, PeerRefused, WorkerDied
 from mysglang.srt.managers.control_client import ControlClient
-from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
 from mysglang.srt.messages.control import (
     ControlReqOutput,
     FlushCacheReqInput,
@@ -16,6 +15,7 @@ from mysglang.srt.messages.control import (
     GetInternalStateReq,
     PauseGenerationReq,
 )
+from mysglang.srt.messages.requests import ToScheduler, scheduler_codec
 
 
 @pytest.fixture

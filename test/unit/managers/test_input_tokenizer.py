@@ -20,9 +20,9 @@ from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool
 from mysglang.srt.managers.tokenize_job import PIECE_IDS, PIECE_TEXT
 from mysglang.srt.managers.unfold import unfold
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
 from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.sampling_params import SamplingParams

@@ -23,8 +23,9 @@ from mysglang.srt.managers.rank_links import (
 from mysglang.srt.mem_cache.host_tier import HostNews
 from mysglang.srt.mem_cache.storage.interface import StorageNews
 from mysglang.srt.mem_cache.tier_reports import TierNews, TierReports
-from mysglang.srt.messages.codec import ToTokenizer, pack_ids, tokenizer_codec
+from mysglang.srt.messages.codec import ToTokenizer, tokenizer_codec
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqInput, HeartBeat
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.sampling.sampling_params import SamplingParams

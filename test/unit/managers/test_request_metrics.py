@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mysglang.srt.managers.request_metrics import WATCHED_S, NoMetrics, SheetMetrics, WatchedMetrics
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.outputs import Stop
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Histogram, Instrument, Sheet

@@ -8,8 +8,8 @@ import pytest
 from fixtures.patience import settled
 from mysglang.srt.errors import Aborted, InvalidRequest, RequestError, WorkerDied
 from mysglang.srt.managers.request_state import Inbox, ReqState
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import LogprobRequest
 
 NOTHING = (0, 0, 0, 0)

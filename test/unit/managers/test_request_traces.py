@@ -15,10 +15,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from mysglang.srt.managers.caller import TRACE_PARENT
 from mysglang.srt.managers.request_metrics import NoMetrics, SheetMetrics
 from mysglang.srt.managers.request_traces import GIVEN_UP, REFUSED, TracedMetrics
-from mysglang.srt.messages.codec import pack_ids
-from mysglang.srt.messages.fanout import wire_rid
 from mysglang.srt.messages.outputs import Abort, Length, RequestTimes, Stop
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.wire_names import wire_rid
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.observability.tracing import Spans

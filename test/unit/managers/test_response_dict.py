@@ -11,9 +11,9 @@ from fixtures import small_tokenizer
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk, TokenLogprobs
 from mysglang.srt.managers.response_dict import LOWEST, ResponseDicts, finish_reason_dict
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, Length, Stop
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.tokenizer import Tokenizer
 

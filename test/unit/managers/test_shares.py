@@ -7,7 +7,7 @@ import pytest
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.shares import LogprobRoom
 from mysglang.srt.managers.unfold import LogprobWish, Prompt, Unfolded
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 

@@ -20,7 +20,7 @@ from mysglang.srt.managers.detokenizer_manager import DetokenizerManager
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.response_dict import ResponseDicts
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.codec import detokenizer_codec, pack_ids, scheduler_codec, tokenizer_codec
+from mysglang.srt.messages.codec import detokenizer_codec, tokenizer_codec
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import (
     NO_STOP_TRIM,
@@ -32,7 +32,8 @@ from mysglang.srt.messages.outputs import (
     RowLogprobs,
     Stop,
 )
-from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.packing import pack_ids
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput, scheduler_codec
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.tokenizer import Tokenizer
 

@@ -14,11 +14,11 @@ from fixtures.patience import settled, until
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers.shares import EqualShares
 from mysglang.srt.managers.tokenizer_manager import EngineSigns
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
-from mysglang.srt.messages.fanout import rid_of
 from mysglang.srt.messages.outputs import Abort, Length, Stop
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.messages.wire_names import rid_of
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from fixtures.patience import PATIENCE_S, until
 from mysglang.srt.messages.channels import COPIED_BYTES, AsyncPull, AsyncPush, Pull, Push
-from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
-from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.messages.requests import AbortReq, ToScheduler, scheduler_codec
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, pack_ids, unpack_ids
+from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqOutput
-from mysglang.srt.messages.fanout import ToDetokenizers, ToFronts, front_of, split, wire_rid
+from mysglang.srt.messages.fanout import ToDetokenizers, ToFronts, split
 from mysglang.srt.messages.outputs import (
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -15,6 +15,8 @@ from mysglang.srt.messages.outputs import (
     Length,
     RowLogprobs,
 )
+from mysglang.srt.messages.packing import pack_ids, unpack_ids
+from mysglang.srt.messages.wire_names import front_of, wire_rid
 
 
 class Kept:

@@ -11,8 +11,8 @@ import pytest
 
 from fixtures.patience import PATIENCE_S
 from mysglang.srt.messages.channels import Pull, Push
-from mysglang.srt.messages.codec import Codec, detokenizer_codec, scheduler_codec, tokenizer_codec
-from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.messages.codec import Codec, detokenizer_codec, tokenizer_codec
+from mysglang.srt.messages.requests import AbortReq, scheduler_codec
 
 CODECS = {"scheduler": scheduler_codec(), "detokenizer": detokenizer_codec(), "tokenizer": tokenizer_codec()}
 A_PICKLE = b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R."

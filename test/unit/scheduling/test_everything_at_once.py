@@ -25,10 +25,10 @@ from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import CALM, Shakes
 from fixtures.step_outputs import hidden_states
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES
-from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.control import ContinueGenerationReq, FlushCacheReqInput, PauseGenerationReq
 from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.messages.outputs import Abort, Length, Stop
+from mysglang.srt.messages.packing import pack_ids, unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.policy import POLICIES

@@ -11,8 +11,7 @@ import pytest
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.managers.scheduler import GATHER_MS, GATHER_TIMES, MOST_GATHER_MS
-from mysglang.srt.messages.codec import ToScheduler
-from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.messages.requests import AbortReq, ToScheduler
 from mysglang.srt.scheduling.intake import MARGIN, Pace, common_prefix
 
 CHUNK = 32

@@ -12,9 +12,9 @@ import pytest
 
 from fixtures.fake_worker import EOS, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
-from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
 from mysglang.srt.messages.outputs import Abort, Length, Stop
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.scheduling.prefill_planner import LEAST_SHARE
 from mysglang.srt.scheduling.request import Req

@@ -13,8 +13,8 @@ from fixtures.fake_worker import PoisonRead, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.late_storm import rush
 from fixtures.shaky_memory import Shakes
-from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.messages.packing import pack_ids, unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest
 
 BEGINNING = list(range(1, 30))

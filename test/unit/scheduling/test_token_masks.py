@@ -9,7 +9,7 @@ from fixtures.driven_scheduler import Answer
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.forward.worker_batch import DraftColumns, TokenMask
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch

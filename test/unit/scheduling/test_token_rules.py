@@ -14,7 +14,7 @@ from fixtures.fake_grammar import allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.forward.worker_batch import Ints, mask_words
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.grammar import Phrases, TokenRules, token_rules

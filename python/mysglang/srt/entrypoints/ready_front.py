@@ -20,9 +20,10 @@ from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.channels import AsyncPull, AsyncPush, Push
-from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, scheduler_codec, tokenizer_codec
+from mysglang.srt.messages.codec import ToTokenizer, tokenizer_codec
 from mysglang.srt.messages.control import FrontBeat
 from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.messages.requests import ToScheduler, scheduler_codec
 from mysglang.srt.parser.template_manager import TemplateManager
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.tokenizer import Tokenizer

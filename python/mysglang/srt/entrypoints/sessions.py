@@ -23,9 +23,9 @@ from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
 from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.messages.packing import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.shared_room import SharedRoom
 

@@ -19,9 +19,9 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk
 from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS
-from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.messages.packing import pack_ids, unpack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 

@@ -11,7 +11,6 @@ import msgspec
 
 from mysglang.srt.errors import Aborted, ServerEnded
 from mysglang.srt.messages.channels import Sender
-from mysglang.srt.messages.codec import ToScheduler
 from mysglang.srt.messages.control import (
     Command,
     ControlReqOutput,
@@ -21,6 +20,7 @@ from mysglang.srt.messages.control import (
     GetInternalStateReqOutput,
     Reply,
 )
+from mysglang.srt.messages.requests import ToScheduler
 from mysglang.srt.utils.awake import awake_timeout
 
 REPLY_TIMEOUT_S = 10.0

@@ -19,9 +19,8 @@ import msgspec
 from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, report_to_parent, run_child
 from mysglang.srt.managers.tokenizer_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull, Receiver, Sender
-from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, unpack_ids
+from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, list_ids
 from mysglang.srt.messages.control import DetokenizerBeat
-from mysglang.srt.messages.fanout import to_fronts
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.messages.outputs import (
     NO_STOP_TRIM,
@@ -31,6 +30,7 @@ from mysglang.srt.messages.outputs import (
     FinishReason,
     Stop,
 )
+from mysglang.srt.messages.senders import to_fronts
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.process import ParentLink, freeze_heap, keep_heap_small, set_title
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -132,8 +132,8 @@ class DetokenizerManager:
 
     def handle_batch_token_id_out(self, message: BatchTokenIDOutput) -> BatchStrOutput:
         """Returns the texts that `message` adds to its requests."""
-        ids = unpack_ids(message.token_ids).tolist()
-        counts = unpack_ids(message.token_counts).tolist()
+        ids = list_ids(message.token_ids)
+        counts = list_ids(message.token_counts)
         texts: list[str] = []
         status_of, finished = self.decode_status.get, message.finished
         start = 0

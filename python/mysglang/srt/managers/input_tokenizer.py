@@ -27,9 +27,9 @@ from mysglang.srt.managers.unfold import (
     unfold,
     unfolding,
 )
-from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.messages.packing import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
 from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle

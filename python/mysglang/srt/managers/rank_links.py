@@ -23,8 +23,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import Codec, ToDetokenizer, ToScheduler, ToTokenizer
+from mysglang.srt.messages.codec import Codec, ToDetokenizer, ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.requests import ToScheduler
 from mysglang.srt.scheduling.intake import Message, OutsideNews
 from mysglang.srt.scheduling.step_planner import PlanDigest
 from mysglang.srt.utils.outside import Reports

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.errors import Aborted, InvalidRequest, ServerEnded
-from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
+from mysglang.srt.messages.packing import ID_BYTES, unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.utils.awake import AWAKE

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from mysglang.srt.managers.caller import TRACE_PARENT
 from mysglang.srt.managers.request_metrics import RequestMetrics
-from mysglang.srt.messages.fanout import rid_of
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, RequestTimes
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.wire_names import rid_of
 from mysglang.srt.observability.tracing import Attribute, Part, Whole
 from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.sampling_params import SamplingParams

@@ -16,9 +16,9 @@ import numpy as np
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk, Ints, LogprobChunk, TokenLogprobs
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 Response: TypeAlias = dict[str, Any]

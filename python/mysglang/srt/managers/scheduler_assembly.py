@@ -18,8 +18,8 @@ from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
 from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer
-from mysglang.srt.messages.requests import ShareKey
+from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer
+from mysglang.srt.messages.requests import ShareKey, ToScheduler
 from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.scheduling.decode_planner import DecodePlanner, Growth
 from mysglang.srt.scheduling.drafts import DeviceProposer, MakeProposer, growth_of

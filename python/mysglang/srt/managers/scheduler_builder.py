@@ -61,9 +61,9 @@ from mysglang.srt.mem_cache.storage.storage_tier import FetchLimits, StorageTier
 from mysglang.srt.mem_cache.storeless_manager import StorelessKvManager
 from mysglang.srt.mem_cache.tier_reports import TierNews, TierReports
 from mysglang.srt.messages.channels import Pull, Push
-from mysglang.srt.messages.codec import scheduler_codec
-from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
 from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.messages.requests import scheduler_codec
+from mysglang.srt.messages.senders import to_detokenizers, to_fronts
 from mysglang.srt.sampling.processor_params import BUILT_IN, own_name
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.drafts import DeviceProposer, ForcedDrafts, MakeProposer, from_draft_model, from_own_text

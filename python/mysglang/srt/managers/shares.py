@@ -15,8 +15,8 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.request_state import ReqState
 from mysglang.srt.managers.unfold import Unfolded
-from mysglang.srt.messages.codec import ID_BYTES
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.packing import ID_BYTES
 from mysglang.srt.messages.requests import LogprobRequest, ShareKey, TokenizedGenerateReqInput
 
 

@@ -34,7 +34,7 @@ from mysglang.srt.managers.shares import MAX_LOGPROBS, LogprobRoom, OneForAll, Q
 from mysglang.srt.managers.tokenize_job import Job, Piece
 from mysglang.srt.managers.unfold import Unfolded
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
-from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
+from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import (
     Command,
     ControlReqOutput,
@@ -50,10 +50,11 @@ from mysglang.srt.messages.control import (
     PeerAbortReq,
     RequestLogReq,
 )
-from mysglang.srt.messages.fanout import wire_rid
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason, RequestTimes
-from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.messages.packing import ID_BYTES, unpack_ids
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput, ToScheduler
+from mysglang.srt.messages.wire_names import wire_rid
 from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.fair_turns import Breather
 from mysglang.srt.utils.shared_room import SharedRoom

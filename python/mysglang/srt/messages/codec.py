@@ -2,6 +2,9 @@
 
 A link is named after its reader. Nothing that arrives can run code; a malformed message raises `msgspec.MsgspecError`
 (validation or decode error) with the path of what is wrong.
+
+The detokenizer loads this module: what only other processes need, such as numpy and the fields of requests, is in
+`packing.py` and `requests.py`.
 """
 
 from __future__ import annotations
@@ -9,26 +12,19 @@ from __future__ import annotations
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mysglang.srt.messages.control import (
-    Command,
     ControlReqOutput,
     DetokenizerBeat,
-    FlushCacheReqInput,
     FlushCacheReqOutput,
     FrontBeat,
     FrontOrder,
-    GetInternalStateReq,
     GetInternalStateReqOutput,
     HeartBeat,
     PeerAbortReq,
 )
 from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput
-from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
-ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq | Command
 ToDetokenizer: TypeAlias = BatchTokenIDOutput
 ToTokenizer: TypeAlias = (
     BatchStrOutput
@@ -43,9 +39,6 @@ ToTokenizer: TypeAlias = (
 )
 
 Message = TypeVar("Message")
-
-ID_BYTES = 4
-"""Bytes of a token id, and of every other number that travels as int32."""
 
 
 class Codec(Generic[Message]):
@@ -66,11 +59,6 @@ class Codec(Generic[Message]):
             raise msgspec.DecodeError(f"{error}") from None
 
 
-def scheduler_codec() -> Codec[ToScheduler]:
-    """Returns the codec of messages from the TokenizerManager to the schedulers."""
-    return Codec(ToScheduler)
-
-
 def detokenizer_codec() -> Codec[ToDetokenizer]:
     """Returns the codec of messages from the schedulers to the detokenizer."""
     return Codec(ToDetokenizer)
@@ -81,16 +69,6 @@ def tokenizer_codec() -> Codec[ToTokenizer]:
     return Codec(ToTokenizer)
 
 
-def pack_ids(ids: list[int] | npt.NDArray[np.int32]) -> bytes:
-    """Packs token ids, or other small numbers, as int32 bytes, which cross a socket instead of a list."""
-    return np.asarray(ids, dtype=np.int32).tobytes()
-
-
-def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
-    """Returns the read-only array over `data`; no copy."""
-    return np.frombuffer(data, dtype=np.int32)
-
-
-def unpack_vectors(data: bytes, count: int) -> npt.NDArray[np.float32]:
-    """Returns the read-only [count, size] array over float32 bytes, row by row; no copy."""
-    return np.frombuffer(data, dtype=np.float32).reshape(count, -1)
+def list_ids(data: bytes) -> list[int]:
+    """Returns the numbers that `packing.pack_ids` packed."""
+    return memoryview(data).cast("i").tolist()

@@ -1,7 +1,7 @@
 """Fanout: a link with several readers. All messages of one request go to the same reader.
 
 The name of a request between processes ends in the number of the front that sent it, so its answers return to that
-front. The hash of the name chooses one of several detokenizers. With a single reader, this module is not used.
+front. The hash of the name chooses one of several detokenizers. With a single reader, this module is not imported.
 """
 
 from __future__ import annotations
@@ -12,57 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.messages.channels import Push, Sender
-from mysglang.srt.messages.codec import (
-    ID_BYTES,
-    ToDetokenizer,
-    ToTokenizer,
-    detokenizer_codec,
-    tokenizer_codec,
-    unpack_ids,
-)
+from mysglang.srt.messages.channels import Sender
+from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer
 from mysglang.srt.messages.control import DetokenizerBeat, HeartBeat
 from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput, Counters
+from mysglang.srt.messages.packing import ID_BYTES, unpack_ids
+from mysglang.srt.messages.wire_names import front_of
 
 Rows = npt.NDArray[np.intp]
 Batch = TypeVar("Batch", BatchTokenIDOutput, BatchStrOutput)
-
-
-def wire_rid(rid: str, serial: int, front: int) -> str:
-    """Returns the name of a request between the processes. `serial` distinguishes two requests to which a client gave
-    the same name.
-    """
-    return f"{rid}@{serial}.{front}"
-
-
-def rid_of(name: str) -> str:
-    """Returns the name by which the client knows the request with this wire name."""
-    return name[: name.rindex("@")]
-
-
-def call_of(name: str) -> str:
-    """Returns the part of a request's wire name that all requests of one call share."""
-    return name[name.rfind("@") + 1 :]
-
-
-def front_of(name: str) -> int:
-    """Returns the number of the front that sent the request. It is the end of `name`, the request's name between
-    processes.
-    """
-    # Few servers have more than ten.
-    return int(name[-1]) if name[-2] == "." else int(name[name.rindex(".") + 1 :])
-
-
-def to_fronts(endpoints: Sequence[str]) -> Sender[ToTokenizer]:
-    """Returns the sending end of a link to all fronts."""
-    pushes: list[Push[ToTokenizer]] = [Push(endpoint, tokenizer_codec()) for endpoint in endpoints]
-    return pushes[0] if len(pushes) == 1 else ToFronts(pushes)
-
-
-def to_detokenizers(endpoints: Sequence[str]) -> Sender[ToDetokenizer]:
-    """Returns the sending end of a link to all detokenizers."""
-    pushes: list[Push[ToDetokenizer]] = [Push(endpoint, detokenizer_codec()) for endpoint in endpoints]
-    return pushes[0] if len(pushes) == 1 else ToDetokenizers(pushes)
 
 
 class ToFronts:

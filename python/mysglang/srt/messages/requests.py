@@ -1,5 +1,5 @@
-"""Messages from the TokenizerManager to the schedulers about generation. Frozen tagged structs; no torch, no
-tokenizer.
+"""Messages from the TokenizerManager to the schedulers about generation, and the union of all that it sends them.
+Frozen tagged structs; no torch, no tokenizer.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from mysglang.srt.messages.codec import Codec
+from mysglang.srt.messages.control import Command, FlushCacheReqInput, GetInternalStateReq
 from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -75,3 +77,11 @@ class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """HTTP status of the answer; None: a normal answer whose finish reason is abort."""
     kind: str | None = None
     """The name of this kind of error; None for that of the status."""
+
+
+ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq | Command
+
+
+def scheduler_codec() -> Codec[ToScheduler]:
+    """Returns the codec of messages from the TokenizerManager to the schedulers."""
+    return Codec(ToScheduler)

@@ -12,8 +12,8 @@ import numpy as np
 
 from mysglang.srt.forward.outputs import PositionLogprobs
 from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints, LogprobColumns
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import RowLogprobs
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest
 
 

@@ -21,10 +21,9 @@ from typing import Any, Protocol, TypeAlias
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.messages.channels import Receiver
-from mysglang.srt.messages.codec import ToScheduler
-from mysglang.srt.messages.fanout import call_of
 from mysglang.srt.messages.outputs import TIMED_OUT
-from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.messages.requests import AbortReq, ToScheduler
+from mysglang.srt.messages.wire_names import call_of
 from mysglang.srt.scheduling.policy import WaitingQueue
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.utils.awake import AWAKE

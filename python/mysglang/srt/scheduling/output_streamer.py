@@ -14,8 +14,9 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.messages.channels import Sender
-from mysglang.srt.messages.codec import ToDetokenizer, pack_ids
+from mysglang.srt.messages.codec import ToDetokenizer
 from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RequestTimes, RowLogprobs
+from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch

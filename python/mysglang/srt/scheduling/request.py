@@ -20,8 +20,8 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Floats, Ints
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.tree_node import PrefixMatch
-from mysglang.srt.messages.codec import unpack_ids, unpack_vectors
 from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, Abort, FinishReason, Stop
+from mysglang.srt.messages.packing import unpack_ids, unpack_vectors
 from mysglang.srt.messages.requests import ShareKey, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.books import HiddenBook, LogprobBook

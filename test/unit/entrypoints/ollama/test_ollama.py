@@ -4,8 +4,8 @@ import pytest
 
 from fixtures.dialects import CALL, OLLAMA_CHAT, OLLAMA_GENERATE, OPTIONS, TEMPLATE, Dialect, says
 from fixtures.scripted_engine import CONTEXT_LEN, Step, Stop, endless, logprob_row, serve, small
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import RowLogprobs
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.parser import completion_template
 from mysglang.srt.parser.completion_template import CompletionTemplate
 

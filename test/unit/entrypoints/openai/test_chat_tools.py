@@ -14,7 +14,7 @@ from fixtures.dialects import CHAT, USER, prompt_of, says
 from fixtures.scripted_engine import Script, Served, Step, Stop, events, serve
 from fixtures.stream_folds import chat_joined
 from mysglang.srt.entrypoints.app_options import AppOptions
-from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 PATH, asked = CHAT.path, CHAT.asked

@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.dialects import COMPLETIONS
 from fixtures.scripted_engine import CONTEXT_LEN, Length, Step, Stop, events, logprob_row, serve, small
-from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
+from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.parser import completion_template
 from mysglang.srt.parser.completion_template import CompletionTemplate
