@@ -435,8 +435,7 @@ class TokenizerManager:
         state_of, grew, finished = self.rid_to_state.get, self._fronts.metrics.grew, output.finished
         has_numbers = bool(output.logprobs or output.vectors or output.hidden_states)
         ends = (np.cumsum(unpack_ids(output.token_counts), dtype=np.int64) * ID_BYTES).tolist()
-        start = 0
-        rows = zip(output.rids, output.texts, ends, _rows(output.counters), strict=True)
+        rows, start = zip(output.rids, output.texts, ends, _rows(output.counters), strict=True), 0
         for row, (rid, text, end, counters) in enumerate(rows):
             state = state_of(rid)
             if state is not None:
