@@ -219,4 +219,9 @@ def test_the_process_loads_neither_arrays_nor_requests() -> None:
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     loaded = set(run.stdout.split())
     assert "mysglang.srt.messages.codec" in loaded
-    assert not loaded & {"numpy", "mysglang.srt.messages.requests", "mysglang.srt.sampling.sampling_params"}
+    assert not loaded & {
+        "numpy",
+        "mysglang.srt.messages.requests",
+        "mysglang.srt.sampling.sampling_params",
+        "mysglang.srt.utils.gguf.model",
+    }

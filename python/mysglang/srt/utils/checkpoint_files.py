@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.gguf.model import GgufModel, gguf_parts, ggufs_in, listed_files
+from mysglang.srt.utils.gguf.files import gguf_parts, ggufs_in, listed_files
 from mysglang.srt.utils.hf import read_json
 from mysglang.srt.utils.plain_files import check_plain, is_there
-from mysglang.srt.utils.torch_archive import archived_tensors
 from mysglang.srt.utils.weight_headers import (
     MAX_HEADERS,
     MAX_SHARDS,
@@ -133,11 +132,15 @@ def _safetensors_headers(paths: tuple[Path, ...], room: HeaderRoom) -> Iterator[
 
 
 def _torch_headers(paths: tuple[Path, ...], room: HeaderRoom) -> Iterator[list[StoredTensor]]:
+    from mysglang.srt.utils.torch_archive import archived_tensors
+
     for path in paths:
         yield [StoredTensor(tensor.name, tensor.shape, path.name) for tensor in archived_tensors(path, room)]
 
 
 def _gguf_headers(paths: tuple[Path, ...], room: HeaderRoom) -> Iterator[list[StoredTensor]]:
+    from mysglang.srt.utils.gguf.model import GgufModel
+
     yield GgufModel(paths[0], room).stored_tensors()
 
 
@@ -146,4 +149,4 @@ FORMATS: Mapping[str, _Format] = {
     "pt": _Format(_torch_files, _torch_headers),
     "gguf": _Format(_gguf, _gguf_headers),
 }
-"""In the order in which `auto` tries them."""
+"""In the order in which `auto` tries them. What reads a format is imported when a checkpoint in it is read."""

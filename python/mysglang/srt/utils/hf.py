@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.gguf.model import ggufs_in, is_gguf, listed_files
+from mysglang.srt.utils.gguf.files import ggufs_in, is_gguf, listed_files
 from mysglang.srt.utils.plain_files import is_there, read_plain, size_limit
 
 CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]

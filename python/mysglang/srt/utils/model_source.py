@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.gguf.model import GgufModel
 from mysglang.srt.utils.hf import read_json, read_json_if_there
 from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, check_tokenizer_files, is_there, read_plain, size_limit
 
@@ -99,6 +98,9 @@ class GgufSource:
     """Implements `ModelSource` by the metadata of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
+        # Most models are directories, and each process with a tokenizer imports this module.
+        from mysglang.srt.utils.gguf.model import GgufModel
+
         self._model = GgufModel(path)
 
     def config(self) -> dict[str, Any]:
