@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mysgl_kernel.cpu import rows
 from mysgl_kernel.cpu.recording import CannotRecord, Recording, recorded, recorded_whole
@@ -64,6 +66,32 @@ def test_a_function_that_looks_at_values_is_called_again_whole() -> None:
         rows.copy_(torch.tensor([1, 2]))
         recording.replay()
     assert x[:, 0].tolist() == [2, 2, 4, 1] and left.tolist() == [7, 7, 7]
+
+
+class Ops(TorchDispatchMode):
+    """Notes the names of torch's ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_results_are_computed_where_they_are() -> None:
+    """A replay makes no tensors for them."""
+    with torch.inference_mode():
+        x, y = torch.randn(4, 6).t(), torch.randn(6, 4).bfloat16()
+        with Recording() as recording:
+            left = torch.cat([-x, (x * y) + 1, y.float()])
+        x.normal_()
+        y.normal_()
+        with Ops() as replayed:
+            recording.replay()
+        assert torch.equal(left, torch.cat([-x, (x * y) + 1, y.float()]))
+    assert replayed.names == ["aten::neg.out", "aten::mul.out", "aten::add.out", "aten::copy_", "aten::cat.out"]
 
 
 def test_views_and_room_cost_nothing() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, ParamSpec
 
 import torch
@@ -26,6 +26,9 @@ from mysgl_kernel.compiled import Launch
 
 UNFILLED = ("aten::empty", "aten::new_empty")
 """Beginnings of the names of ops whose results are not filled."""
+
+COPIES = ("aten::clone", "aten::contiguous", "aten::to", "aten::_to_copy")
+"""Names of ops whose result is a copy of their first argument, perhaps of another dtype or layout."""
 
 P = ParamSpec("P")
 
@@ -91,8 +94,41 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not shares_memory(results, (args, named)):
             self.nbytes += sum(tensor.nbytes for tensor in results)
             if not func._schema.name.startswith(UNFILLED):
-                self.add(_into, (results, partial(func, *args, **named)))
+                self._recompute(func, args, named, result)
         return result
+
+    def _recompute(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any], result: Any
+    ) -> None:
+        """Records an op whose results are new tensors: replays compute them where they are, or copy them there."""
+        if func._schema.name in COPIES:
+            self.add(partial(torch.ops.aten.copy_.default, result, args[0]), ())
+        elif isinstance(result, Tensor) and (writes := writing_overload(func)) is not None:
+            self.add(partial(writes, *args, **named, out=result), ())
+        else:
+            self.add(_into, (list(tensors_in(result)), partial(func, *args, **named)))
+
+
+@cache
+def writing_overload(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Returns the overload of an op with one result that computes the same into a given tensor, `out`; None if there is
+    none for the CPU.
+
+    An overload without a CPU kernel of its own makes a new tensor and copies it, so it saves nothing.
+    """
+    packet = func.overloadpacket
+    wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
+    for name in packet.overloads():
+        found: torch._ops.OpOverload = getattr(packet, name)
+        given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+        outs = [each.name for each in found._schema.arguments if each.is_out]
+        if outs == ["out"] and given == wanted and _on_cpu(found):
+            return found
+    return None
+
+
+def _on_cpu(overload: torch._ops.OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"))
 
 
 def recorded(function: Launch) -> Launch:
