@@ -128,7 +128,8 @@ def writing_overload(func: torch._ops.OpOverload) -> torch._ops.OpOverload | Non
 
 
 def _on_cpu(overload: torch._ops.OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"))
+    schema = overload._schema
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"{schema.name}.{schema.overload_name}", "CPU"))
 
 
 def recorded(function: Launch) -> Launch:
