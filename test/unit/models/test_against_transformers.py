@@ -396,9 +396,9 @@ So does a token that was chosen in the place of another, so few queries have to 
 def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     """Both worlds round, in different places: as far from the truth as transformers itself, or nearer.
 
-    For a family with experts, the bounds are those of the lower quarter of all positions: rounding turns near ties of a
-    router, which sends a token to other experts than in float32, in both worlds, and by its keys disturbs all tokens
-    behind it. Where that happens depends on the order of sums, so on the processor, too.
+    For a family with experts, the bounds are those of the lower quarter of all positions. In both worlds rounding turns
+    near ties of a router, which sends a token to other experts than in float32. The keys of that token then disturb all
+    tokens behind it. Where that happens depends on the order of sums, and so on the processor.
     """
     family, overrides = VARIANTS[variant]
     overrides = {**overrides, **STEADIER.get(family, {})}
