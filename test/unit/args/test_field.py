@@ -62,6 +62,7 @@ def test_accepts(name: str, value: object) -> None:
         ("count", "x", "--count must be an integer, got 'x'."),
         ("share", -0.5, "--share must be at least 0, got -0.5."),
         ("share", float("nan"), "--share must be at least 0, got nan."),
+        ("share", float("inf"), "--share must be a finite number, got inf."),
         ("colour", "green", "--colour must be one of red, blue; got 'green'."),
         ("sizes", (2, 0), "--sizes must be at least 1, got 0."),
         ("sizes", 4, "--sizes must be a list, got 4."),

@@ -277,7 +277,7 @@ def test_options_that_need_a_plan_are_refused(flag: str, tmp_path: Path) -> None
 
 def test_ranks_are_refused(tmp_path: Path) -> None:
     FOREIGN["gpt2"](architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel is computed by transformers' code, which is not split"):
+    with pytest.raises(ConfigError, match="--tp-size 2: GPT2LMHeadModel is computed by transformers' code"):
         check_split(ModelConfig.from_path(str(tmp_path), impl="transformers"), 2)
 
 

@@ -5,6 +5,7 @@ Knows field types and turns them into what a command line needs to know. Knows n
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -47,6 +48,9 @@ class Option:
                 return f"{self.flag} must be one of {', '.join(self.choices)}; got {item!r}."
             if self._outside(item):
                 return f"{self.flag} must be {self._range()}, got {item}."
+            # JSON between the processes has no infinity: a child would find nothing in its place.
+            if isinstance(item, float) and not math.isfinite(item):
+                return f"{self.flag} must be a finite number, got {item}."
         return None
 
     def _outside(self, item: Any) -> bool:

@@ -39,7 +39,10 @@ def check_split(config: ModelConfig, tp_size: int) -> None:
     if tp_size == 1:
         return
     if config.served_as.foreign:
-        raise ConfigError(f"{config.architecture} is computed by transformers' code, which is not split over ranks")
+        raise ConfigError(
+            f"--tp-size {tp_size}: {config.architecture} is computed by transformers' code, which is not split over "
+            "ranks; leave it out."
+        )
     if config.decoder is None:
         raise ConfigError(f"--tp-size {tp_size}: encoders run on one rank in this version; leave it out.")
     problems = [problem for layer in config.decoder.layers for problem in _layer(layer, tp_size)]
