@@ -115,6 +115,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {}),
     "cohere, tied": ("cohere", {}),
     "cohere2": ("cohere2", {"tie_word_embeddings": False}),
+    "gpt2": ("gpt2", {}),
+    "gpt2 with scores scaled by layer, untied": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "n_inner": None, "tie_word_embeddings": False},
+    ),
     "starcoder2": ("starcoder2", {}),
     "stablelm": ("stablelm", {}),
     "stablelm, attention and MLP side by side": ("stablelm", {"use_parallel_residual": True}),
@@ -340,6 +345,16 @@ def test_tensors_have_the_names_of_the_checkpoint(family: str, tmp_path: Path) -
     assert told.keys() == named
     for name, tensor in told.items():
         assert torch.equal(update.read(name), tensor)
+
+
+def test_names_of_old_gpt2_checkpoints(tmp_path: Path) -> None:
+    """They have no prefix, and the causal masks as tensors."""
+    theirs = make_checkpoint("gpt2", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}, path)
+    check_scenario(pair_of(theirs, tmp_path, torch.float32), SCENARIOS[0], page_size=16)
+    check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:

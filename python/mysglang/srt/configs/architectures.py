@@ -148,6 +148,7 @@ _PLACES = {
     "Mamba": "mamba:SelectiveConfig",
     "FalconMamba": "mamba:FalconMambaConfig",
     "Mamba2": "mamba:Mamba2Config",
+    "GPT2": "gpt2:GPT2Config",
     "Lfm2": "lfm2:Lfm2Config",
     "Lfm2Moe": "lfm2:Lfm2MoeConfig",
 }
@@ -223,6 +224,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, str, str | None]] = {
     "PhiMoEForCausalLM": ("Phimoe", "PhimoeForCausalLM", None),
     "Mistral3ForConditionalGeneration": ("Ministral3", "Ministral3ForCausalLM", TOWER),
     **{f"MiniMax{each}ForCausalLM": ("MiniMax", "MiniMaxForCausalLM", None) for each in ("Text01", "M1")},
+    "GPT2LMHeadModel": ("GPT2", "GPT2ForCausalLM", None),
     "LlamaEmbeddingModel": ("Llama", "LlamaModel", None),
 }
 """Architecture -> its family, the family's architecture that it is the same as, and the module that it is in."""

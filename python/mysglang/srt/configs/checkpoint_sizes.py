@@ -149,7 +149,10 @@ def _tables(config: ModelConfig) -> Iterator[Matrix]:
 def _layer_matrices(config: ModelConfig, number: int) -> Iterator[Matrix]:
     if config.encoder is not None:
         return _encoder_matrices(config.encoder, _hidden(config))
-    return config.plan.layers[number].matrices(_hidden(config))
+    matrices = config.plan.layers[number].matrices(_hidden(config))
+    if config.plan.transposed:
+        return (each._replace(rows=each.columns, columns=each.rows) for each in matrices)
+    return matrices
 
 
 def _encoder_matrices(encoder: EncoderConfig, hidden: Size) -> Iterator[Matrix]:

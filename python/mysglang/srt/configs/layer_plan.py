@@ -304,6 +304,12 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Renamings like `renamed`, for names that only some checkpoints have."""
     unused_layers: int = 0
     """Layers after the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
+    positions: int | None = None
+    """Rows of a table with a learned vector for each position, which is added to the embeddings; None: no table."""
+    transposed: bool = False
+    """True if a checkpoint's matrices of all linear layers in the layers are [input, output]."""
+    unread: tuple[str, ...] = ()
+    """Endings of tensors that a checkpoint may have and that are not read."""
     inputs: LayerInputsPlan | None = None
     """Inputs that each layer has of its own; None: they have none."""
 
@@ -314,6 +320,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def tables(self, hidden: Size) -> Iterator[Matrix]:
         """Yields the matrices outside the layers, without the embedding and the projection to logits."""
+        if self.positions is not None:
+            yield Matrix("position_embeddings.weight", Size("max_position_embeddings", self.positions), hidden)
         if self.inputs is not None:
             yield from self.inputs.matrices(hidden)
         if self.altup is not None:

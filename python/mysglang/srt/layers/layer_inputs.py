@@ -1,12 +1,14 @@
-"""Inputs that each layer has of its own for a token, beside the residual stream: per-layer embeddings.
+"""Inputs beside the embedding of a token: learned positions, and inputs that each layer has of its own (per-layer
+embeddings).
 
-They depend on the token's id and on its embedding. The model makes those of all layers when a step begins. Source:
-Gemma 3n.
+The latter depend on the token's id and on its embedding. The model makes those of all layers when a step begins.
+Source: Gemma 3n.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch
@@ -15,7 +17,27 @@ from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import ReplicatedLinear
+from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding
+
+
+class NoPositions(nn.Module):
+    """The null table of positions."""
+
+    def forward(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        return embedded
+
+
+class LearnedPositions(NoPositions):
+    """Adds a learned vector of each token's position to its embedding."""
+
+    def __init__(self, rows: int, size: int, context: LayerContext) -> None:
+        super().__init__()
+        self.weight = WeightParameter((rows, size), dtype=context.dtype)
+
+    def forward(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """embedded: [T, hidden_size]; positions: [T] int64, below the number of rows. Returns embedded's shape."""
+        return embedded + F.embedding(positions, self.weight)
 
 
 class NoLayerInputs(nn.Module):

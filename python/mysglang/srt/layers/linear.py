@@ -57,6 +57,12 @@ class LinearBase(nn.Module):
             assert isinstance(parameter, WeightParameter)
             parameter.runs = runs
 
+    def stored_transposed(self) -> None:
+        """Declares that a checkpoint's matrices are [input, output] (`WeightParameter.transposed`)."""
+        for parameter in self.parameters(recurse=False):
+            assert isinstance(parameter, WeightParameter)
+            parameter.transposed = parameter.dim() == 2
+
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x, self.bias)
 
@@ -164,6 +170,13 @@ class RowParallelLinear(LinearBase):
         # The bias is added once, not once for each rank.
         bias = self.bias if self.tp.rank == 0 else None
         return self.tp.all_reduce(self.method.apply(self, x, bias))
+
+
+def store_transposed(layers: nn.Module) -> None:
+    """Declares that a checkpoint's matrices of all linear layers inside are [input, output]."""
+    for module in layers.modules():
+        if isinstance(module, LinearBase):
+            module.stored_transposed()
 
 
 def split_kv_heads(num_kv_heads: int, rank: int, size: int) -> Section:

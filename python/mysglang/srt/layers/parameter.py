@@ -43,6 +43,8 @@ class WeightParameter(nn.Parameter):
     runs: tuple[int, ...] = ()
     """Rows of each section that stand after one another, again and again, in a tensor of all sections; empty: such a
     tensor has one whole section behind another."""
+    transposed: bool = False
+    """True if a checkpoint's matrix is [input, output]. This parameter is [output, input] all the same."""
     centre: float = 0.0
     """Mean of its values in a model of about this kind: what dummy values are drawn around."""
 
@@ -88,7 +90,8 @@ class WeightParameter(nn.Parameter):
             parts.append(self.data.narrow(self.shard_dim, at, max(0, min(part.size, part.full - part.start))))
         if section is None and self.runs:
             return torch.cat([_in_runs(part, run) for part, run in zip(parts, self.runs, strict=True)], 1).flatten(0, 1)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
+        values = parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
+        return values.t() if self.transposed else values
 
     def span(self, tensor: Tensor, section: int | None = None) -> tuple[int, int]:
         """Returns the bytes of a contiguous checkpoint tensor that `load` reads: the first, and one past the last.
@@ -131,8 +134,11 @@ class WeightParameter(nn.Parameter):
         wanted = self.sections if section is None else (self.sections[section],)
         expected = list(self.shape)
         expected[self.shard_dim] = sum(part.full for part in wanted)
-        if list(tensor.shape) != expected:
-            raise ConfigError(f"has shape {list(tensor.shape)} in the checkpoint, but the model needs {expected}")
+        needed = expected[::-1] if self.transposed else expected
+        if list(tensor.shape) != needed:
+            raise ConfigError(f"has shape {list(tensor.shape)} in the checkpoint, but the model needs {needed}")
+        if self.transposed:
+            tensor = tensor.t()
         if section is None and self.runs:
             turns = torch.split_with_sizes(_in_runs(tensor, sum(self.runs)), self.runs, 1)
             tensor = torch.cat([turn.flatten(0, 1) for turn in turns])

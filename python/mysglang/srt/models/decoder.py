@@ -13,13 +13,11 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from msgspec import structs
 from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     ChoicePlan,
-    DecoderPlan,
     LatentPlan,
     MixerPlan,
     RopePlan,
@@ -37,13 +35,13 @@ from mysglang.srt.configs.mixer_plan import (
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ChosenKeys, ForwardBatch, StateSpec
-from mysglang.srt.layers.altup import AltUpStreams, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import PagedAttention, SumOfMixers, Tempering
 from mysglang.srt.layers.indexer import ChosenElsewhere, Indexer, IndexerSizes
 from mysglang.srt.layers.latent_attention import ChosenLatentAttention, LatentAttention, LatentSizes
-from mysglang.srt.layers.layer_inputs import LayerInputs, NoLayerInputs
+from mysglang.srt.layers.layer_inputs import NoPositions
 from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
+from mysglang.srt.layers.linear import store_transposed
 from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
 from mysglang.srt.layers.linear_attention.gated_delta_net import (
     DeltaSizes,
@@ -62,7 +60,15 @@ from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.shared_keys import SharedKeysAttention
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
-from mysglang.srt.models.decoder_layers import DecoderLayer, head_norm_of, layer_kind, norm_of
+from mysglang.srt.models.decoder_layers import (
+    DecoderLayer,
+    head_norm_of,
+    layer_inputs_of,
+    layer_kind,
+    norm_of,
+    positions_of,
+    streams_of,
+)
 from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
 
 ENDS = ("embed_tokens", "norm", "lm_head")
@@ -105,7 +111,9 @@ class Decoder(CheckpointModel):
         self.embed_tokens: VocabParallelEmbedding = (
             self._embedding(context) if stage.first or makes_logits_of_it else elsewhere()
         )
-        self.layer_inputs, self.streams = _layer_inputs(plan, size, context), _streams(plan, size, context)
+        self.layer_inputs, self.streams = layer_inputs_of(plan, size, context), streams_of(plan, size, context)
+        learns_positions_here = stage.first or plan.positions is None
+        self.position_embeddings = positions_of(plan, size, context) if learns_positions_here else elsewhere()
         rotaries = Rotaries(config.context_len)
 
         def layer(index: int) -> DecoderLayer:
@@ -115,6 +123,8 @@ class Decoder(CheckpointModel):
             return layer_kind(own)(own, mixer, size, inside)
 
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.num_layers)})
+        if plan.transposed:
+            store_transposed(self.layers)
         self.norm: RMSNorm | LayerNorm = norm_of(plan.norm, size, context) if stage.last else elsewhere()
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -160,6 +170,7 @@ class Decoder(CheckpointModel):
         embedded: Tensor = self.embed_tokens(ids)
         if batch.embeds is not None:
             embedded = batch.embeds.put(embedded)
+        embedded = self.position_embeddings(embedded, batch.positions)
         batch = replace(batch, layer_inputs=self.layer_inputs(ids, embedded))
         return self.streams.begin(embedded), None, batch
 
@@ -217,7 +228,7 @@ class Decoder(CheckpointModel):
         behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
         other = not self.config.reads(name) or any(part in f".{name}" for part in self._unread)
         unused = name.removeprefix("model.").startswith(tuple(f"layers.{i}." for i in behind))
-        computed = tuple({ending for mixer in self.plan.mixers for ending in mixer.computed})
+        computed = (*self.plan.unread, *{ending for mixer in self.plan.mixers for ending in mixer.computed})
         return other or unused or name.endswith(computed) or self._of_other_stage(name) or super().ignores(name)
 
     def _of_other_stage(self, name: str) -> bool:
@@ -229,7 +240,8 @@ class Decoder(CheckpointModel):
             index = rest.partition(".")[0]
             return index in self._other_layers
         end = dict(self.named_children()).get(part)
-        return part in ENDS and end is not None and next(end.parameters(), None) is None
+        learned = part == "position_embeddings" and self.plan.positions is not None
+        return (part in ENDS or learned) and end is not None and next(end.parameters(), None) is None
 
     @cached_property
     def _unread(self) -> tuple[str, ...]:
@@ -248,16 +260,6 @@ class Decoder(CheckpointModel):
     @cached_property
     def _other_layers(self) -> frozenset[str]:
         return frozenset(map(str, range(self.config.num_layers))) - frozenset(self.layers)
-
-
-def _layer_inputs(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> NoLayerInputs:
-    inside, inputs = context.under("layer_inputs"), plan.inputs
-    return NoLayerInputs() if inputs is None else LayerInputs(hidden_size, **structs.asdict(inputs), context=inside)
-
-
-def _streams(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> OneStream:
-    inside = context.under("streams")
-    return OneStream() if plan.altup is None else AltUpStreams(hidden_size, plan.altup.streams, inside)
 
 
 class Rotaries:

@@ -10,6 +10,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import (
+    DecoderPlan,
     GatedMlpPlan,
     LayerPlan,
     MixturePlan,
@@ -25,10 +26,17 @@ from mysglang.srt.configs.mixer_plan import NoMixerPlan
 from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.layers.activation import expert_activation
-from mysglang.srt.layers.altup import AltUp, Laurel
+from mysglang.srt.layers.altup import AltUp, AltUpStreams, Laurel, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
-from mysglang.srt.layers.layer_inputs import LayerInput, NoLayerInput
+from mysglang.srt.layers.layer_inputs import (
+    LayerInput,
+    LayerInputs,
+    LearnedPositions,
+    NoLayerInput,
+    NoLayerInputs,
+    NoPositions,
+)
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm
 from mysglang.srt.layers.moe.beside_mlp import MlpAndExperts
 from mysglang.srt.layers.moe.experts import MixtureOfExperts, Narrow, SharedExpert
@@ -226,6 +234,20 @@ def layer_input(plan: LayerPlan, hidden_size: int, context: LayerContext) -> NoL
     if plan.input is None:
         return NoLayerInput()
     return LayerInput(hidden_size, **structs.asdict(plan.input), context=context.under("layer_input"))
+
+
+def layer_inputs_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> NoLayerInputs:
+    inside, inputs = context.under("layer_inputs"), plan.inputs
+    return NoLayerInputs() if inputs is None else LayerInputs(hidden_size, **structs.asdict(inputs), context=inside)
+
+
+def positions_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> NoPositions:
+    return NoPositions() if plan.positions is None else LearnedPositions(plan.positions, hidden_size, context)
+
+
+def streams_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> OneStream:
+    inside = context.under("streams")
+    return OneStream() if plan.altup is None else AltUpStreams(hidden_size, plan.altup.streams, inside)
 
 
 def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> GatedMLP:

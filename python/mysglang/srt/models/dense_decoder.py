@@ -104,6 +104,7 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "it has several residual streams": plan.altup is not None,
         "its layers scale the residual stream": any(layer.scaled_stream for layer in plan.layers),
         "it norms heads that are turned": any(each.qk_norm_turned for each in plan.attentions),
+        "it adds learned positions to its embeddings": plan.positions is not None,
         "its logits have a bias": plan.head_bias,
         "it divides rows of the projection to logits by their lengths": plan.unit_head,
         "it norms all heads of queries and keys together": any(each.qk_norm_whole for each in plan.attentions),
