@@ -39,7 +39,6 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import PagedAttention, SumOfMixers, Tempering
 from mysglang.srt.layers.indexer import ChosenElsewhere, Indexer, IndexerSizes
 from mysglang.srt.layers.latent_attention import ChosenLatentAttention, LatentAttention, LatentSizes
-from mysglang.srt.layers.layer_inputs import NoPositions
 from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
 from mysglang.srt.layers.linear import store_transposed
 from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
