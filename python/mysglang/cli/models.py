@@ -18,8 +18,8 @@ from mysglang.bench.refused import Failed
 from mysglang.srt.args.resolve import EMBEDDED_MODEL, is_embedded
 from mysglang.srt.configs.architectures import ARCHITECTURES
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, check_checkpoint, num_parameters
+from mysglang.srt.configs.choices import KvCacheDtype
 from mysglang.srt.configs.floors import H200, TERA, Ceilings, ModelSizes
-from mysglang.srt.configs.load_config import KvCacheDtype
 from mysglang.srt.configs.model_config import DTYPES, ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.checkpoint_files import find_weights, has_weights, stored_tensors

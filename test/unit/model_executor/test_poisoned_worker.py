@@ -8,7 +8,8 @@ from fixtures.executors import start_executor
 from fixtures.poisoned_worker import PoisonedWorker
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
-from mysglang.srt.configs.load_config import KvCacheDtype, LoadConfig
+from mysglang.srt.configs.choices import KvCacheDtype
+from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING
 from mysglang.srt.model_executor.runner_config import RunnerConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fixtures.thread_group import ThreadGroup, run_on_ranks
 from fixtures.tiny_checkpoints import make_checkpoint
-from mysglang.srt.configs.load_config import LoadConfig, draft_format
+from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.saved_model import saved_model
 from mysglang.srt.distributed.groups import SOLO, SoloGroup
@@ -215,7 +215,7 @@ def test_a_checkpoint_and_a_sharded_state_are_not_confused(checkpoint: Path, of_
         check_sharded_state(tmp_path, OF_TWO)
     with pytest.raises(ConfigError, match="read it with --load-format sharded_state"):
         stored_tensors(of_two)
-    assert (draft_format("sharded_state"), draft_format("pt")) == ("auto", "pt")
+    assert SAVED.format.beside.name == "auto"
 
 
 def test_rounded_weights_are_not_saved(checkpoint: Path, tmp_path: Path) -> None:

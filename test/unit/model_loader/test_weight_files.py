@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from mysglang.srt.configs.load_format import LOAD_FORMATS
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.weight_files import open_weight_files, read_weights
 from mysglang.srt.utils.checkpoint_files import INDEX, TORCH_INDEX
@@ -57,10 +58,10 @@ class TestFinding:
         assert names_in(tmp_path) == ["a"]
         save(tmp_path / "model.safetensors", "bb")
         assert names_in(tmp_path) == ["bb"]
-        assert [file.names for file in open_weight_files(tmp_path, "pt")] == [["a"]]
+        assert [file.names for file in open_weight_files(tmp_path, LOAD_FORMATS["pt"])] == [["a"]]
         (tmp_path / "model.safetensors").unlink()
         with pytest.raises(ConfigError, match="holds no files for --load-format safetensors"):
-            open_weight_files(tmp_path, "safetensors")
+            open_weight_files(tmp_path, LOAD_FORMATS["safetensors"])
 
     def test_shards_of_torch_with_an_index(self, tmp_path: Path) -> None:
         weight_map = {}

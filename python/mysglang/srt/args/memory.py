@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mysglang.srt.args.field import arg
-from mysglang.srt.configs.load_config import KvCacheDtype
+from mysglang.srt.configs.choices import KvCacheDtype
 
 EvictionName = Literal["lru", "lfu", "fifo", "filo", "slru", "priority"]
 

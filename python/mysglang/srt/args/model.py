@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mysglang.srt.args.field import arg
+from mysglang.srt.configs.choices import LoadFormat, Quantization
 from mysglang.srt.configs.foreign import ModelImpl
-from mysglang.srt.configs.load_config import LoadFormat, Quantization
 
 DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 

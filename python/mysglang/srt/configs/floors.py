@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, num_parameters
+from mysglang.srt.configs.choices import KvCacheDtype
 from mysglang.srt.configs.kv_cache_scheme import kv_cache_dtype_of
 from mysglang.srt.configs.layer_plan import Size
-from mysglang.srt.configs.load_config import KvCacheDtype
 from mysglang.srt.configs.model_config import ModelConfig
 
 TERA = 1e12

@@ -9,20 +9,16 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from mysglang.srt.args.model import ModelArgs
-from mysglang.srt.args.parallel import ParallelArgs
-from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
-from mysglang.srt.configs.load_config import LoadFormat, draft_format, reads_checkpoint
+from mysglang.srt.configs.checkpoint_sizes import check_context, check_memory
+from mysglang.srt.configs.load_format import WeightFormat, WeightsUse, format_at
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split, check_stages
-from mysglang.srt.configs.saved_model import saved_model
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
@@ -30,15 +26,12 @@ from mysglang.srt.managers.model_files import load_draft_config, load_model_conf
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.awake import awake_timeout
-from mysglang.srt.utils.checkpoint_files import stored_tensors
 from mysglang.srt.utils.hardware import detect_hardware, host_memory
 from mysglang.srt.utils.hf import resolve_model_path
 from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir
 from mysglang.srt.utils.private_dir import remove_private_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
-from mysglang.srt.utils.remote_files import REMOTE_CACHE, RemoteFolder, fetch_config, is_url, remote_tensors
-from mysglang.srt.utils.sharded_state import check_sharded_state
 from mysglang.srt.utils.shortage import shortage_in
 
 STOP_GRACE_S = 2.0
@@ -80,50 +73,32 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     """
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
-    fetch = partial(resolve_model_path, revision=model.revision, download_dir=model.download_dir)
-    path, load_format = _find_folder(model.model_path, model)
+    weights = format_at(model.model_path, model.load_format)
+    path = weights.fetch(model.model_path, revision=model.revision, download_dir=model.download_dir)
     tokenizer_path = path
     if model.tokenizer_path != model.model_path:
-        tokenizer_path = fetch(model.tokenizer_path, load_format="dummy")
-    found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path), load_format=load_format)
+        tokenizer_path = resolve_model_path(
+            model.tokenizer_path, revision=model.revision, download_dir=model.download_dir, load_format="dummy"
+        )
+    found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path), load_format=weights.name)
     if not model.skip_tokenizer_init:
         model_source(tokenizer_path).check_tokenizer()
     config = load_model_config(found)
-    _check_sizes(config, load_format, server_args.parallel)
-    if model.load_format == "sharded_state":
-        _check_sharded(config, server_args)
+    _check_sizes(config, weights, server_args)
     args = replace(server_args, model=found)
     if (asked := args.speculative.speculative_draft_model_path) is not None:
-        draft_files = draft_format(model.load_format)
-        draft = str(resolve_model_path(asked, download_dir=model.download_dir, load_format=draft_files))
+        draft = str(weights.beside.fetch(asked, download_dir=model.download_dir))
         args = replace(args, speculative=replace(args.speculative, speculative_draft_model_path=draft))
-        _check_sizes(load_draft_config(draft, config), draft_files, server_args.parallel)
+        _check_sizes(load_draft_config(draft, config), weights.beside, server_args)
     return args, config
 
 
-def _find_folder(path: str, model: ModelArgs) -> tuple[Path, LoadFormat]:
-    """Returns the model's directory, fetched if it is elsewhere, and the format of the weights. Raises ConfigError."""
-    if is_url(path):
-        if model.load_format not in ("auto", "remote"):
-            raise ConfigError(f"--load-format {model.load_format}: a URL is read with remote; leave --load-format out.")
-        cache = REMOTE_CACHE if model.download_dir is None else model.download_dir
-        return fetch_config(RemoteFolder(path), Path(cache).expanduser()), "remote"
-    if model.load_format == "remote":
-        raise ConfigError("--load-format remote: --model-path must be a URL, such as s3://bucket/model.")
-    folder = resolve_model_path(
-        path, revision=model.revision, download_dir=model.download_dir, load_format=model.load_format
-    )
-    return folder, model.load_format
-
-
-def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: ParallelArgs) -> None:
-    """Compares the model's sizes with its checkpoint, the ranks and this machine. Raises ConfigError."""
+def _check_sizes(config: ModelConfig, weights: WeightFormat, server_args: ServerArgs) -> None:
+    """Compares the model's sizes with its weights, the ranks and this machine. Raises ConfigError."""
+    parallel = server_args.parallel
     check_split(config, parallel.tp_size)
     check_stages(config, parallel.pp_size)
-    if load_format == "remote":
-        check_checkpoint(config, remote_tensors(Path(config.path)))
-    elif reads_checkpoint(load_format):
-        check_checkpoint(config, stored_tensors(Path(config.path), load_format))
+    weights.check(config, WeightsUse(parallel.tp_size, parallel.pp_size, server_args.model.quantization))
     host, gpus = host_memory(), detect_hardware().gpu_memory
     check_context(config, memory=host)
     if parallel.device == "cpu" or not gpus:
@@ -131,14 +106,6 @@ def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: Paralle
         check_memory(config, memory=host, num_ranks=1, place="this machine")
     else:
         check_memory(config, memory=max(gpus), num_ranks=parallel.num_ranks // parallel.ranks_per_gpu, place="a GPU")
-
-
-def _check_sharded(config: ModelConfig, server_args: ServerArgs) -> None:
-    """Compares a sharded state with the options. Raises ConfigError."""
-    if server_args.parallel.pp_size > 1:
-        raise ConfigError("pp_size: --load-format sharded_state is for one stage; leave --pp-size out.")
-    quantization, tp_size = server_args.model.quantization, server_args.parallel.tp_size
-    check_sharded_state(Path(config.path), saved_model(config, tp_size, quantization))
 
 
 class Subprocesses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mysglang.srt.configs.load_config import LoadConfig, draft_format
+from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
@@ -51,9 +51,8 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
     if (draft := args.speculative.speculative_draft_model_path) is not None:
         draft_model = load_draft_config(draft, model)
         _check_states(args, draft_model)
-        launches.append(
-            ModelLaunch(draft_model, replace(load, load_format=draft_format(load.load_format)), helps="drafts")
-        )
+        draft_load = replace(load, load_format=load.format.beside.name)
+        launches.append(ModelLaunch(draft_model, draft_load, helps="drafts"))
     return Executor(_runner_config(args, model, ranks), launches)
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.load_format import AUTO, LOAD_FORMATS, WeightFormat
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.saved_model import saved_model
 from mysglang.srt.distributed.agreement import ONE_RANK, AllRanks
@@ -32,7 +33,6 @@ from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, 
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
-from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.sharded_state import Label, ShardPlace
 
@@ -51,22 +51,26 @@ class Origin:
     """A checkpoint as it was when it was read."""
 
     path: Path
-    load_format: str
+    weights: WeightFormat
     stamps: tuple[tuple[str, int, int], ...]
-    """Name, size and time of change of each of its files."""
+    """Name, size and time of change of each of its files; empty if no checkpoint holds the weights."""
 
     @classmethod
-    def of(cls, path: Path, load_format: str = "auto") -> Origin:
+    def of(cls, path: Path, weights: WeightFormat = AUTO) -> Origin:
         try:
-            found = [(file.name, file.stat()) for file in find_weights(path, load_format).paths]
+            found = [(file.name, file.stat()) for file in weights.source(path).paths]
         except (ConfigError, OSError):
             # What is gone or damaged is never unchanged.
             found = []
-        return cls(path, load_format, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+        return cls(path, weights, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
     def unchanged(self) -> bool:
         """True if the files have the same size and time as before."""
-        return bool(self.stamps) and self == Origin.of(self.path, self.load_format)
+        return bool(self.stamps) and self == Origin.of(self.path, self.weights)
+
+
+NOWHERE = Origin.of(Path(), LOAD_FORMATS["dummy"])
+"""The origin of weights that no checkpoint holds."""
 
 
 class LiveWeights:
@@ -89,8 +93,8 @@ class LiveWeights:
         self._tp = tp
         self._load = load
         self._changed = changed
-        self._origin = Origin.of(Path(config.path), load.load_format) if load.reads_checkpoint else None
-        """The checkpoint that holds the weights as they are now, if one does."""
+        self._origin = Origin.of(Path(config.path), load.format)
+        """The checkpoint that holds the weights as they are now; `NOWHERE` if none does."""
         self._copy: Mapping[str, Tensor] | None = None
         """The weights while they are released, if no checkpoint holds them."""
         self._needs_copy = False
@@ -106,9 +110,9 @@ class LiveWeights:
             with _refusing():
                 if whole:
                     check_config(Path(path), self._config)
-                origin = Origin.of(Path(path)) if whole else None
+                origin = Origin.of(Path(path)) if whole else NOWHERE
                 plan = self._update.plan(checkpoint_tensors(Path(path)), whole=whole)
-            if origin is None:
+            if not whole:
                 self._require_memory()
         if not self._released:
             with self._changing():
@@ -122,7 +126,7 @@ class LiveWeights:
         """Finds where the weights can be read again: in their checkpoint, if it is unchanged, or else in a copy on the
         host, if they are on a device. Raises InvalidRequest if neither is possible.
         """
-        self._needs_copy = self._origin is None or not self._origin.unchanged()
+        self._needs_copy = not self._origin.unchanged()
         if not self._needs_copy:
             return
         if self._platform.device.type == "cpu":
@@ -150,14 +154,13 @@ class LiveWeights:
                 self._update.put_back(self._copy)
             self._copy = None
         else:
-            assert self._origin is not None
             with _refusing():
                 if not self._origin.unchanged():
                     raise ConfigError(
                         f"{self._origin.path} has changed since the weights were read from it; give the weights by "
                         "/update_weights_from_disk"
                     )
-                plan = self._update.plan(checkpoint_tensors(self._origin.path, self._origin.load_format), whole=True)
+                plan = self._update.plan(checkpoint_tensors(self._origin.path, self._origin.weights), whole=True)
             self._update.reserve()
             with self._changing():
                 self._update.apply(plan, pulse)
@@ -216,7 +219,7 @@ class LiveWeights:
             plan = self._update.plan(staged, whole=False)
         with self._changing():
             self._update.apply(plan, pulse)
-        self._origin = None
+        self._origin = NOWHERE
         self._settle()
         return len(plan)
 
@@ -237,7 +240,7 @@ class LiveWeights:
         if self._ranks.size > self._tp.size:
             raise InvalidRequest("pp_size: a model in several stages cannot be saved; use --tp-size instead.")
         with self._ranks.all_or_none(), _refusing():
-            if self._load.reads_checkpoint and checkpoint_scales(Path(self._config.path), self._load.load_format):
+            if checkpoint_scales(Path(self._config.path), self._load.format):
                 raise ConfigError(
                     "the checkpoint has scales for an eight-bit cache, which a sharded state does not keep"
                 )

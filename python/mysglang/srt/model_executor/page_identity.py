@@ -27,7 +27,7 @@ def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, po
     ranks = config.ranks
     facts = {
         "layout": [LAYOUT_VERSION, *page_layout(pool)],
-        "load": [load.load_format, load.seed if load.load_format == "dummy" else None],
+        "load": [load.load_format, load.format.seed_used(load.seed)],
         "weights": checkpoint_files(model.path),
         "quantization": load.quantization,
         "config": model.hf,

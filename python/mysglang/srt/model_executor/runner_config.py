@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mysglang.srt.configs.load_config import KvCacheDtype
+from mysglang.srt.configs.choices import KvCacheDtype
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.kernels.op import Numerics
 from mysglang.srt.mem_cache.kv_pool.host import MemLayout

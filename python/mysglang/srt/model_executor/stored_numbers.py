@@ -64,7 +64,7 @@ def _scales(config: RunnerConfig, model: ModelConfig, load: LoadConfig, stored: 
         found = file_scales(Path(path), rank=tp.rank, num_ranks=tp.size, num_layers=model.num_layers)
         origin = path
     else:
-        found = checkpoint_scales(Path(model.path), load.load_format) if load.reads_checkpoint else {}
+        found = checkpoint_scales(Path(model.path), load.format)
         origin = "the checkpoint"
     if stored is not SCALED:
         if found:

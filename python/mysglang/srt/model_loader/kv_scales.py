@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from mysglang.srt.configs.load_format import AUTO, WeightFormat
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.weight_files import open_weight_files
 from mysglang.srt.utils.hf import read_json
@@ -38,14 +39,14 @@ def is_scale(name: str) -> bool:
     return _NAME.search(name) is not None
 
 
-def checkpoint_scales(folder: Path, load_format: str = "auto") -> Scales:
+def checkpoint_scales(folder: Path, weights: WeightFormat = AUTO) -> Scales:
     """Returns the scales from a checkpoint's tensors; empty if it has no such tensors.
 
     If a layer has only one scale, it holds for keys and values. Raises ConfigError for a scale that is not one positive
     number.
     """
     found: dict[int, dict[str, float]] = {}
-    for file in open_weight_files(folder, load_format):
+    for file in open_weight_files(folder, weights):
         for name in file.names:
             if match := _NAME.search(name):
                 tensor = file.read(name)

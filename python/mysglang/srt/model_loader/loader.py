@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mysglang.srt.configs.choices import LoadFormat
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SOLO, Group
@@ -121,14 +123,23 @@ class DummyFiller:
 
 def filler_of(model_config: ModelConfig, load_config: LoadConfig, tp: Group = SOLO) -> Filler:
     """Returns the filler for `--load-format`. Raises ConfigError for files that are missing or damaged."""
-    if load_config.load_format == "dummy":
-        return DummyFiller(load_config.seed)
-    if load_config.load_format == "sharded_state":
-        return ShardFiller.of(model_config, load_config, tp)
-    if load_config.load_format == "remote":
-        return RemoteFiller.of(model_config)
-    files = open_weight_files(Path(model_config.path), load_config.load_format)
-    return CheckpointFiller(files, load_config.num_threads)
+    return FILLERS[load_config.load_format](model_config, load_config, tp)
+
+
+def _checkpoint_filler(model: ModelConfig, load: LoadConfig, tp: Group) -> Filler:
+    return CheckpointFiller(open_weight_files(Path(model.path), load.format), load.num_threads)
+
+
+FILLERS: Mapping[LoadFormat, Callable[[ModelConfig, LoadConfig, Group], Filler]] = {
+    "auto": _checkpoint_filler,
+    "safetensors": _checkpoint_filler,
+    "pt": _checkpoint_filler,
+    "gguf": _checkpoint_filler,
+    "sharded_state": ShardFiller.of,
+    "remote": lambda model, load, tp: RemoteFiller.of(model),
+    "dummy": lambda model, load, tp: DummyFiller(load.seed),
+}
+"""Load format -> how its filler is made."""
 
 
 def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:

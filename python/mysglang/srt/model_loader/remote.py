@@ -59,17 +59,16 @@ class RemoteFiller:
 
     @classmethod
     def of(cls, model: ModelConfig) -> RemoteFiller:
-        """Reads the headers. Raises ConfigError for damaged files."""
+        """Takes the headers from the note of the launch. Raises ConfigError for damaged ones."""
         note = read_note(Path(model.path))
-        folder = RemoteFolder(note.url)
-        headers = remote_headers(folder, note)
+        headers = remote_headers(note)
         scale = next((entry.name for entries in headers.values() for entry in entries if is_scale(entry.name)), None)
         if scale is not None:
             raise ConfigError(
                 f"tensor {scale} is a scale of an eight-bit cache, which --load-format remote does not read; give a "
                 "local directory"
             )
-        return cls(folder, headers)
+        return cls(RemoteFolder(note.url), headers)
 
     def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
         with closing(self._tensors(model, show_progress)) as weights:

@@ -19,11 +19,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from mysglang.srt.configs.load_format import AUTO, WeightFormat
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.gguf_file import gguf_files
 from mysglang.srt.model_loader.mapped_file import map_file, typed
 from mysglang.srt.model_loader.read_ahead import PageAhead, in_order_ahead
-from mysglang.srt.utils.checkpoint_files import find_weights
+from mysglang.srt.utils.checkpoint_files import NO_FILES
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.plain_files import check_plain
 from mysglang.srt.utils.torch_archive import archived_tensors
@@ -117,14 +118,15 @@ OPENED_AS: Mapping[str, Callable[[tuple[Path, ...]], list[WeightFile]]] = {
     "safetensors": lambda paths: [SafetensorsFile(path) for path in paths],
     "pt": _torch_files,
     "gguf": _gguf_files,
+    NO_FILES.format: lambda paths: [],
 }
 
 
-def open_weight_files(path: Path, load_format: str = "auto") -> list[WeightFile]:
-    """Returns the files that hold the model at `path`, headers checked. Raises ConfigError naming the file that is
-    missing or damaged.
+def open_weight_files(path: Path, weights: WeightFormat = AUTO) -> list[WeightFile]:
+    """Returns the files that hold the model at `path`, headers checked; none for a format without a checkpoint's files.
+    Raises ConfigError naming the file that is missing or damaged.
     """
-    source = find_weights(path, load_format)
+    source = weights.source(path)
     return OPENED_AS[source.format](source.paths)
 
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from mysglang.srt.configs.load_format import AUTO, WeightFormat
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter, weight_parameters
@@ -161,13 +162,13 @@ class WeightUpdate:
                 yield module, by_module.get(path, {})
 
 
-def checkpoint_tensors(path: Path, load_format: str = "auto") -> NamedTensors:
+def checkpoint_tensors(path: Path, weights: WeightFormat = AUTO) -> NamedTensors:
     """Returns the tensors of a checkpoint, or of a single safetensors file. Their bytes are read when they are used.
 
     Raises ConfigError if something is missing or damaged.
     """
     single = path.is_file() and path.suffix == ".safetensors"
-    files: Iterable[WeightFile] = [SafetensorsFile(path)] if single else open_weight_files(path, load_format)
+    files: Iterable[WeightFile] = [SafetensorsFile(path)] if single else open_weight_files(path, weights)
     return [(name, file.read(name)) for file in files for name in file.names]
 
 

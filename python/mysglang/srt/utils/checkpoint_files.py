@@ -40,9 +40,13 @@ class WeightSource:
     """The files that hold a model's weights."""
 
     format: str
-    """One of `FORMATS`."""
+    """One of `FORMATS`; `none` of `NO_FILES`."""
     paths: tuple[Path, ...]
     """Each a regular file."""
+
+
+NO_FILES = WeightSource("none", ())
+"""The source of weights that no local checkpoint holds."""
 
 
 def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:

@@ -21,9 +21,10 @@ import msgspec
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json
-from mysglang.srt.utils.plain_files import LIMITS, MIB, TEMPLATE_LIMIT, is_there, size_limit
+from mysglang.srt.utils.plain_files import LIMITS, MIB, TEMPLATE_LIMIT, is_there, read_plain, size_limit
 from mysglang.srt.utils.weight_headers import (
     LENGTH_BYTES,
+    MAX_HEADERS,
     MAX_SHARDS,
     MAX_TENSORS,
     HeaderRoom,
@@ -56,19 +57,31 @@ REMOTE_CACHE = "~/.cache/mysglang/remote"
 """Directory of fetched files, if `--download-dir` does not name another one."""
 
 NOTE = "remote.json"
-"""File of the cache directory that says where the weights are."""
+"""File of the cache directory that says where the weights are, with the headers of their files."""
+
+NOTE_LIMIT = 2 * MAX_HEADERS
+"""Bytes of that file: headers are four thirds as long in it."""
 
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.5
 """Seconds before the second attempt; each further pause is twice as long."""
 
 
+class NotedFile(msgspec.Struct, frozen=True):
+    """A weight file behind the URL."""
+
+    size: int
+    """Bytes of the file."""
+    header: bytes
+    """Its header, without the length before it. It was not parsed yet."""
+
+
 class Note(msgspec.Struct, frozen=True):
     """Content of `NOTE`."""
 
     url: str
-    files: dict[str, int]
-    """Names of the weight files, and their bytes."""
+    files: dict[str, NotedFile]
+    """The weight files by name."""
 
 
 def is_url(model: str) -> bool:
@@ -149,9 +162,10 @@ class RemoteFolder:
 
 
 def fetch_config(folder: RemoteFolder, cache: Path) -> Path:
-    """Fetches config and tokenizer files into a directory below `cache`, and notes there which weight files there are.
+    """Fetches config and tokenizer files into a directory below `cache`, and notes there which weight files there are,
+    with their headers.
 
-    Returns that directory. Raises ConfigError for files that are too large or missing.
+    Returns that directory. Raises ConfigError for files that are too large, too short or missing.
     """
     target = cache / hashlib.sha256(folder.url.encode()).hexdigest()[:32]
     try:
@@ -191,7 +205,7 @@ def _write(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _weight_files(folder: RemoteFolder, target: Path) -> dict[str, int]:
+def _weight_files(folder: RemoteFolder, target: Path) -> dict[str, NotedFile]:
     names = [WHOLE]
     if is_there(target / INDEX):
         weight_map = read_json(target / INDEX).get("weight_map")
@@ -200,50 +214,53 @@ def _weight_files(folder: RemoteFolder, target: Path) -> dict[str, int]:
         names = sorted({str(name) for name in weight_map.values()})
         if len(names) > MAX_SHARDS:
             raise ConfigError(f"{folder.url}/{INDEX} names {len(names)} files, and at most {MAX_SHARDS} are read")
-    files = {}
+    files, room = {}, HeaderRoom()
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ConfigError(f"{folder.url}/{INDEX} names {name!r}, which is no safetensors file of that directory")
         size = folder.size(name)
         if size is None:
             raise ConfigError(f"{folder.url}/{name} is missing; --load-format remote reads safetensors files only")
-        files[name] = size
+        files[name] = NotedFile(size, _header(folder, name, size, room))
     return files
+
+
+def _header(folder: RemoteFolder, name: str, size: int, room: HeaderRoom) -> bytes:
+    """Returns the header of a weight file of `size` bytes. Raises ConfigError if it is too long or incomplete."""
+    path = Path(name)
+    if size < LENGTH_BYTES:
+        raise damaged(path, "it ends within its header")
+    length = int.from_bytes(folder.read(name, 0, LENGTH_BYTES), "little")
+    room.take(path, length)
+    if not length or LENGTH_BYTES + length > size:
+        raise damaged(path, "it ends within its header")
+    return folder.read(name, LENGTH_BYTES, LENGTH_BYTES + length)
 
 
 def read_note(folder: Path) -> Note:
     """Returns what `fetch_config` noted in a cache directory. Raises ConfigError."""
     try:
-        return msgspec.convert(read_json(folder / NOTE), Note)
-    except msgspec.ValidationError as error:
+        return msgspec.json.decode(read_plain(folder / NOTE, NOTE_LIMIT), type=Note)
+    except msgspec.MsgspecError as error:
         raise ConfigError(f"{folder / NOTE} is damaged ({error}); remove the directory") from error
 
 
-def remote_headers(folder: RemoteFolder, note: Note) -> dict[str, list[TensorEntry]]:
-    """Returns the tensors of each weight file, from the headers. Raises ConfigError for damaged ones, within the limits
-    for local files.
+def remote_headers(note: Note) -> dict[str, list[TensorEntry]]:
+    """Returns the tensors of each weight file, from the noted headers. Raises ConfigError for damaged ones, and for too
+    many tensors.
     """
-    room, found, count = HeaderRoom(), dict[str, list[TensorEntry]](), 0
-    for name, size in note.files.items():
-        path = Path(name)
-        if size < LENGTH_BYTES:
-            raise damaged(path, "it ends within its header")
-        length = int.from_bytes(folder.read(name, 0, LENGTH_BYTES), "little")
-        room.take(path, length)
-        if not length or LENGTH_BYTES + length > size:
-            raise damaged(path, "it ends within its header")
-        header = folder.read(name, LENGTH_BYTES, LENGTH_BYTES + length)
-        found[name] = parse_safetensors_header(path, header, size)
+    found, count = dict[str, list[TensorEntry]](), 0
+    for name, file in note.files.items():
+        found[name] = parse_safetensors_header(Path(name), file.header, file.size)
         count += len(found[name])
         if count > MAX_TENSORS:
-            raise ConfigError(f"{folder.url} holds more than {MAX_TENSORS} tensors, and at most that many are read")
+            raise ConfigError(f"{note.url} holds more than {MAX_TENSORS} tensors, and at most that many are read")
     return found
 
 
 def remote_tensors(folder: Path) -> list[StoredTensor]:
     """Returns every tensor of the model whose config was fetched into `folder`. Raises ConfigError."""
-    note = read_note(folder)
-    headers = remote_headers(RemoteFolder(note.url), note)
+    headers = remote_headers(read_note(folder))
     return [StoredTensor(entry.name, entry.shape, name) for name, entries in headers.items() for entry in entries]
 
 
