@@ -18,6 +18,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.weights import FixedOccupation
 from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.live_weights import NOWHERE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.interface import DeviceMemory
@@ -119,7 +120,7 @@ def test_a_device_leaves_a_copy_on_the_host_if_there_is_room(
     make_checkpoint("qwen3", tmp_path)
     worker = started(tmp_path)
     weights, before = worker.weights, says(worker)
-    weights._origin = None  # as after tensors of a trainer
+    weights._origin = NOWHERE  # as after tensors of a trainer
     weights._platform = SimpleNamespace(device=torch.device("meta"))  # type: ignore[assignment]  # not the host
     monkeypatch.setattr(CpuPlatform, "memory", lambda _platform: DeviceMemory(free=free, total=1 << 40))
     if free:

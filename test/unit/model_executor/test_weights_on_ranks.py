@@ -23,7 +23,7 @@ from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext, rank_conte
 from mysglang.srt.entrypoints.weight_commands import copy_config, shard_place
 from mysglang.srt.errors import InvalidRequest, PeerRefused
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.live_weights import LiveWeights
+from mysglang.srt.model_executor.live_weights import NOWHERE, LiveWeights
 from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
@@ -163,7 +163,7 @@ def test_memory_is_given_back_by_all_ranks_or_by_none(split: str, folders: Path)
         occupation, weights = worker.occupation, worker.weights
         assert isinstance(weights, LiveWeights)
         if number:
-            kept, weights._origin = weights._origin, None
+            kept, weights._origin = weights._origin, NOWHERE
         with pytest.raises(InvalidRequest, match="in no checkpoint" if number else "Another rank"):
             occupation.release(ALL, tick)
         assert not occupation.released and not weights.released
