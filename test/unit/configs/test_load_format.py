@@ -1,4 +1,4 @@
-"""Load formats: which have a checkpoint's files, what stands beside them, and that every name has its objects."""
+"""Load formats: which have a checkpoint's files, what a draft model is read by, and that every name has its objects."""
 
 from __future__ import annotations
 
