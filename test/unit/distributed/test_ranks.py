@@ -21,9 +21,16 @@ from mysglang.srt.managers.child import ranks_of, scheduler_title
 
 SOURCES = Path(__file__).parents[3] / "python/mysglang/srt"
 MAY_READ = {
-    # In sharded_state.py it is the number of ranks that saved the files, not of those that run.
-    "tp_size": {"args", "entrypoints/launcher.py", "managers/child.py", "utils/sharded_state.py"},
-    "pp_size": {"args", "entrypoints/launcher.py", "managers/child.py"},
+    # In sharded_state.py it is the number of ranks that saved the files, not of those that run. In load_format.py the
+    # launcher compares these files with the ranks that it is about to start.
+    "tp_size": {
+        "args",
+        "configs/load_format.py",
+        "entrypoints/launcher.py",
+        "managers/child.py",
+        "utils/sharded_state.py",
+    },
+    "pp_size": {"args", "configs/load_format.py", "entrypoints/launcher.py", "managers/child.py"},
     "base_gpu_id": {"args", "managers/child.py"},
     "WholeModel": {"distributed/pipeline.py"},
     "SoloGroup": {"distributed/groups.py", "layers/context.py"},
