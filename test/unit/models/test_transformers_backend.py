@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fixtures.foreign_checkpoints import FOREIGN, GPT2
 from fixtures.forward_batches import PageRows
@@ -26,6 +27,7 @@ from fixtures.transformers_pair import (
     pair_of,
     run,
 )
+from mysglang.srt.configs.architectures import find_architecture
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
@@ -74,6 +76,12 @@ def test_logits_in_float32(pair: Pair) -> None:
     ours = {name for name, each in pair.ours.named_modules() if isinstance(each, (LinearBase, Experts, nn.Embedding))}
     routers = {name for name in matrices if name.endswith(("router", "gate"))}
     assert matrices <= ours | routers
+
+
+def test_ten_of_these_architectures_have_no_code_of_ours() -> None:
+    """A family that gets code of its own leaves the others to be the proof that any model can be served."""
+    names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[make().model_type] for make in FOREIGN.values()]
+    assert len({name for name in names if find_architecture(name) is None}) >= 10, names
 
 
 def test_attention_of_the_server(tmp_path: Path) -> None:
