@@ -1,5 +1,6 @@
 """The size of the KV cache from bytes alone."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,7 +103,9 @@ def test_the_cpu_has_room_for_some_full_rows_as_memory_allows() -> None:
     few = RunnerConfig(max_running_requests=3)
     assert cpu_budget(few, after=plenty, cost=one_space(4096), context=512).num_pages == 3 * 512
     little = DeviceMemory(free=GIB, total=64 * GIB)
-    assert cpu_budget(RunnerConfig(), after=little, cost=one_space(1 << 20), context=512).num_pages == 512
+    assert cpu_budget(RunnerConfig(), after=little, cost=one_space(1 << 20), context=512).num_pages == 511, (
+        "the page tables take part of the last MiB"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,31 @@ def test_cuda_says_what_to_change(config: RunnerConfig, free: int, named: str) -
 def test_the_cpu_says_what_to_change(config: RunnerConfig) -> None:
     with pytest.raises(ConfigError, match="--max-total-tokens"):
         cpu_budget(config, after=DeviceMemory(10, 10), cost=one_space(4), context=512)
+
+
+@pytest.mark.parametrize("tokens", [None, 100_000])
+def test_rows_whose_tables_do_not_fit_are_refused_and_the_limit_is_allowed(tokens: int | None) -> None:
+    plenty = DeviceMemory(free=64 * GIB, total=64 * GIB)
+
+    def cpu(slots: int) -> KvBudget:
+        config = RunnerConfig(max_running_requests=slots, max_total_tokens=tokens)
+        return cpu_budget(config, after=plenty, cost=one_space(4096), context=8192)
+
+    def cuda(slots: int) -> KvBudget:
+        return on_cuda(RunnerConfig(max_running_requests=slots, max_total_tokens=tokens))
+
+    def storeless(slots: int) -> KvBudget:
+        return storeless_budget(RunnerConfig(max_running_requests=slots), context=512, free=GIB)
+
+    for plan in (cpu, cuda, storeless):
+        with pytest.raises(
+            ConfigError, match=r"^--max-running-requests 99999999: .* enough for \d+ requests"
+        ) as caught:
+            plan(99_999_999)
+        most = int(re.findall(r"enough for (\d+) requests", str(caught.value))[0])
+        assert plan(most).num_slots == most
+        with pytest.raises(ConfigError, match=f"--max-running-requests {most + 1}: "):
+            plan(most + 1)
 
 
 @pytest.mark.parametrize(("family", "token_bytes"), [("qwen3", 0), ("qwen3_moe", 3 * ((96 + 64) * 2 + 8))])
@@ -307,5 +335,5 @@ def test_a_token_costs_what_all_models_keep_of_it() -> None:
 
 
 def test_a_model_that_keeps_nothing_has_rows_and_no_pages() -> None:
-    budget = storeless_budget(RunnerConfig(max_running_requests=7), context=300)
+    budget = storeless_budget(RunnerConfig(max_running_requests=7), context=300, free=GIB)
     assert (budget.num_pages, budget.num_slots, budget.max_context, budget.max_pages) == (0, 7, 300, 0)

@@ -176,8 +176,8 @@ def cuda_budget(
     # fraction of the device is divided among them: the fraction is that of the server, not of a rank.
     free = after.free // config.ranks.on_device.size
     room = (after.free - int((1 - fraction) * before.total)) // config.ranks.on_device.size
-    row = sum(buffer.nbytes(1) for buffer in table_buffers(-(-context // config.page_size), len(cost.spaces)))
-    states = plan_states(config, cost, room, most_slots=MAX_SLOTS, row_bytes=row)
+    most_row = row_nbytes(config, cost, context)
+    states = plan_states(config, cost, room, most_slots=MAX_SLOTS, row_bytes=most_row)
     taken = cost.state_bytes * entries(states)
     room -= taken
     fitting = cost.fitting(max(0, room))
@@ -185,11 +185,13 @@ def cuda_budget(
     slots = config.max_running_requests
     if slots is None:
         slots = with_states(min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS), states)
-    max_pages = -(-min(context, tokens) // config.page_size)
-    table = sum(buffer.nbytes(slots + 1) for buffer in table_buffers(max_pages, len(cost.spaces)))
+    row = row_nbytes(config, cost, min(context, tokens))
+    table = row * (slots + 1)
     if config.max_total_tokens is None:
+        check_rows(config, row, room - least_nbytes(config, cost))
         tokens = cost.fitting(max(0, room - table))
     elif cost.nbytes(config.max_total_tokens) + table > free - taken:
+        check_rows(config, row, free - taken - cost.nbytes(config.max_total_tokens))
         raise ConfigError(
             f"--max-total-tokens {config.max_total_tokens} needs {cost.nbytes(tokens) / GIB:.1f} GiB, and "
             f"{(free - taken) / GIB:.1f} GiB are free beside the weights. Lower it."
@@ -212,9 +214,13 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
     slots = config.max_running_requests or with_states(CPU_SLOTS, states)
     full_rows = min(slots, CPU_FULL_ROWS) * min(context, CPU_CONTEXT)
     wanted = config.max_total_tokens or max(full_rows, context)
+    fitting = wanted if config.max_total_tokens else min(wanted, cost.fitting(max(0, room - taken)))
+    row = row_nbytes(config, cost, min(context, fitting))
     if config.max_total_tokens is None:
-        wanted = min(wanted, cost.fitting(max(0, room - taken)))
-    elif cost.nbytes(wanted) > free - taken:
+        check_rows(config, row, room - taken - least_nbytes(config, cost))
+        wanted = min(wanted, cost.fitting(max(0, room - taken - row * (slots + 1))))
+    elif cost.nbytes(wanted) + row * (slots + 1) > free - taken:
+        check_rows(config, row, free - taken - cost.nbytes(wanted))
         raise ConfigError(
             f"--max-total-tokens {wanted} needs {cost.nbytes(wanted) / GIB:.1f} GiB, "
             f"and {(free - taken) / GIB:.1f} GiB of memory are free. Lower it."
@@ -279,8 +285,34 @@ def with_states(slots: int, states: StateShape | None) -> int:
     return slots if states is None else min(slots, max(1, states.num_states // 2))
 
 
-def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
-    """Plans rows without pages, for models that keep nothing of a prompt."""
+def row_nbytes(config: RunnerConfig, cost: KvCost, tokens: int) -> int:
+    """Returns the bytes of one row of the device tables, if rows have at most `tokens` tokens."""
+    return sum(buffer.nbytes(1) for buffer in table_buffers(-(-tokens // config.page_size), len(cost.spaces)))
+
+
+def least_nbytes(config: RunnerConfig, cost: KvCost) -> int:
+    """Returns the bytes of the smallest cache: of two pages."""
+    return cost.nbytes(2 * config.page_size)
+
+
+def check_rows(config: RunnerConfig, row_bytes: int, room: int) -> None:
+    """Raises ConfigError if --max-running-requests asks for more rows than fit into `room` bytes beside the row of
+    padding, and each takes `row_bytes`. Default numbers of rows are not checked.
+    """
+    asked, most = config.max_running_requests, room // row_bytes - 1
+    # Without room for a single row, the number of rows is not what must change.
+    if asked is not None and asked > max(most, 1):
+        raise ConfigError(
+            f"--max-running-requests {asked}: the tables of each request take {row_bytes / 1024:.1f} KiB, and "
+            f"{max(room, 0) / GIB:.2f} GiB are free for them, which is enough for {max(most, 1)} requests. Lower it."
+        )
+
+
+def storeless_budget(config: RunnerConfig, *, context: int, free: int) -> KvBudget:
+    """Plans rows without pages, for models that keep nothing of a prompt. `free`: bytes of free memory of the host,
+    which keeps the tokens of each row. Raises ConfigError if so many rows do not fit.
+    """
+    check_rows(config, 4 * (context + 1), free)
     slots = config.max_running_requests or STORELESS_SLOTS
     return KvBudget(spaces=(SpaceShape(0, 1),), num_slots=slots, max_context=context)
 

@@ -31,6 +31,7 @@ from mysglang.srt.model_executor.kv_setup import (
 from mysglang.srt.model_executor.memory_budget import KvBudget, storeless_budget
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager, StateSteps
+from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import DeviceMemory, Platform
 from mysglang.srt.platforms.upload import Uploader
 
@@ -88,7 +89,9 @@ def plan_memory(
             )
     if not stores:
         check_no_states(config)
-        return storeless_budget(config, context=context)
+        # The scheduler keeps the tokens of all rows on the host, whatever the device.
+        free = platform_named("cpu").memory().free // config.ranks.on_device.size
+        return storeless_budget(config, context=context, free=free)
     chunk = config.chunked_prefill_size or config.max_prefill_tokens
     workspace = max(model.workspace(max_tokens=chunk, max_context=context) for model in models)
     return plan_kv(
