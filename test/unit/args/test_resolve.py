@@ -53,6 +53,15 @@ def test_several_keys_take_turns_unless_told_otherwise(tmp_path: Path) -> None:
 
 def test_tiny_is_the_embedded_model() -> None:
     assert resolved(CPU, model_path="tiny") == resolved(CPU)
+    elsewhere = resolved(
+        CPU,
+        model_path="owner/name",
+        tokenizer_path="tiny",
+        speculative_algorithm="STANDALONE",
+        speculative_draft_model_path="tiny",
+    )
+    assert elsewhere.model.tokenizer_path == resolved(CPU).model.model_path
+    assert elsewhere.speculative.speculative_draft_model_path == resolved(CPU).model.model_path
 
 
 def test_auto_kernels_are_the_platforms_choice() -> None:

@@ -69,9 +69,14 @@ def resolve_model(args: ModelArgs, seed: int) -> ModelArgs:
     return replace(
         args,
         model_path=model_path,
-        tokenizer_path=model_path if args.tokenizer_path is None else args.tokenizer_path,
+        tokenizer_path=model_path if args.tokenizer_path is None else _path_of(args.tokenizer_path),
         random_seed=seed if args.random_seed is None else args.random_seed,
     )
+
+
+def _path_of(name: str) -> str:
+    """Returns the path of the model that a flag names."""
+    return str(EMBEDDED_MODEL) if is_embedded(name) else name
 
 
 def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardware) -> ScheduleArgs:
@@ -118,11 +123,13 @@ def _open(choice: Choice | None) -> Choice | None:
 
 
 def resolve_speculative(args: SpeculativeArgs) -> SpeculativeArgs:
-    """Returns how many drafts a row tries in a step. Flags that contradict each other stay as they are, to be
-    refused.
+    """Returns how many drafts a row tries in a step, and the path of the draft model. Flags that contradict each other
+    stay as they are, to be refused.
     """
     if args.speculative_algorithm is None or args.complaint() is not None:
         return args
+    if args.speculative_draft_model_path is not None:
+        args = replace(args, speculative_draft_model_path=_path_of(args.speculative_draft_model_path))
     if args.speculative_algorithm == "NGRAM":
         return replace(args, speculative_num_draft_tokens=args.speculative_num_draft_tokens or 1 + MOST_DRAFTS)
     tokens = args.speculative_num_draft_tokens or 1 + (args.speculative_num_steps or MODEL_DRAFTS)
