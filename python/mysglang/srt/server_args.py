@@ -37,7 +37,8 @@ class ServerArgs(ArgGroups):
         hardware = hardware or detect_hardware()
         if not any(given.bad_values()):
             given = resolve(given, hardware, seed=secrets.randbelow(1 << 30))
-        validate(given, hardware)
+        asked = [name for name, value in options.items() if value is not None and value is not False]
+        validate(given, hardware, asked)
         return given
 
 

@@ -1,9 +1,11 @@
 """Options about access: files of keys and certificates, and who is invited."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from fixtures.certificate import make_certificate
 from mysglang.srt.args.serving import ServingArgs, read_keys
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.server_args import ServerArgs
@@ -29,6 +31,7 @@ def test_keys_come_from_the_flag_and_from_a_file(tmp_path: Path) -> None:
         ({"ssl_certfile": __file__}, "must be given together"),
         ({"ssl_ca_certs": __file__}, "need --ssl-certfile"),
         ({"ssl_certfile": "/nowhere", "ssl_keyfile": __file__}, "--ssl-certfile /nowhere: there is no such file"),
+        ({"ssl_certfile": __file__, "ssl_keyfile": __file__}, f"--ssl-certfile {__file__}: it holds no certificates"),
         ({"api_key": "k", "admin_api_key": "k"}, "--admin-api-key must differ from the API keys of clients"),
         ({"fastapi_root_path": "/api/"}, "--fastapi-root-path /api/: give an ASCII path such as"),
         ({"fastapi_root_path": "/"}, "without a slash at its end"),
@@ -51,6 +54,32 @@ def test_what_cannot_be_is_refused_at_once(tmp_path: Path, options: dict[str, ob
     with pytest.raises(ConfigError) as caught:
         ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), **options)
     assert words in str(caught.value)
+
+
+def test_files_of_tls_are_read_before_the_start(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    (other := tmp_path / "other").mkdir()
+    files = {"ssl_certfile": cert, "ssl_keyfile": key}
+    ServerArgs.from_kwargs(Hardware(), **files, ssl_ca_certs=cert)
+    for changed, words in (
+        ({"ssl_keyfile": make_certificate(other)[1]}, "that fits --ssl-certfile"),
+        ({"ssl_keyfile": __file__}, f"--ssl-keyfile {__file__}: it holds no private key"),
+        ({"ssl_ca_certs": __file__}, f"--ssl-ca-certs {__file__}: it holds no certificates"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ServerArgs.from_kwargs(Hardware(), **files | changed)
+
+
+def test_a_key_with_a_password_needs_it(tmp_path: Path) -> None:
+    cert, plain = make_certificate(tmp_path)
+    key = str(tmp_path / "locked.pem")
+    lock = ["openssl", "pkey", "-in", plain, "-aes128", "-passout", "pass:open", "-out", key]
+    subprocess.run(lock, check=True, capture_output=True)
+    files = {"ssl_certfile": cert, "ssl_keyfile": key}
+    ServerArgs.from_kwargs(Hardware(), **files, ssl_keyfile_password="open")
+    for wrong in (None, "shut"):
+        with pytest.raises(ConfigError, match="that --ssl-keyfile-password opens"):
+            ServerArgs.from_kwargs(Hardware(), **files, ssl_keyfile_password=wrong)
 
 
 @pytest.mark.parametrize("path", ["", "/api", "/a/b-c.d_e~1"])

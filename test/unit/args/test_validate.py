@@ -95,6 +95,12 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {**DRAFT, "speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "--speculative-num-steps 2"),
         (CPU, {**DRAFT, "speculative_num_steps": 5}, "--speculative-num-steps must be between 1 and 4"),
         (CPU, {**DRAFT, "speculative_draft_model": "/nowhere"}, "--speculative-draft-model-path /nowhere: there is no"),
+        (
+            CPU,
+            {**NGRAM, "is_embedding": True},
+            "--is-embedding: --speculative-algorithm: only for models that generate",
+        ),
+        (CPU, {"enable_hicache": True, "is_embedding": True}, "--is-embedding: --enable-hierarchical-cache: only for"),
         (CPU, {**DRAFT, "enable_hierarchical_cache": True}, "not with --speculative-algorithm STANDALONE"),
     ],
 )

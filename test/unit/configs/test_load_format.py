@@ -66,7 +66,7 @@ def test_checks_before_the_start(checkpoint: Path) -> None:
     LOAD_FORMATS["dummy"].check(config, alone)
     with pytest.raises(ConfigError, match="no files for --load-format pt"):
         LOAD_FORMATS["pt"].check(config, alone)
-    with pytest.raises(ConfigError, match="pp_size: --load-format sharded_state is for one stage"):
+    with pytest.raises(ConfigError, match=r"--pp-size \d: --load-format sharded_state is for one stage"):
         LOAD_FORMATS["sharded_state"].check(config, WeightsUse(tp_size=1, pp_size=2, quantization=None))
 
 

@@ -232,8 +232,8 @@ class TestRope:
     def test_context_length(self, tmp_path: Path) -> None:
         assert read(tmp_path, LLAMA, context_length=100).context_len == 100
         message = problem(tmp_path, LLAMA, context_length=2049)
-        assert "2049" in message and "2048" in message and "rope_scaling" in message
-        assert "at least 1" in problem(tmp_path, LLAMA, context_length=0)
+        assert message.startswith("--context-length 2049") and "2048" in message and "rope_scaling" in message
+        assert "--context-length must be at least 1" in problem(tmp_path, LLAMA, context_length=0)
 
 
 class TestGemma2:

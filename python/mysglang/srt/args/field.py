@@ -30,6 +30,8 @@ class Option:
     """Other names, in the field's spelling."""
     at_least: float | None = None
     at_most: float | None = None
+    needs: str | None = None
+    """Name of an option without which this one has no effect, so that giving it alone is an error."""
 
     @property
     def flag(self) -> str:
@@ -72,9 +74,12 @@ def arg(
     aliases: tuple[str, ...] = (),
     at_least: float | None = None,
     at_most: float | None = None,
+    needs: str | None = None,
 ) -> T:
-    """Returns a dataclass field that is an option. The range, given in numbers, includes both its ends."""
-    metadata = {"help": help, "aliases": aliases, "at_least": at_least, "at_most": at_most}
+    """Returns a dataclass field that is an option. The range, given in numbers, includes both its ends. `needs`: name
+    of the option that must be given, too.
+    """
+    metadata = {"help": help, "aliases": aliases, "at_least": at_least, "at_most": at_most, "needs": needs}
     return field(default=default, metadata=metadata)
 
 

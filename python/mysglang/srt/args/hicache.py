@@ -28,44 +28,57 @@ class HicacheArgs:
         "long prompts come back later; see docs/hierarchical_cache.md.",
     )
     hicache_ratio: float = arg(
-        2.0, at_least=0.001, at_most=1000, help="Pages in host memory, as a multiple of the pages on the device."
+        2.0,
+        needs="enable_hierarchical_cache",
+        at_least=0.001,
+        at_most=1000,
+        help="Pages in host memory, as a multiple of the pages on the device.",
     )
     hicache_size: float = arg(
         0.0,
+        needs="enable_hierarchical_cache",
         at_least=0,
         help="Host memory for cached pages in GB (10^9 bytes), instead of --hicache-ratio. 0: --hicache-ratio applies.",
     )
     hicache_host_memory_fraction: float = arg(
         0.8,
+        needs="enable_hierarchical_cache",
         at_least=0.01,
         at_most=1,
         help="Largest share of the free host memory that cached pages may take. The start fails if they need more.",
     )
     hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = arg(
         "write_through",
+        needs="enable_hierarchical_cache",
         help="When a prefix is copied to the host. write_through: when the first request that used it ends. "
         "write_through_selective: when the second one ends. write_back: when the device evicts it.",
     )
     hicache_io_backend: Literal["kernel", "direct"] = arg(
         "kernel",
+        needs="enable_hierarchical_cache",
         help="How pages are copied. kernel: by the device's cores, page by page. direct: by its copy engine, which"
         " needs large pages to be fast.",
     )
     hicache_mem_layout: Literal["page_first", "layer_first"] = arg(
         "page_first",
+        needs="enable_hierarchical_cache",
         help="Order in host memory. page_first: all layers of a page side by side. layer_first: all pages of a "
         "layer side by side.",
     )
     hicache_storage_backend: str | None = arg(
-        None, help="Also write prefixes to storage, and look for missing prefixes there. Only value: file."
+        None,
+        needs="enable_hierarchical_cache",
+        help="Also write prefixes to storage, and look for missing prefixes there. Only value: file.",
     )
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = arg(
         "timeout",
+        needs="hicache_storage_backend",
         help="How long a request waits for prefixes from storage. best_effort: not at all. wait_complete: until "
         "all are there. timeout: for a limited time.",
     )
     hicache_storage_backend_extra_config: str | None = arg(
         None,
+        needs="hicache_storage_backend",
         help='JSON object with the settings of the storage, such as {"path": "/var/cache/kv", "size_gb": 500}. '
         "`path` is required; see docs/hierarchical_cache.md.",
     )

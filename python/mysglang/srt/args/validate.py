@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mysglang.srt.args.field import flag_of
-from mysglang.srt.args.groups import ArgGroups
-from mysglang.srt.args.hicache import OTHER_STORAGE_BACKENDS, STORAGE_BACKENDS, HicacheArgs
+from mysglang.srt.args.groups import ArgGroups, option_named
+from mysglang.srt.args.hicache import OTHER_STORAGE_BACKENDS, STORAGE_BACKENDS
 from mysglang.srt.args.hicache import complaint_about as hicache_complaint
 from mysglang.srt.args.kv_events import complaint_about
 from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF, ScheduleArgs
 from mysglang.srt.args.serving import ServingArgs, read_keys
+from mysglang.srt.args.tls import complaint_about as tls_complaint
 from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
@@ -96,6 +97,10 @@ RULES = (
         lambda a: _not_found("--speculative-draft-model-path", a.speculative.speculative_draft_model_path),
     ),
     Rule(
+        lambda a, _: a.model.is_embedding and bool(generating_only(a)),
+        lambda a: f"--is-embedding: {', '.join(generating_only(a))}: only for models that generate; leave it out.",
+    ),
+    Rule(
         lambda a, _: a.speculative.speculative_algorithm == "STANDALONE" and a.hicache.enable_hierarchical_cache,
         lambda _: (
             "--enable-hierarchical-cache: not with --speculative-algorithm STANDALONE, since the host keeps no keys "
@@ -154,6 +159,7 @@ RULES = (
         lambda _: "--ssl-ca-certs and --ssl-keyfile-password need --ssl-certfile and --ssl-keyfile.",
     ),
     *map(_file_rule, ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
+    Rule(lambda a, _: tls_complaint(a.serving) is not None, lambda a: str(tls_complaint(a.serving))),
     Rule(
         lambda a, _: not all(map(_is_origin, a.serving.cors_allow_origins)),
         lambda a: f"--cors-allow-origins {' '.join(a.serving.cors_allow_origins)}: give https://host[:port], or *.",
@@ -233,23 +239,8 @@ RULES = (
         ),
     ),
     Rule(
-        lambda a, _: a.hicache != HicacheArgs() and not a.hicache.enable_hierarchical_cache,
-        lambda _: "Flags that begin with --hicache need --enable-hierarchical-cache.",
-    ),
-    Rule(
         lambda a, _: a.hicache.hicache_storage_backend not in (None, *STORAGE_BACKENDS),
         lambda a: f"--hicache-storage-backend {a.hicache.hicache_storage_backend}: {_no_storage_backend(a)}.",
-    ),
-    Rule(
-        lambda a, _: (
-            a.hicache.hicache_storage_backend is None
-            and (a.hicache.hicache_storage_backend_extra_config, a.hicache.hicache_storage_prefetch_policy)
-            != (None, HicacheArgs().hicache_storage_prefetch_policy)
-        ),
-        lambda _: (
-            "--hicache-storage-prefetch-policy and --hicache-storage-backend-extra-config need "
-            "--hicache-storage-backend."
-        ),
     ),
     Rule(
         lambda a, _: a.hicache.hicache_storage_backend == "file" and not a.hicache.storage_path,
@@ -317,10 +308,22 @@ def alone_only(groups: ArgGroups) -> list[str]:
     return [flag for flag, is_given in given.items() if is_given]
 
 
-def validate(groups: ArgGroups, hardware: Hardware) -> None:
-    """Raise ConfigError with a line for every rule that `groups` breaks."""
+def generating_only(groups: ArgGroups) -> list[str]:
+    """Returns the options in use that are only for models that generate."""
+    given = {
+        "--enable-deterministic-inference": groups.kernels.enable_deterministic_inference,
+        "--enable-hierarchical-cache": groups.hicache.enable_hierarchical_cache,
+        "--speculative-algorithm": groups.speculative.speculative_algorithm is not None,
+    }
+    return [flag for flag, is_given in given.items() if is_given]
+
+
+def validate(groups: ArgGroups, hardware: Hardware, given: Collection[str] = ()) -> None:
+    """Raise ConfigError with a line for every rule that `groups` breaks. `given`: names and aliases of the options that
+    the user gave, be it with their default values.
+    """
     # Rules may compare values, so they are asked only where every value has its type and range.
-    problems = [*groups.bad_values()] or [*_broken(groups, hardware)]
+    problems = [*groups.bad_values()] or [*_broken(groups, hardware), *_without_effect(groups, given)]
     if problems:
         raise ConfigError(*problems)
 
@@ -333,6 +336,15 @@ def _no_storage_backend(groups: ArgGroups) -> str:
 
 def _broken(groups: ArgGroups, hardware: Hardware) -> Iterator[str]:
     return (rule.say(groups) for rule in RULES if rule.broken(groups, hardware))
+
+
+def _without_effect(groups: ArgGroups, given: Collection[str]) -> Iterator[str]:
+    """Yields a line for each given option that has no effect, since the option that it needs is off."""
+    values = groups.flat()
+    for name in given:
+        option = option_named(name)
+        if option is not None and option.needs is not None and values[option.needs] in (None, False):
+            yield f"{option.flag} needs {flag_of(option.needs)}."
 
 
 def _found(path: str | None) -> bool:

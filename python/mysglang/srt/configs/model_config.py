@@ -272,7 +272,7 @@ def _dtype(wanted: str, facts: _Facts) -> str:
         stored = (facts.dtype or facts.torch_dtype or "bfloat16").removeprefix("torch.")
         return "bfloat16" if stored in ("float32", "float") else _dtype(stored, facts)
     if wanted not in DTYPES:
-        raise ConfigError(f"dtype {wanted} is not supported; choose auto or one of " + ", ".join(DTYPES))
+        raise ConfigError(f"--dtype {wanted} is not supported; choose auto or one of " + ", ".join(DTYPES))
     return DTYPES[wanted]
 
 
@@ -281,10 +281,10 @@ def _context_len(wanted: int | None, longest: int, pooling: PoolingConfig | None
         trained = pooling.max_length if pooling is not None else None
         return longest if trained is None else min(trained, longest)
     if wanted < 1:
-        raise ConfigError(f"context_length must be at least 1, not {wanted}")
+        raise ConfigError(f"--context-length must be at least 1, got {wanted}")
     if wanted > longest:
         raise ConfigError(
-            f"context_length {wanted} is more than the {longest} positions of the model; lower it, or override "
+            f"--context-length {wanted} is more than the {longest} positions of the model; lower it, or override "
             "rope_scaling or max_position_embeddings of its config.json if you know that the model can do it"
         )
     return wanted

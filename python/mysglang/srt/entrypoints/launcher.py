@@ -22,7 +22,7 @@ from mysglang.srt.configs.rank_split import check_split, check_stages
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
-from mysglang.srt.managers.model_files import load_draft_config, load_model_config
+from mysglang.srt.managers.model_files import check_task, load_draft_config, load_model_config
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.awake import awake_timeout
@@ -84,6 +84,7 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     if not model.skip_tokenizer_init:
         model_source(tokenizer_path).check_tokenizer()
     config = load_model_config(found)
+    check_task(server_args, config)
     _check_sizes(config, weights, server_args)
     args = replace(server_args, model=found)
     if (asked := args.speculative.speculative_draft_model_path) is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mysglang.srt.args.groups import ArgGroups
 from mysglang.srt.args.model import ModelArgs
+from mysglang.srt.args.validate import generating_only
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -22,14 +24,18 @@ def load_model_config(args: ModelArgs) -> ModelConfig:
     )
 
 
+def check_task(args: ArgGroups, model: ModelConfig) -> None:
+    """Raises ConfigError for options of generation if the model makes vectors."""
+    if model.pooling is not None and (given := generating_only(args)):
+        raise ConfigError(*(f"{flag} is for models that generate; leave it out for this one." for flag in given))
+
+
 def load_draft_config(path: str, served: ModelConfig) -> ModelConfig:
     """Returns the config of the model at `path` that proposes drafts for the `served` one: in its data type, for
     requests as long. Raises ConfigError for a model that cannot propose drafts for this one.
     """
     draft = ModelConfig.from_path(path, dtype=served.dtype)
     flag = f"--speculative-draft-model-path {path}"
-    if served.pooling is not None:
-        raise ConfigError("--speculative-algorithm is for models that generate; leave it out for this one.")
     if draft.pooling is not None:
         raise ConfigError(f"{flag}: {draft.architecture} does not generate, so it can propose no drafts.")
     if draft.vocab_size != served.vocab_size:

@@ -8,7 +8,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.managers.model_files import load_draft_config
+from mysglang.srt.managers.model_files import check_task, load_draft_config
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
@@ -20,8 +20,7 @@ COMPILED_ROWS = 32
 
 def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Executor:
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
-    if args.kernels.enable_deterministic_inference and model.pooling is not None:
-        raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
+    check_task(args, model)
     if args.kernels.enable_deterministic_inference and model.served_as.foreign:
         raise ConfigError(
             f"--enable-deterministic-inference: {model.architecture} is computed by transformers' code, whose products "
@@ -37,10 +36,6 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
             f"--enable-torch-compile: {model.architecture} is computed by code of mysglang, whose kernels are fused by "
             "hand; leave it out, or give --model-impl transformers if the model generates."
         )
-    if args.hicache.enable_hierarchical_cache and model.pooling is not None:
-        raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
-    if args.speculative.drafts and model.pooling is not None:
-        raise ConfigError("--speculative-algorithm is for models that generate; leave it out for this one.")
     _check_states(args, model)
     load = LoadConfig(
         load_format=args.model.load_format,
