@@ -101,6 +101,17 @@ def test_find_model_refuses_what_cannot_be_served(tmp_path: Path, model: Path) -
         find_model(args(model))
 
 
+@pytest.mark.parametrize(
+    "options", [{"speculative_algorithm": "NGRAM"}, {"enable_hicache": True}, {"enable_deterministic_inference": True}]
+)
+def test_options_of_generation_are_refused_for_a_model_of_vectors(model: Path, options: dict[str, object]) -> None:
+    """The files say that it makes vectors, no flag does."""
+    find_model(args(model, **options))
+    (model / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["LlamaModel"]}))
+    with pytest.raises(ConfigError, match="is for models that generate; leave it out for this one"):
+        find_model(args(model, **options))
+
+
 class TestSubprocesses:
     """With obedient children in the places of both."""
 
