@@ -91,7 +91,9 @@ class ShardedState(WeightFormat):
 
     def check(self, config: ModelConfig, use: WeightsUse) -> None:
         if use.pp_size > 1:
-            raise ConfigError(f"--pp-size {use.pp_size}: --load-format sharded_state is for one stage; leave --pp-size out.")
+            raise ConfigError(
+                f"--pp-size {use.pp_size}: --load-format sharded_state is for one stage; leave --pp-size out."
+            )
         check_sharded_state(Path(config.path), saved_model(config, use.tp_size, use.quantization))
 
 
