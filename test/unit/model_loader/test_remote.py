@@ -26,12 +26,11 @@ from mysglang.srt.model_loader import remote
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.hardware import Hardware
+from mysglang.srt.utils.hf import REMOTE_NOTE, is_url
 from mysglang.srt.utils.remote_files import (
     ATTEMPTS,
-    NOTE,
     RemoteFolder,
     fetch_config,
-    is_url,
     read_note,
 )
 
@@ -271,7 +270,7 @@ def test_the_launcher_takes_a_url(checkpoint: Path, tmp_path: Path) -> None:
     for asked in ("auto", "remote"):
         args = ServerArgs.from_kwargs(Hardware(), model_path=url, load_format=asked, **options)
         found, config = find_model(args)
-        assert found.model.load_format == "remote" and Path(config.path, NOTE).is_file()
+        assert found.model.load_format == "remote" and Path(config.path, REMOTE_NOTE).is_file()
     with pytest.raises(ConfigError, match="--load-format gguf: a URL is read with remote"):
         find_model(ServerArgs.from_kwargs(Hardware(), model_path=url, load_format="gguf", **options))
     with pytest.raises(ConfigError, match="--load-format remote: --model-path must be a URL"):

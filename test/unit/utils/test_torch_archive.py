@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.model_loader.weight_files import TorchFile
+from mysglang.srt.model_loader.torch_file import TorchFile
 from mysglang.srt.utils.torch_archive import STORAGES, archived_tensors
 from mysglang.srt.utils.weight_headers import HeaderRoom
 

@@ -24,7 +24,7 @@ from mysglang.srt.args.tls import complaint_about as tls_complaint
 from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
-from mysglang.srt.utils.remote_files import is_url
+from mysglang.srt.utils.hf import is_url
 
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")

@@ -48,7 +48,7 @@ class RopePlan(msgspec.Struct, frozen=True):
 
 class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a layer that mixes information between the tokens of a request: attention, or a state. Each class has
-    a row in the table `MIXERS` of `models/decoder.py`, which builds it.
+    a row in the table `MIXERS` of `models/mixers.py`, which builds it.
     """
 
     name: ClassVar[str]

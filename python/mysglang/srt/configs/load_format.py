@@ -6,7 +6,7 @@ Knows files and their headers, not tensors of torch. How a format fills a model 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.saved_model import saved_model
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.checkpoint_files import NO_FILES, WeightSource, find_weights, stored_tensors
-from mysglang.srt.utils.hf import resolve_model_path
-from mysglang.srt.utils.remote_files import REMOTE_CACHE, RemoteFolder, fetch_config, is_url, remote_tensors
+from mysglang.srt.utils.hf import is_url, resolve_model_path
+from mysglang.srt.utils.late_import import at_first_call
 from mysglang.srt.utils.sharded_state import check_sharded_state
+from mysglang.srt.utils.weight_headers import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class ShardedState(WeightFormat):
         check_sharded_state(Path(config.path), saved_model(config, use.tp_size, use.quantization))
 
 
+_REMOTE_FILES = "mysglang.srt.utils.remote_files"
+_fetch_url: Callable[[str, str | None], Path] = at_first_call(f"{_REMOTE_FILES}:fetch_url")
+_remote_tensors: Callable[[Path], list[StoredTensor]] = at_first_call(f"{_REMOTE_FILES}:remote_tensors")
+
+
 class RemoteWeights(WeightFormat):
     """Byte ranges of files behind a URL. Their headers are read once, by `fetch`, which notes them for the ranks."""
 
@@ -107,11 +113,10 @@ class RemoteWeights(WeightFormat):
         return AUTO
 
     def fetch(self, path: str, *, revision: str | None = None, download_dir: str | None = None) -> Path:
-        cache = REMOTE_CACHE if download_dir is None else download_dir
-        return fetch_config(RemoteFolder(path), Path(cache).expanduser())
+        return _fetch_url(path, download_dir)
 
     def check(self, config: ModelConfig, use: WeightsUse) -> None:
-        check_checkpoint(config, remote_tensors(Path(config.path)))
+        check_checkpoint(config, _remote_tensors(Path(config.path)))
 
 
 AUTO = CheckpointWeights("auto")

@@ -25,7 +25,7 @@ from mysglang.srt.entrypoints.ignored_fields import FieldLog, IgnoredFieldsHeade
 from mysglang.srt.entrypoints.invitations import Invitations
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
-from mysglang.srt.entrypoints.openai.batches_service import BatchEndpoints
+from mysglang.srt.entrypoints.openai.batch_endpoints import BatchEndpoints
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.files_desk import Desk, desk_for
 from mysglang.srt.entrypoints.openai.fill_in import FillIn

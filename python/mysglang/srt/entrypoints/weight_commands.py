@@ -22,9 +22,8 @@ from mysglang.srt.messages.control import ControlReqOutput
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
 from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.disk import room_for
-from mysglang.srt.utils.hf import CONFIG_FILES, resolve_model_path
+from mysglang.srt.utils.hf import CONFIG_FILES, REMOTE_NOTE, resolve_model_path
 from mysglang.srt.utils.private_dir import private_dir
-from mysglang.srt.utils.remote_files import NOTE
 from mysglang.srt.utils.sharded_state import DEFAULT_PATTERN, ShardPlace
 
 PATIENCE_S = 3600.0
@@ -100,7 +99,7 @@ def copy_config(model: Path, path: Path) -> None:
     files = {file for pattern in CONFIG_FILES for file in (*model.glob(pattern), *model.glob(f"[0-9]*/{pattern}"))}
     try:
         for file in sorted(files):
-            if file.is_file() and not file.name.endswith(".index.json") and file.name != NOTE:
+            if file.is_file() and not file.name.endswith(".index.json") and file.name != REMOTE_NOTE:
                 target = path / file.relative_to(model)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, target)

@@ -28,16 +28,20 @@ from mysglang.srt.distributed.update_group import UpdateGroup
 from mysglang.srt.errors import ConfigError, Conflict, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, Pulse, TensorFacts
 from mysglang.srt.model_loader.kv_scales import checkpoint_scales
-from mysglang.srt.model_loader.sharded_state import save_shard
 from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, checkpoint_tensors, digest
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.late_import import at_first_call
 from mysglang.srt.utils.sharded_state import Label, ShardPlace
 
 GROUP_TIMEOUT_S = 300.0
 """For members to come, and for weights that were announced."""
+
+_save_shard: Callable[[WeightUpdate, ShardPlace, Label, Pulse], int] = at_first_call(
+    "mysglang.srt.model_loader.sharded_state:save_shard"
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -246,7 +250,7 @@ class LiveWeights:
                 )
             model = saved_model(self._config, self._tp.size, self._load.quantization)
             label = Label(saved=place.saved, model=model, rank=self._tp.rank, part=0, parts=1)
-            return save_shard(self._update, place, label, pulse)
+            return _save_shard(self._update, place, label, pulse)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

@@ -26,12 +26,11 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights, weight_parameters
 from mysglang.srt.layers.quantization.factory import quant_config
-from mysglang.srt.model_loader.remote import RemoteFiller
-from mysglang.srt.model_loader.sharded_state import ShardFiller
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel
 from mysglang.srt.models.registry import Model, model_class
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.late_import import at_first_call
 
 logger = logging.getLogger(__name__)
 
@@ -130,13 +129,15 @@ def _checkpoint_filler(model: ModelConfig, load: LoadConfig, tp: Group) -> Fille
     return CheckpointFiller(open_weight_files(Path(model.path), load.format), load.num_threads)
 
 
+_remote_filler: Callable[[ModelConfig], Filler] = at_first_call("mysglang.srt.model_loader.remote:RemoteFiller.of")
+
 FILLERS: Mapping[LoadFormat, Callable[[ModelConfig, LoadConfig, Group], Filler]] = {
     "auto": _checkpoint_filler,
     "safetensors": _checkpoint_filler,
     "pt": _checkpoint_filler,
     "gguf": _checkpoint_filler,
-    "sharded_state": ShardFiller.of,
-    "remote": lambda model, load, tp: RemoteFiller.of(model),
+    "sharded_state": at_first_call("mysglang.srt.model_loader.sharded_state:ShardFiller.of"),
+    "remote": lambda model, load, tp: _remote_filler(model),
     "dummy": lambda model, load, tp: DummyFiller(load.seed),
 }
 """Load format -> how its filler is made."""

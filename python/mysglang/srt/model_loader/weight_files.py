@@ -14,21 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from mysglang.srt.configs.load_format import AUTO, WeightFormat
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.model_loader.gguf_file import gguf_files
-from mysglang.srt.model_loader.mapped_file import map_file, typed
 from mysglang.srt.model_loader.read_ahead import PageAhead, in_order_ahead
 from mysglang.srt.utils.checkpoint_files import NO_FILES
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.late_import import at_first_call
 from mysglang.srt.utils.plain_files import check_plain
-from mysglang.srt.utils.torch_archive import archived_tensors
-from mysglang.srt.utils.weight_headers import HeaderRoom
 
 logger = logging.getLogger(__name__)
 
@@ -85,39 +81,10 @@ class SafetensorsFile:
         return self.read(name).nbytes
 
 
-class TorchFile:
-    """A file of torch.save. Implements `WeightFile` without unpickling: `utils/torch_archive.py`."""
-
-    def __init__(self, path: Path, room: HeaderRoom) -> None:
-        """Raises ConfigError for a file that is damaged, or that has anything but tensors."""
-        self.path = path
-        self._tensors = {tensor.name: tensor for tensor in archived_tensors(path, room)}
-        self.names = list(self._tensors)
-        self._mapped = map_file(path)
-
-    def read(self, name: str) -> Tensor:
-        stored = self._tensors[name]
-        dtype: torch.dtype = getattr(torch, stored.dtype)
-        values = typed(self._mapped[stored.begin : stored.end], dtype)
-        return values.as_strided(stored.shape, stored.strides)
-
-    def stored_bytes(self, name: str) -> int:
-        return self._tensors[name].end - self._tensors[name].begin
-
-
-def _torch_files(paths: tuple[Path, ...]) -> list[WeightFile]:
-    room = HeaderRoom()
-    return [TorchFile(path, room) for path in paths]
-
-
-def _gguf_files(paths: tuple[Path, ...]) -> list[WeightFile]:
-    return [*gguf_files(paths)]
-
-
 OPENED_AS: Mapping[str, Callable[[tuple[Path, ...]], list[WeightFile]]] = {
     "safetensors": lambda paths: [SafetensorsFile(path) for path in paths],
-    "pt": _torch_files,
-    "gguf": _gguf_files,
+    "pt": at_first_call("mysglang.srt.model_loader.torch_file:torch_files"),
+    "gguf": at_first_call("mysglang.srt.model_loader.gguf_file:gguf_files"),
     NO_FILES.format: lambda paths: [],
 }
 

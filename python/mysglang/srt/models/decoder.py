@@ -1,73 +1,39 @@
 """Decoder: embedding, layers and norm of every decoder, built from its plan (`configs/layer_plan.py`).
 
 Device-agnostic, and nothing in `forward` looks at a value, so a step can be captured in a graph. What the kinds of a
-plan are computed by is in tables: `MIXERS` here, `MLPS` in `decoder_layers.py`; norms, activations and rotary
+plan are computed by is in tables: `MIXERS` in `mixers.py`, `MLPS` in `decoder_layers.py`; norms, activations and rotary
 scalings in their files in `layers/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from mysglang.srt.configs.layer_plan import (
-    AttentionPlan,
-    ChoicePlan,
-    LatentPlan,
-    MixerPlan,
-    RopePlan,
-)
-from mysglang.srt.configs.mixer_plan import (
-    ConvolutionPlan,
-    KimiDeltaPlan,
-    LightningPlan,
-    LinearAttentionPlan,
-    Mamba2Plan,
-    MambaPlan,
-    NoMixerPlan,
-    SumPlan,
-)
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
-from mysglang.srt.forward.forward_batch import AttentionSpec, ChosenKeys, ForwardBatch, StateSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import PagedAttention, SumOfMixers, Tempering
-from mysglang.srt.layers.indexer import ChosenElsewhere, Indexer, IndexerSizes
-from mysglang.srt.layers.latent_attention import ChosenLatentAttention, LatentAttention, LatentSizes
-from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
+from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm
 from mysglang.srt.layers.linear import store_transposed
-from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
-from mysglang.srt.layers.linear_attention.gated_delta_net import (
-    DeltaSizes,
-    GatedDeltaNet,
-    GroupedDeltaNet,
-    SplitDeltaNet,
-)
-from mysglang.srt.layers.linear_attention.kimi_delta_attention import KimiDeltaAttention, KimiDeltaSizes
-from mysglang.srt.layers.linear_attention.lightning_attention import LightningAttention
-from mysglang.srt.layers.linear_attention.mamba import MambaChannels, MambaMixer
-from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.linear_attention.state_layer import state_specs
-from mysglang.srt.layers.parameter import Section
 from mysglang.srt.layers.radix_attention import attention_specs
-from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
-from mysglang.srt.layers.shared_keys import SharedKeysAttention
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.models.decoder_layers import (
     DecoderLayer,
-    head_norm_of,
     layer_inputs_of,
     layer_kind,
     norm_of,
     positions_of,
     streams_of,
 )
+from mysglang.srt.models.mixers import MIXERS, Rotaries
 from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
 
 ENDS = ("embed_tokens", "norm", "lm_head")
@@ -259,241 +225,3 @@ class Decoder(CheckpointModel):
     @cached_property
     def _other_layers(self) -> frozenset[str]:
         return frozenset(map(str, range(self.config.num_layers))) - frozenset(self.layers)
-
-
-class Rotaries:
-    """The rotary tables of one model. Layers with equal plans share one table."""
-
-    def __init__(self, num_positions: int) -> None:
-        self._num_positions = num_positions
-        self._made: list[tuple[RopePlan, int, RotaryEmbedding]] = []
-
-    def of(self, plan: RopePlan | None, head_dim: int) -> RotaryEmbedding | None:
-        """Returns the rotary table of a plan; None for layers without rotary positions."""
-        if plan is None:
-            return None
-        for known, dim, table in self._made:
-            if (known, dim) == (plan, head_dim):
-                return table
-        table = RotaryEmbedding(
-            plan.parameters,
-            head_dim,
-            self._num_positions,
-            turned=plan.lanes(head_dim),
-            interleaved=plan.interleaved,
-        )
-        self._made.append((plan, head_dim, table))
-        return table
-
-
-def attention_of(
-    plan: AttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> PagedAttention | LatentAttention | SharedKeysAttention:
-    """Returns the attention of the layer with this number."""
-    norm, whole, latent, values = plan.qk_norm, plan.qk_norm_whole, plan.latent, plan.value_norm
-    spec = AttentionSpec(
-        layer_id=index if plan.keys_of is None else plan.keys_of,
-        num_heads=plan.num_heads,
-        num_kv_heads=plan.num_kv_heads,
-        head_dim=plan.head_dim,
-        scale=plan.scale,
-        window=plan.window,
-        chunked=plan.chunked,
-        logit_cap=plan.logit_cap,
-        latent_dim=None if latent is None else latent.rank,
-    )
-    if latent is not None:
-        assert norm is None, "latent rows are normed in another way"
-        return latent_attention_of(plan, latent, spec, hidden_size, rotaries.of(plan.rope, latent.rope_dim), context)
-    if not plan.stores:
-        assert not whole and not plan.qk_norm_turned, "heads are normed each, before they are turned"
-        assert not plan.output_gate and plan.tempering is None and not plan.sinks, "no such layer shares keys"
-        return SharedKeysAttention(
-            hidden_size,
-            spec,
-            rotaries.of(plan.rope, plan.head_dim),
-            head_norm=None if norm is None else lambda: head_norm_of(norm, plan.head_dim, context),
-            bias=plan.bias,
-            output_bias=plan.output_bias,
-            context=context,
-        )
-    return PagedAttention(
-        hidden_size,
-        spec,
-        rotaries.of(plan.rope, plan.head_dim),
-        head_norms=None if norm is None or whole else lambda: head_norm_of(norm, plan.head_dim, context),
-        whole_norms=None if norm is None or not whole else lambda section: SplitRMSNorm(section, norm.eps, context),
-        norms_turned=plan.qk_norm_turned,
-        value_norm=None if values is None else lambda: head_norm_of(values, plan.head_dim, context),
-        values_from_keys=plan.values_from_keys,
-        tempering=None if plan.tempering is None else Tempering(*plan.tempering),
-        sinks=plan.sinks,
-        fused_by_head=plan.fused_by_head,
-        bias=plan.bias,
-        output_bias=plan.output_bias,
-        output_gate=plan.output_gate,
-        context=context,
-    )
-
-
-def latent_attention_of(
-    plan: AttentionPlan,
-    latent: LatentPlan,
-    spec: AttentionSpec,
-    hidden_size: int,
-    rotary: RotaryEmbedding | None,
-    context: LayerContext,
-) -> LatentAttention:
-    """Returns attention over latent rows: over all of them, or over those that are chosen."""
-    sizes = LatentSizes(
-        query_rank=latent.query_rank,
-        key_dim=latent.key_dim,
-        value_dim=latent.value_dim,
-        interleaved=latent.interleaved,
-    )
-    norm = partial(head_norm_of, latent.norm, context=context)
-    if (choice := latent.choice) is None:
-        return LatentAttention(
-            hidden_size,
-            spec,
-            sizes,
-            rotary,
-            norm=norm,
-            bias=plan.bias,
-            output_bias=plan.output_bias,
-            context=context,
-        )
-    assert rotary is not None, "an indexer's keys are turned as those of the layer"
-    keys = ChosenKeys(top_k=choice.top_k, layer=choice.layer, index_dim=latent.index_dim)
-    return ChosenLatentAttention(
-        hidden_size,
-        replace(spec, chosen=keys),
-        sizes,
-        rotary,
-        norm=norm,
-        bias=plan.bias,
-        output_bias=plan.output_bias,
-        indexer=indexer_of(choice, latent, hidden_size, rotary, context.under("indexer")),
-        context=context,
-    )
-
-
-def indexer_of(
-    choice: ChoicePlan, latent: LatentPlan, hidden_size: int, rotary: RotaryEmbedding, context: LayerContext
-) -> Indexer | ChosenElsewhere:
-    """Returns the part of a layer that chooses the tokens its queries attend to."""
-    if (plan := choice.indexer) is None:
-        return ChosenElsewhere()
-    assert latent.query_rank is not None, "its queries are made from the same vectors as the layer's"
-    sizes = IndexerSizes(
-        heads=plan.heads,
-        head_dim=plan.head_dim,
-        rope_dim=latent.rope_dim,
-        interleaved=plan.interleaved,
-        eps=plan.norm.eps,
-    )
-    return Indexer(hidden_size, latent.query_rank, sizes, rotary, context)
-
-
-def linear_attention_of(
-    plan: LinearAttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> GatedDeltaNet:
-    """Returns the gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
-    sizes = DeltaSizes(
-        plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel, strongest=plan.strongest
-    )
-    kind = GroupedDeltaNet if plan.grouped else SplitDeltaNet
-    return kind(index, hidden_size, sizes, plan.norm.eps, context)
-
-
-def kimi_delta_of(
-    plan: KimiDeltaPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> KimiDeltaAttention:
-    """Returns the delta net with decays by channel of the layer with this number."""
-    sizes = KimiDeltaSizes(plan.heads, plan.head_dim, plan.kernel)
-    return KimiDeltaAttention(index, hidden_size, sizes, plan.norm.eps, context)
-
-
-def lightning_of(
-    plan: LightningPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> LightningAttention:
-    """Returns the lightning attention of the layer with this number."""
-    sizes = plan.heads, plan.head_dim, plan.slope, plan.norm.eps
-    return LightningAttention(index, hidden_size, *sizes, plan.inputs, context)
-
-
-def selective_of(
-    plan: MambaPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> MambaMixer:
-    """Returns the Mamba layer with this number."""
-    sizes = MambaChannels(
-        channels=plan.channels,
-        state_size=plan.state_size,
-        rank=plan.rank,
-        kernel=plan.kernel,
-        conv_bias=plan.conv_bias,
-        bias=plan.bias,
-    )
-    norm = plan.norm
-
-    def norm_of_size(size: int) -> nn.Module:
-        return nn.Identity() if norm is None else head_norm_of(norm, size, context)
-
-    return MambaMixer(index, hidden_size, sizes, norm_of_size, context)
-
-
-def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
-    """Returns the state space layer with this number. Positions are in its state, so nothing is turned."""
-    sizes = MambaSizes(
-        heads=plan.heads,
-        head_dim=plan.head_dim,
-        groups=plan.groups,
-        state_size=plan.state_size,
-        kernel=plan.kernel,
-        conv_bias=plan.conv_bias,
-        in_bias=plan.in_bias,
-        out_bias=plan.out_bias,
-        factors=plan.factors,
-    )
-    norm: nn.Module = GateAlone()
-    if plan.norm is not None:
-        section = Section.split(plan.inner, context.tp.rank, context.tp.size)
-        norm = gated_norm(section, plan.norm_groups, plan.norm.eps, context, gate_first=plan.gate_first)
-    return Mamba2Mixer(index, hidden_size, sizes, norm, context)
-
-
-def convolution_of(
-    plan: ConvolutionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> GatedConvolution:
-    """Returns the short convolution of the layer with this number."""
-    return GatedConvolution(index, hidden_size, plan.kernel, context, bias=plan.bias)
-
-
-def sum_of(plan: SumPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> SumOfMixers:
-    """Returns the layer with this number, which adds up the results of several mixers."""
-    mixers = {
-        mixer.name: MIXERS[type(mixer)](mixer, index, hidden_size, rotaries, context.under(mixer.name))
-        for mixer in plan.members
-    }
-    return SumOfMixers(mixers, [(part.input_scale, part.output_scale) for part in plan.parts])
-
-
-def no_mixer(plan: NoMixerPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> nn.Module:
-    """Makes an identity in place of the mixer that a layer does not have."""
-    return nn.Identity()
-
-
-MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext], nn.Module]] = {
-    AttentionPlan: attention_of,
-    LinearAttentionPlan: linear_attention_of,
-    KimiDeltaPlan: kimi_delta_of,
-    LightningPlan: lightning_of,
-    MambaPlan: selective_of,
-    Mamba2Plan: mamba_of,
-    ConvolutionPlan: convolution_of,
-    SumPlan: sum_of,
-    NoMixerPlan: no_mixer,
-}
-"""(plan, number of the layer, hidden_size, rotaries, context) -> the module: x [T, hidden_size], the step -> [W,
-hidden_size] of the wanted tokens.
-"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from msgspec import structs
@@ -20,12 +20,10 @@ from mysglang.srt.configs.layer_plan import (
     NormPlan,
     PlainMlpPlan,
     ScaledMlpPlan,
-    SharedExpertPlan,
 )
 from mysglang.srt.configs.mixer_plan import NoMixerPlan
 from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
-from mysglang.srt.layers.activation import expert_activation
 from mysglang.srt.layers.altup import AltUp, AltUpStreams, Laurel, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
@@ -38,12 +36,9 @@ from mysglang.srt.layers.layer_inputs import (
     NoPositions,
 )
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm
-from mysglang.srt.layers.moe.beside_mlp import MlpAndExperts
-from mysglang.srt.layers.moe.experts import MixtureOfExperts, Narrow, SharedExpert
-from mysglang.srt.layers.moe.parameter import FusedLayout
-from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.sparse_mlp import SparseMLP
+from mysglang.srt.utils.late_import import at_first_call
 
 
 class DecoderLayer(nn.Module):
@@ -105,12 +100,19 @@ class ScaledDecoderLayer(DecoderLayer):
         return x * self.layer_scalar, residual * self.layer_scalar
 
 
+class TakesStream(Protocol):
+    """An MLP that reads the residual stream, too."""
+
+    def beside(self, x: Tensor, stream: Tensor) -> Tensor:
+        """Returns the MLP's output for x, the normed residual stream, and the stream itself: [W, hidden_size] each."""
+        ...
+
+
 class ExpertsBesideLayer(ScaledDecoderLayer):
     """A decoder layer whose experts take the residual stream itself."""
 
     def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
-        assert isinstance(self.mlp, MlpAndExperts)
-        return self.mlp.beside(x, residual)
+        return cast(TakesStream, self.mlp).beside(x, residual)
 
 
 class NormedStreamLayer(DecoderLayer):
@@ -271,56 +273,13 @@ def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Modul
     return nn.Identity()
 
 
-def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    router, shared, narrow = plan.router, plan.shared, plan.narrow
-    return MixtureOfExperts(
-        hidden_size,
-        plan.experts,
-        plan.intermediate_size,
-        expert_activation(plan.activation, gated=plan.gated),
-        Routing(**structs.asdict(router)),
-        shared=None if shared is None else shared_expert(shared, plan, hidden_size),
-        narrow=None if narrow is None else Narrow(**structs.asdict(narrow)),
-        bias=plan.bias,
-        fused=None if plan.fused is None else FusedLayout(**structs.asdict(plan.fused)),
-        context=context,
-    )
-
-
-def mlp_and_experts(plan: MlpAndExpertsPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    mixture = plan.mixture
-    assert mixture.fused is not None, "checkpoints have all experts in one tensor"
-    return MlpAndExperts(
-        hidden_size,
-        plan.mlp.intermediate_size,
-        plan.mlp.activation,
-        experts=mixture.experts,
-        expert_size=mixture.intermediate_size,
-        routing=Routing(**structs.asdict(mixture.router)),
-        fused=FusedLayout(**structs.asdict(mixture.fused)),
-        norm=lambda: head_norm_of(plan.norm, hidden_size, context),
-        context=context,
-    )
-
-
-def shared_expert(plan: SharedExpertPlan, mixture: MixturePlan, hidden_size: int) -> SharedExpert:
-    size, activation = plan.intermediate_size, mixture.activation
-    gated = GatedMlpPlan(intermediate_size=size, activation=activation, bias=plan.bias)
-    plain = PlainMlpPlan(intermediate_size=size, activation=activation, bias=plan.bias)
-
-    def build(inside: LayerContext) -> GatedMLP | PlainMLP:
-        return gated_mlp(gated, hidden_size, inside) if mixture.gated else plain_mlp(plain, hidden_size, inside)
-
-    return SharedExpert(plan.name, build, plan.gated)
-
-
 MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
     GatedMlpPlan: gated_mlp,
     PlainMlpPlan: plain_mlp,
     ScaledMlpPlan: scaled_mlp,
     SparseMlpPlan: sparse_mlp,
-    MixturePlan: mixture,
-    MlpAndExpertsPlan: mlp_and_experts,
+    MixturePlan: at_first_call("mysglang.srt.models.mixtures:mixture"),
+    MlpAndExpertsPlan: at_first_call("mysglang.srt.models.mixtures:mlp_and_experts"),
     NoMlpPlan: no_mlp,
 }
 """(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""

@@ -34,6 +34,16 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 _GGUF = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)/([\w.-]+\.gguf)")
 """A file of a repository: OWNER/NAME/FILE.gguf."""
 
+REMOTE_NOTE = "remote.json"
+"""File of a directory, fetched from a URL, that says where the weights are."""
+
+_URL = re.compile(r"([a-z][a-z0-9]*)://.+", re.ASCII)
+
+
+def is_url(model: str) -> bool:
+    """True if the model's path is a URL."""
+    return _URL.fullmatch(model) is not None
+
 
 def resolve_model_path(
     model: str, *, revision: str | None = None, download_dir: str | None = None, load_format: str = "auto"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.hf import read_json
+from mysglang.srt.utils.hf import REMOTE_NOTE, read_json
 from mysglang.srt.utils.plain_files import LIMITS, MIB, TEMPLATE_LIMIT, is_there, read_plain, size_limit
 from mysglang.srt.utils.weight_headers import (
     LENGTH_BYTES,
@@ -39,8 +38,6 @@ SCHEMES = ("s3", "gs", "http", "https", "file", "memory")
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp requests", "https": "aiohttp requests"}
 """Packages that fsspec needs for a scheme."""
 
-_URL = re.compile(r"([a-z][a-z0-9]*)://.+", re.ASCII)
-
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 CONFIG_NAMES = (
@@ -55,9 +52,6 @@ MODEL_LIMIT = 64 * MIB
 
 REMOTE_CACHE = "~/.cache/mysglang/remote"
 """Directory of fetched files, if `--download-dir` does not name another one."""
-
-NOTE = "remote.json"
-"""File of the cache directory that says where the weights are, with the headers of their files."""
 
 NOTE_LIMIT = 2 * MAX_HEADERS
 """Bytes of that file: headers are four thirds as long in it."""
@@ -77,16 +71,11 @@ class NotedFile(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Content of `NOTE`."""
+    """Content of `REMOTE_NOTE`."""
 
     url: str
     files: dict[str, NotedFile]
     """The weight files by name."""
-
-
-def is_url(model: str) -> bool:
-    """True if the model's path is a URL."""
-    return _URL.fullmatch(model) is not None
 
 
 class RemoteFolder:
@@ -161,6 +150,13 @@ class RemoteFolder:
         raise AssertionError("the last attempt returns or raises")
 
 
+def fetch_url(url: str, download_dir: str | None) -> Path:
+    """Fetches config and tokenizer files of the model at a URL, by default below `REMOTE_CACHE`. Returns their
+    directory. Raises ConfigError.
+    """
+    return fetch_config(RemoteFolder(url), Path(download_dir or REMOTE_CACHE).expanduser())
+
+
 def fetch_config(folder: RemoteFolder, cache: Path) -> Path:
     """Fetches config and tokenizer files into a directory below `cache`, and notes there which weight files there are,
     with their headers.
@@ -173,7 +169,7 @@ def fetch_config(folder: RemoteFolder, cache: Path) -> Path:
         for name in CONFIG_NAMES:
             _fetch(folder, name, target / name)
         note = Note(folder.url, _weight_files(folder, target))
-        _write(target / NOTE, msgspec.json.encode(note))
+        _write(target / REMOTE_NOTE, msgspec.json.encode(note))
     except OSError as error:
         raise ConfigError(f"--download-dir: {target} cannot be written: {error}") from error
     return target
@@ -240,9 +236,9 @@ def _header(folder: RemoteFolder, name: str, size: int, room: HeaderRoom) -> byt
 def read_note(folder: Path) -> Note:
     """Returns what `fetch_config` noted in a cache directory. Raises ConfigError."""
     try:
-        return msgspec.json.decode(read_plain(folder / NOTE, NOTE_LIMIT), type=Note)
+        return msgspec.json.decode(read_plain(folder / REMOTE_NOTE, NOTE_LIMIT), type=Note)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{folder / NOTE} is damaged ({error}); remove the directory") from error
+        raise ConfigError(f"{folder / REMOTE_NOTE} is damaged ({error}); remove the directory") from error
 
 
 def remote_headers(note: Note) -> dict[str, list[TensorEntry]]:

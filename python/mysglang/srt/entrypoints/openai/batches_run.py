@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from mysglang.srt.entrypoints.error_responses import describe
 from mysglang.srt.entrypoints.openai import batches_record as steps
+from mysglang.srt.entrypoints.openai.batch_endpoints import Answer
 from mysglang.srt.entrypoints.openai.batches_input import InputLine, InputLines, InputRefused, read_input, read_request
 from mysglang.srt.entrypoints.openai.batches_journal import Journal
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault, BatchRecord, Ending, Tally
@@ -29,9 +30,6 @@ from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
-
-Answer = Callable[[dict[str, object]], Awaitable[dict[str, object]]]
-"""A route's function from a body to an answer. Raises the exceptions that `error_responses` maps."""
 
 Result = TypeVar("Result")
 

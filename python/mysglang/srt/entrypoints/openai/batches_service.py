@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import partial
 
 from mysglang.srt.entrypoints.openai import batches_record as steps
+from mysglang.srt.entrypoints.openai.batch_endpoints import BatchEndpoints
 from mysglang.srt.entrypoints.openai.batches_record import BatchRecord, CreateBatchRequest, new_record
 from mysglang.srt.entrypoints.openai.batches_room import Room
-from mysglang.srt.entrypoints.openai.batches_run import Answer, BatchRun
+from mysglang.srt.entrypoints.openai.batches_run import BatchRun
 from mysglang.srt.entrypoints.openai.batches_store import BatchStore, no_batch
 from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.caller import CALLER, Caller
-from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.shared_room import SharedRoom
 from mysglang.srt.utils.shortage import shortage_in
@@ -30,17 +29,6 @@ MAX_OPEN = 100
 
 DISK_RETRY_S = 10.0
 """Until a batch goes on that found no room on the disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEndpoints:
-    """The endpoints that a batch may name, and the name of the served model."""
-
-    model: str
-    answers: Mapping[str, Answer]
-    """The functions that answer, by path."""
-    fields: FieldReport = REFUSED
-    """Called for unknown fields of a line outside of its body."""
 
 
 class Batches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import IO, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from starlette.datastructures import FormData, UploadFile
@@ -23,11 +23,13 @@ from mysglang.srt.entrypoints.openai.files_record import (
     UploadPurpose,
     checked_name,
 )
-from mysglang.srt.entrypoints.openai.files_store import Arrival
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.generate import FieldReport
 from mysglang.srt.utils.disk import room_for
+
+if TYPE_CHECKING:
+    from mysglang.srt.entrypoints.openai.files_store import Arrival
 
 MAX_FILE_BYTES = 200 << 20
 """OpenAI's bound for the input of a batch."""

@@ -6,14 +6,16 @@ Linears hold a method and know nothing of formats; a model is built with one Qua
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.layers.moe.method import ExpertsMethod
 from mysglang.srt.layers.parameter import Section, WeightParameter
+
+if TYPE_CHECKING:
+    from mysglang.srt.layers.moe.method import ExpertsMethod
 
 
 class LinearMethod(Protocol):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
-from mysglang.srt.layers.moe.method import ExpertsMethod, UnquantizedExpertsMethod
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
+from mysglang.srt.utils.late_import import at_first_call
+
+if TYPE_CHECKING:
+    from mysglang.srt.layers.moe.method import ExpertsMethod
 
 
 class UnquantizedLinearMethod:
@@ -67,6 +71,9 @@ def plain_weight(weight: Tensor) -> Tensor:
     return unpack_linear_weight(weight)
 
 
+_experts_method: Callable[[], ExpertsMethod] = at_first_call("mysglang.srt.layers.moe.method:UnquantizedExpertsMethod")
+
+
 class Unquantized:
     """The config of a checkpoint without quantization: every layer has plain weights."""
 
@@ -74,7 +81,7 @@ class Unquantized:
         return UnquantizedLinearMethod()
 
     def experts_method(self, prefix: str) -> ExpertsMethod:
-        return UnquantizedExpertsMethod()
+        return _experts_method()
 
 
 def _weight(layer: nn.Module) -> Tensor:
