@@ -1,4 +1,4 @@
-"""What processes import at start: a process pays time and memory for each module, and most models need few of them."""
+"""Modules that each process imports at start. A module costs time and memory, and most models need few of them."""
 
 from __future__ import annotations
 
