@@ -112,6 +112,8 @@ def test_the_cpu_has_room_for_some_full_rows_as_memory_allows() -> None:
     ("config", "free", "named"),
     [
         (RunnerConfig(max_total_tokens=10**7), 123, "--max-total-tokens 10000000 needs 1220.7 GiB"),
+        (RunnerConfig(max_total_tokens=10**7, max_running_requests=6), 123, "^--max-total-tokens 10000000 needs"),
+        (RunnerConfig(max_running_requests=6), 9, "^the KV cache has room for"),
         (RunnerConfig(), 9, "--mem-fraction-static"),
         (RunnerConfig(mem_fraction_static=0.1), 123, "--mem-fraction-static is 0.100"),
     ],

@@ -297,14 +297,14 @@ def least_nbytes(config: RunnerConfig, cost: KvCost) -> int:
 
 def check_rows(config: RunnerConfig, row_bytes: int, room: int) -> None:
     """Raises ConfigError if --max-running-requests asks for more rows than fit into `room` bytes beside the row of
-    padding, and each takes `row_bytes`. Default numbers of rows are not checked.
+    padding, and each takes `row_bytes`. Default numbers of rows are not checked, and where not even one row fits,
+    other options must change.
     """
     asked, most = config.max_running_requests, room // row_bytes - 1
-    # Without room for a single row, the number of rows is not what must change.
-    if asked is not None and asked > max(most, 1):
+    if asked is not None and 1 <= most < asked:
         raise ConfigError(
             f"--max-running-requests {asked}: the tables of each request take {row_bytes / 1024:.1f} KiB, and "
-            f"{max(room, 0) / GIB:.2f} GiB are free for them, which is enough for {max(most, 1)} requests. Lower it."
+            f"{room / GIB:.2f} GiB are free for them, which is enough for {most} requests. Lower it."
         )
 
 
