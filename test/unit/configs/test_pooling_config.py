@@ -99,10 +99,74 @@ def test_other_modes_are_refused(pooling: dict[str, Any], tmp_path: Path) -> Non
         read(tmp_path, "BertModel")
 
 
-def test_other_modules_are_refused(tmp_path: Path) -> None:
-    modules(tmp_path, "Transformer", "Pooling", "Dense", pooling_mode_mean_tokens=True)
-    with pytest.raises(ConfigError, match="the module Dense is not supported"):
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("Transformer", "Pooling", "LSTM"), "the module LSTM is not supported"),
+        (("Transformer", "Pooling", "Normalize", "Dense"), "not supported in this order: Transformer, Pooling, Dense"),
+        (("Transformer", "Dense"), "not supported in this order"),
+        (("Transformer", "Pooling", "Pooling"), "the module Pooling occurs more than once"),
+        (("Transformer", "Pooling", *["Dense"] * 17), "the module Dense occurs 17 times, and at most 16"),
+    ],
+)
+def test_other_modules_are_refused(names: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    modules(tmp_path, *names)
+    with pytest.raises(ConfigError, match=words):
         read(tmp_path, "BertModel")
+
+
+def dense(folder: Path, *configs: dict[str, Any]) -> None:
+    modules(folder, "Transformer", "Pooling", *["Dense"] * len(configs), "Normalize", pooling_mode="mean")
+    for i, config in enumerate(configs, start=2):
+        write(folder, f"{i}_Dense/config.json", config)
+
+
+def test_dense_modules(tmp_path: Path) -> None:
+    """The last one decides how long vectors are, and so which shorter lengths there are."""
+    inner = {"in_features": 32, "out_features": 48, "bias": False, "activation_function": "torch.nn.Identity"}
+    dense(tmp_path, inner, {"in_features": 48, "out_features": 40})
+    pooling = read(tmp_path, "BertModel", matryoshka_dimensions=[40]).pooling
+    assert pooling is not None and pooling.width == 40 and pooling.normalize and pooling.dimensions == (40,)
+    assert [(each.path, each.bias, each.activation) for each in pooling.dense] == [
+        ("2_Dense", False, "Identity"),
+        ("3_Dense", True, "Tanh"),
+    ]
+    with pytest.raises(ConfigError, match="matryoshka_dimensions 48 is more than out_features of the last Dense 40"):
+        read(tmp_path, "BertModel", matryoshka_dimensions=[48])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"activation_function": "os.system"}, "activation_function os.system is not supported; supported are torch"),
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, "Mish is not supported"),
+        ({"in_features": 31}, "in_features is 31, and the module before gives 32 numbers"),
+        ({"out_features": 1 << 40}, "out_features"),
+        ({"use_residual": True}, "use_residual"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name"),
+        ({"scale": 2}, "scale"),
+    ],
+)
+def test_faults_of_a_dense_module(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    dense(tmp_path, {"in_features": 32, "out_features": 32} | change)
+    with pytest.raises(ConfigError, match=f"2_Dense/config.json.*{words}"):
+        read(tmp_path, "BertModel")
+
+
+GEMMA: dict[str, Any] = {"head_dim": 16, "sliding_window": 8, "use_bidirectional_attention": True}
+
+
+def test_attention_in_both_directions_is_for_vectors(tmp_path: Path) -> None:
+    config = read(tmp_path, "Gemma3TextModel", **GEMMA)
+    assert config.needs_whole_prompts and config.plan.bidirectional
+    assert config.plan.windows == (5,) and config.plan.attentions[0].kept_size == 0
+    assert read(tmp_path, "Gemma3ForCausalLM", is_embedding=True, **GEMMA).plan.bidirectional
+    with pytest.raises(ConfigError, match="use_bidirectional_attention is set, so the model generates no text"):
+        read(tmp_path, "Gemma3ForCausalLM", **GEMMA)
+    with pytest.raises(ConfigError, match="attn_logit_softcapping is not supported together with"):
+        read(tmp_path, "Gemma3TextModel", **GEMMA, attn_logit_softcapping=30.0)
+    with pytest.raises(ConfigError, match="attention is causal here only"):
+        read(tmp_path, "Gemma2Model", **GEMMA)
 
 
 def test_lengths(tmp_path: Path) -> None:

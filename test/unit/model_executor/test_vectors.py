@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fixtures.executors import start_executor
 from fixtures.forward_batches import PageRows, Row, worker_batch
@@ -17,12 +17,13 @@ from fixtures.pooling_checkpoints import (
     Saved,
     describe_modules,
     save_decoder,
+    save_dense,
     save_encoder,
     save_internlm2_reward_model,
     save_reward_model,
     set_config,
 )
-from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.tiny_checkpoints import SIZES, make_checkpoint
 from fixtures.worker_driver import GREEDY, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -213,6 +214,65 @@ class TestDecoders:
     def test_rewards(self, family: str, tmp_path: Path) -> None:
         saved: Saved = REWARD_MODELS[family](tmp_path)
         close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
+
+
+MEAN = {"pooling_mode_mean_tokens": True}
+SIZE = SIZES["hidden_size"]
+
+
+class TestBidirectional:
+    """EmbeddingGemma: Gemma 3 whose tokens see both directions, in layers with a window 11 tokens on each side."""
+
+    def test_vectors(self, tmp_path: Path) -> None:
+        """Prompts below and above the window, several in one step and each alone, through both Dense modules."""
+        saved = save_decoder(tmp_path, "gemma3", use_bidirectional_attention=True)
+        head = save_dense(
+            tmp_path,
+            (nn.Linear(SIZE, 80, bias=False), nn.Identity()),
+            (nn.Linear(80, 40), nn.Tanh()),
+        )
+        describe_modules(tmp_path, MEAN, "Dense", "Dense", "Normalize")
+        worker = decoder(tmp_path)
+        assert worker.attention_backend == "sdpa" and not worker.capacity.memory_usage["kvcache"]
+        expected = [F.normalize(head(saved.reference(ids, None).mean(0)), dim=-1) for ids in PROMPTS]
+        close(run(worker, PROMPTS), expected)
+        close(np.concatenate([run(worker, [ids]) for ids in PROMPTS]), expected)
+
+    @pytest.mark.parametrize("window", [2, 7, 8])
+    def test_windows_of_any_size(self, window: int, tmp_path: Path) -> None:
+        """transformers counts half of the window on each side, and the token itself."""
+        saved = save_decoder(tmp_path, "gemma3", use_bidirectional_attention=True, sliding_window=window)
+        describe_modules(tmp_path, {"pooling_mode_cls_token": True})
+        close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None)[0] for ids in PROMPTS])
+
+    def test_the_last_token_alone_needs_whole_prompts_too(self, tmp_path: Path) -> None:
+        saved = save_decoder(tmp_path, "gemma3", use_bidirectional_attention=True)
+        describe_modules(tmp_path, {"pooling_mode_lasttoken": True})
+        assert config_of(tmp_path).needs_whole_prompts
+        close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None)[-1] for ids in PROMPTS])
+
+    @pytest.mark.parametrize(
+        ("option", "words"),
+        [
+            ({"attention_backend": "torch_native"}, "--attention-backend torch_native: it does not attend to later"),
+            ({"numerics": "invariant"}, "--enable-deterministic-inference: attention in both directions"),
+            ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype"),
+        ],
+    )
+    def test_options_without_use_are_refused(self, option: dict[str, Any], words: str, tmp_path: Path) -> None:
+        save_decoder(tmp_path, "gemma3", use_bidirectional_attention=True)
+        with pytest.raises(ConfigError, match=words):
+            start_executor(replace(CPU, **option), config_of(tmp_path), LoadConfig())
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.Identity(), nn.Tanh(), nn.GELU(), nn.ReLU(), nn.SiLU(), nn.Sigmoid()], ids=lambda each: str(each)
+)
+def test_dense_modules_of_an_encoder(activation: nn.Module, tmp_path: Path) -> None:
+    saved = save_encoder(tmp_path, "bert")
+    head = save_dense(tmp_path, (nn.Linear(SIZE, 24), activation))
+    describe_modules(tmp_path, MEAN, "Dense")
+    close(run(encoder(tmp_path), PROMPTS), [head(saved.reference(ids, None).mean(0)) for ids in PROMPTS])
 
 
 @pytest.mark.parametrize("labels", [None, 3])

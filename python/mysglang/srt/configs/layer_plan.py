@@ -121,6 +121,10 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """Keys that a query sees, itself included; None: all."""
     chunked: bool = False
     """True if a query sees only the keys of its own chunk of `window` positions."""
+    bidirectional: bool = False
+    """True if a query also sees the keys after it, in all layers of a model. `window` counts those on each side, the
+    query's own included in both. Prompts are then computed whole, and nothing is stored of them.
+    """
     sinks: bool = False
     """True if each head has a learned score that is added to the softmax's denominator and belongs to no key."""
     logit_cap: float = 0.0
@@ -179,7 +183,7 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     @property
     def kept_size(self) -> int:
         """Number of elements that a layer stores for each token."""
-        return sum(self.reads.values()) if self.stores else 0
+        return sum(self.reads.values()) if self.stores and not self.bidirectional else 0
 
     @property
     def reads(self) -> Mapping[int | None, int]:
@@ -360,6 +364,11 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     def has_states(self) -> bool:
         """True if some layers keep a state for each request."""
         return bool(self.states)
+
+    @property
+    def bidirectional(self) -> bool:
+        """True if tokens also see later tokens, so that prompts are computed whole."""
+        return any(attention.bidirectional for attention in self.attentions)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

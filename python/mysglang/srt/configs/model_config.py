@@ -17,7 +17,7 @@ from mysglang.srt.configs.encoder_config import EncoderConfig, encoder_config
 from mysglang.srt.configs.foreign import ENDINGS, ModelImpl, computing_keys, names_in_transformers, plain_names
 from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
-from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
+from mysglang.srt.configs.pooling_config import DenseConfig, PoolingConfig, is_sentence_encoder, pooling_config
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
 from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_never, why_unserved
 from mysglang.srt.errors import ConfigError
@@ -101,7 +101,14 @@ class ModelConfig:
     @property
     def needs_whole_prompts(self) -> bool:
         """True if a prompt can neither be cut into chunks nor begin with a cached prefix."""
-        return self.encoder is not None or (self.pooling is not None and self.pooling.needs_whole_prompts)
+        if self.encoder is not None or (self.decoder is not None and self.decoder.bidirectional):
+            return True
+        return self.pooling is not None and self.pooling.needs_whole_prompts
+
+    @property
+    def dense(self) -> tuple[DenseConfig, ...]:
+        """The modules of sentence-transformers that pooled vectors pass through, in order."""
+        return () if self.pooling is None else self.pooling.dense
 
     @classmethod
     def from_path(
@@ -136,6 +143,11 @@ class ModelConfig:
             longest = _read(plain_names(hf), _Longest).max_position_embeddings
         elif family is not None:
             decoder, longest = _decoder(hf, family, stored)
+            if decoder.bidirectional and architecture.task == "generate":
+                raise ConfigError(
+                    "config.json: use_bidirectional_attention is set, so the model generates no text, and attention "
+                    "of a model that does is causal here only; with --is-embedding it makes vectors"
+                )
         else:
             encoder = encoder_config(hf, positions_after_padding=architecture.positions_after_padding)
             longest = encoder.num_positions - encoder.first_position

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -22,6 +22,12 @@ PoolingMode: TypeAlias = Literal["last", "cls", "mean", "max", "mean_sqrt_len_to
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
 
+ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+"""Modules that are supported, in the order in which they may stand."""
+MAX_DENSE = 16
+"""Dense modules of a model. Known models have at most two."""
+MAX_DENSE_WIDTH = 1 << 17
+
 MAX_LABELS = 1 << 17
 """Labels of a classifier."""
 
@@ -33,8 +39,29 @@ _MODE_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+DenseActivation: TypeAlias = Literal["Identity", "Tanh", "GELU", "ReLU", "SiLU", "Sigmoid"]
+
+_DENSE_ACTIVATIONS: dict[str, DenseActivation] = {
+    f"{module}.{name}": name
+    for name in get_args(DenseActivation)
+    for module in ("torch.nn", f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}")
+}
+"""Names in config.json of a Dense module, which are looked up here, and never imported."""
+
 _MODE_NAMES = {"lasttoken": "last"}
 """The newer spelling, one string under `pooling_mode`, where it differs from ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseConfig:
+    """A linear layer that pooled vectors pass through, and its activation: sentence-transformers' module Dense."""
+
+    path: str
+    """Folder of its weights in the model's directory."""
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: DenseActivation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +75,8 @@ class PoolingConfig:
     """Numbers in a vector."""
     normalize: bool
     """True if vectors are normalized to length 1."""
+    dense: tuple[DenseConfig, ...] = ()
+    """Layers between pooling and that norm, in order."""
     dimensions: tuple[int, ...] | None = None
     """Shorter lengths that a vector may be cut to; empty: any; None: it may not be cut."""
     labels: tuple[str, ...] = ()
@@ -94,12 +123,15 @@ def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture)
     modules = _modules(folder)
     mode: PoolingMode = "mean" if architecture.encoder else "last"
     pooling = next((module for module in modules if module.name == "Pooling"), None)
+    dense = _dense(folder, modules, hf["hidden_size"])
+    width = dense[-1].out_features if dense else hf["hidden_size"]
     return PoolingConfig(
         task="embed",
         mode=mode if pooling is None else _mode(folder / pooling.path / "config.json"),
-        width=hf["hidden_size"],
+        width=width,
         normalize=not modules or any(module.name == "Normalize" for module in modules),
-        dimensions=_dimensions(hf),
+        dense=dense,
+        dimensions=_dimensions(hf, width, "out_features of the last Dense" if dense else "hidden_size"),
         max_length=_max_length(folder),
     )
 
@@ -118,16 +150,68 @@ def _modules(folder: Path) -> list[_Module]:
         modules = msgspec.json.decode(read_plain(file, JSON_LIMIT), type=list[_Module])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from error
-    unknown = [module.name for module in modules if module.name not in ("Transformer", "Pooling", "Normalize")]
+    names = [module.name for module in modules]
+    unknown = [name for name in names if name not in ORDER]
     if unknown:
+        raise ConfigError(f"{file}: the module {unknown[0]} is not supported; supported are {', '.join(ORDER)}")
+    twice = [name for name in ORDER if name != "Dense" and names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"{file}: the module {twice[0]} occurs more than once, which is not supported")
+    if sorted(names, key=ORDER.index) != names or ("Dense" in names and "Pooling" not in names):
+        raise ConfigError(f"{file}: the modules {', '.join(names)} are not supported in this order: {', '.join(ORDER)}")
+    if names.count("Dense") > MAX_DENSE:
         raise ConfigError(
-            f"{file}: the module {unknown[0]} is not supported; supported are Transformer, Pooling and Normalize"
+            f"{file}: the module Dense occurs {names.count('Dense')} times, and at most {MAX_DENSE} times is supported"
         )
     for module in modules:
         path = PurePosixPath(module.path)
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(f"{file}: the path {module.path} leads out of the model's directory")
     return modules
+
+
+class _DenseKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of config.json of a Dense module. Without a value, they are those of sentence-transformers."""
+
+    in_features: Annotated[int, msgspec.Meta(ge=1, le=MAX_DENSE_WIDTH)]
+    out_features: Annotated[int, msgspec.Meta(ge=1, le=MAX_DENSE_WIDTH)]
+    bias: bool = True
+    activation_function: str | None = "torch.nn.modules.activation.Tanh"
+    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
+    module_output_name: Literal["sentence_embedding"] | None = None
+    use_residual: Literal[False] = False
+
+
+def _dense(folder: Path, modules: list[_Module], width: int) -> tuple[DenseConfig, ...]:
+    """Returns the Dense modules, of which the first takes vectors of that width. Raises ConfigError for what is not
+    supported, and for widths that do not follow one another.
+    """
+    found: list[DenseConfig] = []
+    for module in modules:
+        if module.name != "Dense":
+            continue
+        file = folder / module.path / "config.json"
+        try:
+            keys = msgspec.convert(read_json(file), _DenseKeys)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{file}: {error}") from error
+        named = keys.activation_function or "torch.nn.Identity"
+        if named not in _DENSE_ACTIVATIONS:
+            known = ", ".join(f"torch.nn.{name}" for name in get_args(DenseActivation))
+            raise ConfigError(f"{file}: activation_function {named} is not supported; supported are {known}")
+        if keys.in_features != width:
+            raise ConfigError(f"{file}: in_features is {keys.in_features}, and the module before gives {width} numbers")
+        width = keys.out_features
+        found.append(
+            DenseConfig(
+                path=module.path,
+                in_features=keys.in_features,
+                out_features=width,
+                bias=keys.bias,
+                activation=_DENSE_ACTIVATIONS[named],
+            )
+        )
+    return tuple(found)
 
 
 def _mode(file: Path) -> PoolingMode:
@@ -155,18 +239,16 @@ def _max_length(folder: Path) -> int | None:
     return value
 
 
-def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
+def _dimensions(hf: dict[str, Any], width: int, whose: str) -> tuple[int, ...] | None:
     """Returns the allowed dimensions of shortened vectors (matryoshka), by SGLang's keys of config.json; None if
-    vectors cannot be shortened.
+    vectors cannot be shortened. width: of a whole vector, by the key `whose`.
     """
     lengths = hf.get("matryoshka_dimensions")
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(one) is int and one >= 1 for one in lengths) or not lengths:
             raise ConfigError(f"config.json: matryoshka_dimensions must be a list of lengths, not {lengths!r}")
-        if max(lengths) > hf["hidden_size"]:
-            raise ConfigError(
-                f"config.json: matryoshka_dimensions {max(lengths)} is more than hidden_size {hf['hidden_size']}"
-            )
+        if max(lengths) > width:
+            raise ConfigError(f"config.json: matryoshka_dimensions {max(lengths)} is more than {whose} {width}")
         return tuple(sorted(lengths))
     return () if hf.get("is_matryoshka") is True else None
 

@@ -45,6 +45,11 @@ def check_split(config: ModelConfig, tp_size: int) -> None:
         )
     if config.decoder is None:
         raise ConfigError(f"--tp-size {tp_size}: encoders run on one rank in this version; leave it out.")
+    if config.decoder.bidirectional:
+        raise ConfigError(
+            f"--tp-size {tp_size}: models with attention in both directions run on one rank in this version; leave it "
+            "out."
+        )
     problems = [problem for layer in config.decoder.layers for problem in _layer(layer, tp_size)]
     if problems:
         # Most layers have the same.

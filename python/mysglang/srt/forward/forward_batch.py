@@ -45,6 +45,8 @@ class AttentionSpec:
     """Keys visible to a query, itself included; None for all."""
     chunked: bool = False
     """True if a query sees only the keys of its own chunk of `window` positions."""
+    bidirectional: bool = False
+    """True if a query also sees the keys after it. `window` then counts the keys on each side, itself included."""
     logit_cap: float = 0.0
     """Soft cap of the scores: cap * tanh(score / cap); 0 for none."""
     latent_dim: int | None = None

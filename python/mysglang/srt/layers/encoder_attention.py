@@ -78,8 +78,22 @@ class PromptGroups:
     places: Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, groups: PromptGroups, num_heads: int) -> Tensor:
-    """Computes scaled dot-product attention over whole prompts. q, k, v: [T, heads * head_dim]. Returns the same shape.
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    groups: PromptGroups,
+    num_heads: int,
+    *,
+    num_kv_heads: int | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Computes scaled dot-product attention over whole prompts. q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads *
+    head_dim], with as many heads as q if that is None. Returns the shape of q.
+
+    scale: factor of the scores, 1 / sqrt(head_dim) if None. window: keys that a query sees on each side, itself
+    included in both; None: all.
 
     Vaswani et al., "Attention Is All You Need" (2017), 3.2.1.
     """
@@ -88,11 +102,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, groups: PromptGroups, num_heads: int
     for group in groups.groups:
         end = start + group.rows * group.length
         tokens = groups.tokens[start:end]
+        heads = num_heads, num_kv_heads or num_heads, num_kv_heads or num_heads
         of_q, of_k, of_v = (
-            x.index_select(0, tokens).view(group.rows, group.length, num_heads, -1).transpose(1, 2) for x in (q, k, v)
+            x.index_select(0, tokens).view(group.rows, group.length, count, -1).transpose(1, 2)
+            for x, count in zip((q, k, v), heads, strict=True)
         )
+        if heads[1] < num_heads:
+            of_k, of_v = (x.repeat_interleave(num_heads // heads[1], dim=1) for x in (of_k, of_v))
         mask = groups.real[start:end].view(group.rows, 1, 1, group.length) if group.padded else None
-        found = F.scaled_dot_product_attention(of_q, of_k, of_v, attn_mask=mask)
+        if window is not None and group.length > window:
+            near = within(window, group.length, q.device)
+            mask = near if mask is None else near & mask
+        found = F.scaled_dot_product_attention(of_q, of_k, of_v, attn_mask=mask, scale=scale)
         outputs.append(found.transpose(1, 2).reshape(end - start, -1))
         start = end
     return torch.cat(outputs).index_select(0, groups.places)
+
+
+def within(window: int, length: int, device: torch.device) -> Tensor:
+    """Returns [length, length] bool: True if two tokens are less than `window` positions from each other."""
+    positions = torch.arange(length, device=device)
+    return (positions[:, None] - positions).abs() < window

@@ -328,7 +328,8 @@ def _attention_shapes(plan: AttentionPlan, tp_size: int) -> Iterator[AttentionSh
 
 
 def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
-    if args.kernels.disable_cascade_attention or model.decoder is None:
+    # Whole prompts share no pages, and those of a model whose tokens see both directions have none.
+    if args.kernels.disable_cascade_attention or model.decoder is None or model.needs_whole_prompts:
         return None
     if not model.decoder.attentions:
         return None

@@ -48,7 +48,7 @@ from mysglang.srt.model_executor.programs import (
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.stages import CopiesInOrder, StepsOnDemand
 from mysglang.srt.model_executor.step_rates import step_rates
-from mysglang.srt.model_executor.vectors import encoder, pooling_decoder
+from mysglang.srt.model_executor.vectors import bidirectional_decoder, encoder, pooling_decoder
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.profile import described
 from mysglang.srt.utils.hardware import GIB
@@ -288,4 +288,7 @@ def recipe(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], Load]:
     """Returns the function that loads and serves a model of this kind."""
     if launch.config.encoder is not None:
         return encoder
-    return generation if launch.config.pooling is None else pooling_decoder
+    if launch.config.pooling is None:
+        return generation
+    looks_ahead = launch.config.decoder is not None and launch.config.decoder.bidirectional
+    return bidirectional_decoder if looks_ahead else pooling_decoder

@@ -115,7 +115,8 @@ class LiveWeights:
                 if whole:
                     check_config(Path(path), self._config)
                 origin = Origin.of(Path(path)) if whole else NOWHERE
-                plan = self._update.plan(checkpoint_tensors(Path(path)), whole=whole)
+                dense = self._config.dense if whole else ()
+                plan = self._update.plan(checkpoint_tensors(Path(path), dense=dense), whole=whole)
             if not whole:
                 self._require_memory()
         if not self._released:
@@ -164,7 +165,8 @@ class LiveWeights:
                         f"{self._origin.path} has changed since the weights were read from it; give the weights by "
                         "/update_weights_from_disk"
                     )
-                plan = self._update.plan(checkpoint_tensors(self._origin.path, self._origin.weights), whole=True)
+                tensors = checkpoint_tensors(self._origin.path, self._origin.weights, self._config.dense)
+                plan = self._update.plan(tensors, whole=True)
             self._update.reserve()
             with self._changing():
                 self._update.apply(plan, pulse)

@@ -1,8 +1,9 @@
-"""Models that make one vector of each prompt: PoolingModel, a decoder over pages, and EncodingModel, an encoder.
+"""Models that make one vector of each prompt: PoolingModel, a decoder over pages; EncodingModel, an encoder; and
+BidirectionalModel, a decoder whose tokens see both directions.
 
 If a decoder's vector depends on the last token only, prompts may come in chunks and begin with a cached prefix; else
-the scheduler sends them whole. An encoder's prompts come whole, and nothing is kept of them. The vectors of a step are
-copied at launch, and read when the step is complete.
+the scheduler sends them whole. Prompts of the other two come whole, and nothing is kept of them. The vectors of a step
+are copied at launch, and read when the step is complete.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.factory import create_attention_backend
+from mysglang.srt.layers.attention.whole_prompts import WholePromptBackend
 from mysglang.srt.layers.encoder_attention import PromptGroups, PromptLayout
 from mysglang.srt.layers.pooler import Pooler
 from mysglang.srt.model_executor.hidden_states import HiddenStates
@@ -97,6 +101,96 @@ class PoolingProgram:
         else:
             vectors = self._pooler.tokens(hidden.index_select(0, columns["logits_rows"]))
         return queue_vectors(batch, vectors, self._platform)
+
+
+def bidirectional_decoder(setup: Setup, launch: ModelLaunch) -> Load:
+    """Returns a decoder whose tokens see both directions, and which makes vectors. It uses torch's attention. Raises
+    ConfigError for options that it has no use for.
+    """
+    config = setup.config
+    asked = {
+        "--attention-backend": config.attention_backend,
+        "--prefill-attention-backend": config.prefill_attention_backend,
+        "--decode-attention-backend": config.decode_attention_backend,
+    }
+    for flag, name in asked.items():
+        if name not in (None, "auto"):
+            raise ConfigError(f"{flag} {name}: it does not attend to later tokens, as this model does. Leave it out.")
+    if config.numerics != "fastest":
+        raise ConfigError(
+            "--enable-deterministic-inference: attention in both directions pads prompts to those beside them, which "
+            "may change how numbers are rounded. Leave it out."
+        )
+    return lambda: BidirectionalModel(setup, launch, setup.load(PoolingDecoder, launch))
+
+
+class BidirectionalModel:
+    """A decoder whose tokens see both directions (a `programs.ServedModel`). It keeps nothing of a prompt."""
+
+    attention = "sdpa"
+
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: PoolingDecoder) -> None:
+        self.model = model
+        self.stores = ModelStores((), launch.dtype)
+        self._setup = setup
+        self._launch = launch
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        return self.model.workspace(max_tokens)
+
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
+        pooling = self._launch.config.pooling
+        assert pooling is not None, "the model pools"
+        pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head)
+        eager = BidirectionalProgram(self.model, pooler, self._setup.platform)
+        length = min(self._setup.platform.warm_up_prompts[0], memory.budget.max_context)
+        return Runnable(eager, [padding_prompt(length, memory.tables.padding_slot)])
+
+
+class BidirectionalProgram:
+    """Implements `programs.Program`: all steps, eagerly."""
+
+    name = EAGER
+    takes = "every step"
+
+    def __init__(self, model: PoolingDecoder, pooler: Pooler, platform: Platform) -> None:
+        self._model = model
+        self._pooler = pooler
+        self._platform = platform
+        self._uploader = Uploader(platform)
+        self._backend = WholePromptBackend(self._uploader)
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return True
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        assert bool(batch.yields.all()) and batch.embeds is None, "prompts come whole, as tokens"
+        up = self._uploader.upload(
+            {
+                "input_ids": batch.input_ids.astype(np.int64),
+                "positions": positions_of(batch),
+                "slots": batch.slots.astype(np.int64),
+                "seq_lens": batch.seq_lens.astype(np.int32),
+                "extend_lens": batch.extend_lens.astype(np.int32),
+            }
+        )
+        # Nothing is stored, so where it would be does not matter.
+        locs = up["positions"]
+        step = ForwardBatch(
+            mode=batch.mode,
+            host=batch,
+            input_ids=up["input_ids"],
+            positions=up["positions"],
+            slots=up["slots"],
+            seq_lens=up["seq_lens"],
+            extend_lens=up["extend_lens"],
+            out_cache_locs=(locs,),
+            attn_backend=self._backend,
+            attn_metadata=None,
+        )
+        step.attn_metadata = self._backend.plan(step)
+        hidden = self._model(step)
+        return queue_vectors(batch, self._pooler.rows(hidden, up["extend_lens"].long()), self._platform)
 
 
 def encoder(setup: Setup, launch: ModelLaunch) -> Load:

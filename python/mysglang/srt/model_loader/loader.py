@@ -26,7 +26,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights, weight_parameters
 from mysglang.srt.layers.quantization.factory import quant_config
-from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
+from mysglang.srt.model_loader.weight_files import WeightFile, open_with_dense, read_weights
 from mysglang.srt.models.checkpoint_model import CheckpointModel, TokenModel
 from mysglang.srt.models.registry import Model, model_class
 from mysglang.srt.utils.hardware import GIB
@@ -126,7 +126,7 @@ def filler_of(model_config: ModelConfig, load_config: LoadConfig, tp: Group = SO
 
 
 def _checkpoint_filler(model: ModelConfig, load: LoadConfig, tp: Group) -> Filler:
-    return CheckpointFiller(open_weight_files(Path(model.path), load.format), load.num_threads)
+    return CheckpointFiller(open_with_dense(Path(model.path), load.format, model.dense), load.num_threads)
 
 
 _remote_filler: Callable[[ModelConfig], Filler] = at_first_call("mysglang.srt.model_loader.remote:RemoteFiller.of")

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mysglang.srt.configs.load_format import AUTO, WeightFormat
+from mysglang.srt.configs.pooling_config import DenseConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.read_ahead import PageAhead, in_order_ahead
 from mysglang.srt.utils.checkpoint_files import NO_FILES
@@ -95,6 +96,32 @@ def open_weight_files(path: Path, weights: WeightFormat = AUTO) -> list[WeightFi
     """
     source = weights.source(path)
     return OPENED_AS[source.format](source.paths)
+
+
+class ModuleFile:
+    """A file of a module of sentence-transformers, whose tensors have `prefix` before their names (a `WeightFile`)."""
+
+    def __init__(self, file: WeightFile, prefix: str) -> None:
+        self.path = file.path
+        self.names = [prefix + name for name in file.names]
+        self._file = file
+        self._prefix = prefix
+
+    def read(self, name: str) -> Tensor:
+        return self._file.read(name.removeprefix(self._prefix))
+
+    def stored_bytes(self, name: str) -> int:
+        return self._file.stored_bytes(name.removeprefix(self._prefix))
+
+
+def open_with_dense(path: Path, weights: WeightFormat, dense: Sequence[DenseConfig]) -> list[WeightFile]:
+    """Returns the files that hold the model at `path`, and those of its dense modules, whose tensors are named
+    `dense.<number>.linear.weight` and so on. Raises ConfigError as `open_weight_files`.
+    """
+    files = open_weight_files(path, weights)
+    for number, module in enumerate(dense):
+        files += [ModuleFile(file, f"dense.{number}.") for file in open_weight_files(path / module.path)]
+    return files
 
 
 def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[tuple[str, Tensor], None, None]:

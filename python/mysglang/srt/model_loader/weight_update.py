@@ -16,9 +16,10 @@ from torch import Tensor
 
 from mysglang.srt.configs.load_format import AUTO, WeightFormat
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.pooling_config import DenseConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter, weight_parameters
-from mysglang.srt.model_loader.weight_files import SafetensorsFile, WeightFile, open_weight_files
+from mysglang.srt.model_loader.weight_files import SafetensorsFile, WeightFile, open_with_dense
 from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place
 
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 MAX_PROBLEMS = 8
 """Number of problems that one error message lists."""
 
-SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder", "foreign")
+SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder", "dense", "foreign")
 """Fields of a ModelConfig that decide how weights are used; an update must not change them."""
 
 NamedTensors = Sequence[tuple[str, Tensor]]
@@ -162,13 +163,14 @@ class WeightUpdate:
                 yield module, by_module.get(path, {})
 
 
-def checkpoint_tensors(path: Path, weights: WeightFormat = AUTO) -> NamedTensors:
-    """Returns the tensors of a checkpoint, or of a single safetensors file. Their bytes are read when they are used.
+def checkpoint_tensors(path: Path, weights: WeightFormat = AUTO, dense: Sequence[DenseConfig] = ()) -> NamedTensors:
+    """Returns the tensors of a checkpoint and of these modules beside it, or of a single safetensors file. Their bytes
+    are read when they are used.
 
     Raises ConfigError if something is missing or damaged.
     """
     single = path.is_file() and path.suffix == ".safetensors"
-    files: Iterable[WeightFile] = [SafetensorsFile(path)] if single else open_weight_files(path, weights)
+    files: Iterable[WeightFile] = [SafetensorsFile(path)] if single else open_with_dense(path, weights, dense)
     return [(name, file.read(name)) for file in files for name in file.names]
 
 

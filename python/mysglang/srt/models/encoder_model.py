@@ -18,6 +18,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.dense import dense_layers
 from mysglang.srt.layers.encoder_attention import PromptGroups, attend
 from mysglang.srt.layers.layernorm import LayerNorm
 from mysglang.srt.layers.linear import QKVParallelLinear, ReplicatedLinear
@@ -154,6 +155,7 @@ class EncoderModel(CheckpointModel):
             str(i): EncoderLayer(config, context.under(f"encoder.layer.{i}")) for i in stage.layers(config.num_layers)
         }
         self.encoder = nn.ModuleDict({"layer": nn.ModuleDict(layers)})
+        self.dense = dense_layers(config.dense, context)
 
     def forward(self, batch: EncoderBatch) -> Tensor:
         """Computes [T, hidden_size] hidden states after the last layer."""
@@ -164,7 +166,8 @@ class EncoderModel(CheckpointModel):
 
     def head(self, pooled: Tensor) -> Tensor:
         """Maps pooled states to the model's result, [N, hidden_size] float32 -> [N, width] float32."""
-        return pooled
+        vectors: Tensor = self.dense(pooled)
+        return vectors
 
     def weight_names(self) -> WeightNames:
         return WeightNames(self.stacked, {}, aliases=self.renamed, prefixes=(self.prefix,))

@@ -70,6 +70,7 @@ def attention_of(
         scale=plan.scale,
         window=plan.window,
         chunked=plan.chunked,
+        bidirectional=plan.bidirectional,
         logit_cap=plan.logit_cap,
         latent_dim=None if latent is None else latent.rank,
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.dense import dense_layers
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.models.decoder import Decoder
 
@@ -19,9 +20,14 @@ class PoolingDecoder(Decoder):
 
     ignored: ClassVar[tuple[str, ...]] = (*Decoder.ignored, "lm_head.weight", "lm_head.bias")
 
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__(config, context, stage)
+        self.dense = dense_layers(config.dense, context)
+
     def head(self, pooled: Tensor) -> Tensor:
         """Maps pooled states to the model's result, [N, hidden_size] float32 -> [N, width] float32."""
-        return pooled
+        vectors: Tensor = self.dense(pooled)
+        return vectors
 
 
 class Classifier(PoolingDecoder):

@@ -69,6 +69,8 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
     """
 
     float16: ClassVar[bool] = False
+    may_look_ahead: ClassVar[bool] = False
+    """True if models of the family may have attention in both directions."""
 
     num_key_value_heads: Heads | None = 4
     head_dim: HeadDim | None = 256
@@ -102,6 +104,11 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
             output_bias=self.attention_bias,
         )
 
+    @property
+    def looks_ahead(self) -> bool:
+        """True if tokens also see later tokens."""
+        return self.may_look_ahead and self.use_bidirectional_attention is True
+
     def mlp(self, index: int) -> MlpPlan:
         return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_activation)
 
@@ -119,7 +126,7 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers)
-        if self.use_bidirectional_attention:
+        if self.use_bidirectional_attention and not self.looks_ahead:
             raise ConfigError("config.json: use_bidirectional_attention is set, and attention is causal here only")
 
 
@@ -138,8 +145,12 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
 
     Without `layer_types`, every `sliding_window_pattern`-th layer sees all keys. Layers with the window have rotary
     parameters of their own: in `rope_parameters`, or as `rope_local_base_freq`.
+
+    With `use_bidirectional_attention`, as in EmbeddingGemma, tokens see both directions, and half of the window lies on
+    each side.
     """
 
+    may_look_ahead: ClassVar[bool] = True
     rope_of_layers: ClassVar[str | None] = FULL
     usual_theta: ClassVar[float] = 1e6
     usual_vocab_size: ClassVar[int] = 262208
@@ -161,9 +172,24 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         slides = self.slides(index)
         return replace(
             super().attention(index, self.local_rope(rope) if slides else rope),
-            window=self.sliding_window if slides else None,
+            window=self.window if slides else None,
+            bidirectional=self.looks_ahead,
             qk_norm=self.norm(),
         )
+
+    @property
+    def window(self) -> int | None:
+        """Keys that a query sees, itself included; with attention in both directions: on each side."""
+        if self.looks_ahead and self.sliding_window is not None:
+            return self.sliding_window // 2 + 1
+        return self.sliding_window
+
+    def check(self) -> None:
+        super().check()
+        if self.looks_ahead and self.attn_logit_softcapping:
+            raise ConfigError(
+                "config.json: attn_logit_softcapping is not supported together with use_bidirectional_attention"
+            )
 
     def slides(self, index: int) -> bool:
         """Returns True if this layer has the window."""

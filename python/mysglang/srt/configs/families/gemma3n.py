@@ -42,6 +42,8 @@ class LayerInputKeys(Gemma3Config, frozen=True, kw_only=True):
     The last `num_kv_shared_layers` layers attend over the keys of the last layer before them with the same type.
     """
 
+    may_look_ahead: ClassVar[bool] = False
+
     vocab_size_per_layer_input: Vocabulary = 262144
     hidden_size_per_layer_input: Count | None = 256
     num_kv_shared_layers: Count = 0
