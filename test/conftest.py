@@ -60,6 +60,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Runs inside pytest's own record of warnings, which forgets this filter after each test."""
     warnings.filterwarnings("error", module=r"mysglang(\.|$)")
+    # The module of such a warning is the one in which the collector happens to run, in whichever test that is.
+    warnings.filterwarnings("ignore", category=ResourceWarning)
     # What a test draws without a seed of its own is the same in any order, and on any worker. Not `torch.manual_seed`,
     # which would note each call for a CUDA device that may come.
     if (torch := sys.modules.get("torch")) is not None:

@@ -45,10 +45,11 @@ async def owner() -> AsyncIterator[tuple[Owner, list[str]]]:
         config = uvicorn.Config(tell, loop="none", lifespan="off", log_config=None, access_log=False, root_path=root[0])
         return OneAtATime(config, state, {}, common=Connections(30.0))
 
-    with ours, theirs:
-        serve_connections(ours, connection)
+    with theirs:
+        close = serve_connections(ours, connection)
         yield Owner(theirs), root
-        asyncio.get_running_loop().remove_reader(ours)
+        close()
+        assert ours.fileno() == -1
 
 
 async def ask(owner: Owner, path: str, body: object, root: str) -> Any:

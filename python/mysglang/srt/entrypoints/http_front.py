@@ -140,9 +140,10 @@ class HttpFront:
         return self._port
 
     def serve_pipe(self, pipe: socket.socket) -> None:
-        """Answer also requests whose connections arrive through `pipe`: further fronts relay them."""
+        """Answer also requests that further fronts relay: their connections come through `pipe`, until this front ends."""
         config, state = self._server.config, self._server.server_state
-        serve_connections(pipe, lambda: OneAtATime(config, state, {}, common=self._common))
+        close = serve_connections(pipe, lambda: OneAtATime(config, state, {}, common=self._common))
+        self._lives.callback(close)
 
     async def open(self, front: Front, args: ServerArgs, model_config: ModelConfig, owner: Owner | None = None) -> None:
         """Put the application behind the gate, and open it. `owner`: the front that keeps objects between requests, if

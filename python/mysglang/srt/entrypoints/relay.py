@@ -62,9 +62,9 @@ class Owner:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def serve_connections(pipe: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-    """Serves the connections that arrive through `pipe`, the other end of an Owner's, with `protocol`, for as long as
-    the loop runs.
+def serve_connections(pipe: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> Callable[[], None]:
+    """Serves the connections that arrive through `pipe`, the other end of an Owner's, with `protocol`. Returns what
+    closes the pipe, and leaves the connections that arrived.
     """
     loop = asyncio.get_running_loop()
     pipe.setblocking(False)
@@ -82,7 +82,12 @@ def serve_connections(pipe: socket.socket, protocol: Callable[[], asyncio.BasePr
                 serving.add(task)
                 task.add_done_callback(serving.discard)
 
+    def close() -> None:
+        loop.remove_reader(pipe)
+        pipe.close()
+
     loop.add_reader(pipe, accept)
+    return close
 
 
 class RelayedPaths:

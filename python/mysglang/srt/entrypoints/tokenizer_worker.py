@@ -55,19 +55,17 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     receiving = asyncio.create_task(manager.handle_loop(), name="receive")
     beating = asyncio.create_task(links.beat(), name="beat")
     await _wait_for_links(manager, links)
-    observability = args.observability
-    listener = socket.socket(fileno=launch.listener)
-    door = HttpFront(listener, args.serving, observability.log_level_http, links.fronts.board, gate)
-    owner = Owner(socket.socket(fileno=launch.to_owner))
-    await door.open(front, args, model, owner)
-    freeze_heap()
-    collect_rarely()
-    report_to_parent(link, Ready())
-    ended = asyncio.create_task(door.ended())
-    done, _ = await asyncio.wait({receiving, beating, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if ended in done:
-        raise ended.result()
-    raise WorkerDied("the front can no longer receive") from next(iter(done)).exception()
+    with socket.socket(fileno=launch.listener) as listener, socket.socket(fileno=launch.to_owner) as pipe:
+        door = HttpFront(listener, args.serving, args.observability.log_level_http, links.fronts.board, gate)
+        await door.open(front, args, model, Owner(pipe))
+        freeze_heap()
+        collect_rarely()
+        report_to_parent(link, Ready())
+        ended = asyncio.create_task(door.ended())
+        done, _ = await asyncio.wait({receiving, beating, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended in done:
+            raise ended.result()
+        raise WorkerDied("the front can no longer receive") from next(iter(done)).exception()
 
 
 async def _wait_for_links(manager: TokenizerManager, links: FrontLinks) -> None:
