@@ -140,7 +140,7 @@ class HttpFront:
         return self._port
 
     def serve_pipe(self, pipe: socket.socket) -> None:
-        """Answer also requests that further fronts relay: their connections come through `pipe`, until this front ends."""
+        """Answer also the requests that a further front relays through `pipe`, until this front ends."""
         config, state = self._server.config, self._server.server_state
         close = serve_connections(pipe, lambda: OneAtATime(config, state, {}, common=self._common))
         self._lives.callback(close)
