@@ -30,10 +30,11 @@ TRANSFORMERS_DTYPES = ("float32", "bfloat16")
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the command; the exit status is 0, or 1 when --compare finds less agreement than --at-least."""
-    options, flags = make_parser(prog).parse_known_args(argv)
+    parser = make_parser(prog)
+    options, flags = parser.parse_known_args(argv)
     if options.compare:
         return _compare(options.compare[0], options.compare[1], options.at_least)
-    _refuse_foreign(options, flags, prog)
+    _refuse_foreign(parser, options, flags)
     chosen = options.tasks or TASKS
     items = exam_items(options.per_task, options.seed, chosen, options.exam)
     if options.long_system:
@@ -69,9 +70,8 @@ def _answers(items: Sequence[Item], options: argparse.Namespace, flags: Sequence
     return engine_runner.answers(items, [*(flag for flag in flags if flag != "--"), *dtype])
 
 
-def _refuse_foreign(options: argparse.Namespace, flags: Sequence[str], prog: str) -> None:
+def _refuse_foreign(parser: argparse.ArgumentParser, options: argparse.Namespace, flags: Sequence[str]) -> None:
     """Ends the command when an option was given that the selected runner does not know."""
-    parser = make_parser(prog)
     if flags and (options.url or options.transformers):
         parser.error(f"server flags belong to the engine only: {' '.join(flags)}")
     if options.dtype and options.url:

@@ -39,6 +39,11 @@ class Rule:
     say: Callable[[ArgGroups], str]
 
 
+def _complaint_rule(complaint: Callable[[ArgGroups], str | None]) -> Rule:
+    """Returns the rule that `complaint` must return no line."""
+    return Rule(lambda a, _: complaint(a) is not None, lambda a: str(complaint(a)))
+
+
 def _file_rule(name: str) -> Rule:
     """Returns the rule that the option of that name, in the group `serving`, must be a file if it is given."""
 
@@ -61,10 +66,7 @@ RULES = (
         lambda a, _: a.observability.crash_dump_folder is not None and a.serving.tokenizer_worker_num > 1,
         lambda a: "--crash-dump-folder needs --tokenizer-worker-num 1: other fronts keep no requests for it.",
     ),
-    Rule(
-        lambda a, _: tracing_complaint(a.observability) is not None,
-        lambda a: str(tracing_complaint(a.observability)),
-    ),
+    _complaint_rule(lambda a: tracing_complaint(a.observability)),
     Rule(
         lambda a, _: a.parallel.num_ranks > 1 and bool(alone_only(a)),
         lambda a: f"{_several(a)}: not together with {'; nor with '.join(alone_only(a))}.",
@@ -88,7 +90,7 @@ RULES = (
         lambda a, _: a.model.quantization is not None and a.kernels.enable_deterministic_inference,
         lambda a: f"--quantization {a.model.quantization} cannot be combined with --enable-deterministic-inference.",
     ),
-    Rule(lambda a, _: a.speculative.complaint() is not None, lambda a: str(a.speculative.complaint())),
+    _complaint_rule(lambda a: a.speculative.complaint()),
     Rule(
         lambda a, _: (
             a.speculative.speculative_draft_model_path is not None
@@ -159,7 +161,7 @@ RULES = (
         lambda _: "--ssl-ca-certs and --ssl-keyfile-password need --ssl-certfile and --ssl-keyfile.",
     ),
     *map(_file_rule, ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
-    Rule(lambda a, _: tls_complaint(a.serving) is not None, lambda a: str(tls_complaint(a.serving))),
+    _complaint_rule(lambda a: tls_complaint(a.serving)),
     Rule(
         lambda a, _: not all(map(_is_origin, a.serving.cors_allow_origins)),
         lambda a: f"--cors-allow-origins {' '.join(a.serving.cors_allow_origins)}: give https://host[:port], or *.",

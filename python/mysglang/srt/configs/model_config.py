@@ -101,9 +101,14 @@ class ModelConfig:
     @property
     def needs_whole_prompts(self) -> bool:
         """True if a prompt can neither be cut into chunks nor begin with a cached prefix."""
-        if self.encoder is not None or (self.decoder is not None and self.decoder.bidirectional):
+        if self.encoder is not None or self.decodes_both_ways:
             return True
         return self.pooling is not None and self.pooling.needs_whole_prompts
+
+    @property
+    def decodes_both_ways(self) -> bool:
+        """True for a decoder whose tokens also see the tokens after them."""
+        return self.decoder is not None and self.decoder.bidirectional
 
     @property
     def dense(self) -> tuple[DenseConfig, ...]:

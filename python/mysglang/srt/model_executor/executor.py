@@ -290,5 +290,4 @@ def recipe(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], Load]:
         return encoder
     if launch.config.pooling is None:
         return generation
-    looks_ahead = launch.config.decoder is not None and launch.config.decoder.bidirectional
-    return bidirectional_decoder if looks_ahead else pooling_decoder
+    return bidirectional_decoder if launch.config.decodes_both_ways else pooling_decoder

@@ -94,14 +94,19 @@ class Setup:
         layout = StateLayout(tuple(states), launch.dtype) if states else None
         return replace(found, windows=windows, states=layout)
 
+    @property
+    def asked_backends(self) -> AskedBackends:
+        """The attention that the options name."""
+        config = self.config
+        return AskedBackends(
+            config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
+        )
+
     def choose_attention(self, stores: ModelStores, dtype: torch.dtype) -> ChosenBackends:
         """Returns the attention of the layers that keep this, computed in `dtype`. Raises ConfigError for what does not
         run here, or not with these layers and pages.
         """
-        config = self.config
-        asked = AskedBackends(
-            config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
-        )
+        asked = self.asked_backends
         available = self._attentions()
         chosen = choose_backends(asked, available, stores.specs, dtype, stores.dtype)
         if self.config.ranks.world.size > 1:

@@ -15,7 +15,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.layers.attention.factory import create_attention_backend
+from mysglang.srt.layers.attention.factory import create_attention_backend, refuse_backends
 from mysglang.srt.layers.attention.whole_prompts import WholePromptBackend
 from mysglang.srt.layers.encoder_attention import PromptGroups, PromptLayout
 from mysglang.srt.layers.pooler import Pooler
@@ -107,16 +107,8 @@ def bidirectional_decoder(setup: Setup, launch: ModelLaunch) -> Load:
     """Returns a decoder whose tokens see both directions, and which makes vectors. It uses torch's attention. Raises
     ConfigError for options that it has no use for.
     """
-    config = setup.config
-    asked = {
-        "--attention-backend": config.attention_backend,
-        "--prefill-attention-backend": config.prefill_attention_backend,
-        "--decode-attention-backend": config.decode_attention_backend,
-    }
-    for flag, name in asked.items():
-        if name not in (None, "auto"):
-            raise ConfigError(f"{flag} {name}: it does not attend to later tokens, as this model does. Leave it out.")
-    if config.numerics != "fastest":
+    refuse_backends(setup.asked_backends, "it does not attend to later tokens, as this model does")
+    if setup.config.numerics != "fastest":
         raise ConfigError(
             "--enable-deterministic-inference: attention in both directions pads prompts to those beside them, which "
             "may change how numbers are rounded. Leave it out."

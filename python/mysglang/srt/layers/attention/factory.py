@@ -156,7 +156,8 @@ def choose_backends(
     """
     task = AttentionTask(specs, dtype, stored or dtype)
     if not specs:
-        return _without_layers(asked)
+        refuse_backends(asked, "no layer of the model attends over keys")
+        return ChosenBackends(NO_LAYERS, NO_LAYERS)
     able = [name for name in available if name not in DECODE_ONLY]
     both = _given(asked.both)
     if both in DECODE_ONLY:
@@ -171,8 +172,8 @@ def choose_backends(
     )
 
 
-def _without_layers(asked: AskedBackends) -> ChosenBackends:
-    """Returns the backends of a model without a layer that attends. Raises ConfigError if one was asked for."""
+def refuse_backends(asked: AskedBackends, why: str) -> None:
+    """Raises ConfigError if a backend was asked for, which a model has no use for. `why`: a clause."""
     flags = {
         "--attention-backend": asked.both,
         "--prefill-attention-backend": asked.prefill,
@@ -180,8 +181,7 @@ def _without_layers(asked: AskedBackends) -> ChosenBackends:
     }
     for flag, name in flags.items():
         if _given(name) is not None:
-            raise ConfigError(f"{flag} {name}: no layer of the model attends over keys. Leave it out.")
-    return ChosenBackends(NO_LAYERS, NO_LAYERS)
+            raise ConfigError(f"{flag} {name}: {why}. Leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
