@@ -149,6 +149,7 @@ _PLACES = {
     "FalconMamba": "mamba:FalconMambaConfig",
     "Mamba2": "mamba:Mamba2Config",
     "GPT2": "gpt2:GPT2Config",
+    "Zamba2": "zamba2:Zamba2Config",
     "Lfm2": "lfm2:Lfm2Config",
     "Lfm2Moe": "lfm2:Lfm2MoeConfig",
 }

@@ -283,6 +283,44 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
             yield from () if part is None else part.matrices(hidden)
 
 
+class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention and an MLP whose weights several layers use. Each use has adapters of its own, and keys and values of
+    its own. Source: Zamba2.
+
+    It computes mlp(norm(attention(norm(x, e)))) of the residual stream x and the embeddings e side by side, and adds
+    nothing. A pair of small matrices (an adapter) is added to the projection to gates and ups, and maybe to those to
+    queries, keys and values.
+    """
+
+    attention: AttentionPlan
+    mlp: GatedMlpPlan
+    norm: NormPlan
+    uses: tuple[int, ...]
+    """Numbers of the uses of this block, among the uses of all blocks."""
+    rank: int
+    """Inner size of each adapter."""
+    adapts_attention: bool
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        """Yields the matrices of the block, named by the last two parts of their names."""
+        used, plan = len(self.uses), self.attention
+        query = Size("num_attention_heads * attention_head_dim", plan.num_heads * plan.head_dim)
+        keys = Size("num_key_value_heads * attention_head_dim", plan.num_kv_heads * plan.head_dim)
+        wide, rank = Size("2 * hidden_size", 2 * hidden.value), Size("adapter_rank", self.rank)
+        inner = Size("intermediate_size", self.mlp.intermediate_size)
+        inners = Size("2 * intermediate_size", 2 * inner.value)
+        for name, rows in (("q", query), ("k", keys), ("v", keys)):
+            yield Matrix(f"{name}_proj.weight", rows, wide, used=used)
+            if self.adapts_attention:
+                yield Matrix(f"linear_{name}_adapter_list.{{}}.0.weight", rank, wide, copies=used, used=used)
+                yield Matrix(f"linear_{name}_adapter_list.{{}}.1.weight", rows, rank, copies=used, used=used)
+        yield Matrix("o_proj.weight", hidden, query, used=used)
+        yield Matrix("gate_up_proj.weight", inners, hidden, used=used)
+        yield Matrix("gate_up_proj_adapter_list.{}.0.weight", rank, hidden, copies=used, used=used)
+        yield Matrix("gate_up_proj_adapter_list.{}.1.weight", inners, rank, copies=used, used=used)
+        yield Matrix("down_proj.weight", hidden, inner, used=used)
+
+
 class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Embedding, layers, a norm, and for models that generate the projection to logits."""
 
@@ -316,6 +354,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Endings of tensors that a checkpoint may have and that are not read."""
     inputs: LayerInputsPlan | None = None
     """Inputs that each layer has of its own; None: they have none."""
+    blocks: tuple[BlockPlan, ...] = ()
+    """Blocks of weights that layers use, each several times. Their layers have a `SharedBlockPlan`."""
 
     @property
     def altup(self) -> AltUpPlan | None:
@@ -330,6 +370,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
             yield from self.inputs.matrices(hidden)
         if self.altup is not None:
             yield from self.altup.tables(hidden)
+        for block in self.blocks:
+            yield from block.matrices(hidden)
 
     @property
     def mixers(self) -> tuple[MixerPlan, ...]:
@@ -383,4 +425,5 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     def used_parameters(self, hidden_size: int) -> int:
         """Returns how many matrix elements, over all layers, one token is multiplied with."""
         hidden = Size("hidden_size", hidden_size)
-        return sum(matrix.used * matrix.parameters for layer in self.layers for matrix in layer.matrices(hidden))
+        parts = (*self.layers, *self.blocks)
+        return sum(matrix.used * matrix.parameters for part in parts for matrix in part.matrices(hidden))

@@ -55,6 +55,11 @@ class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
         """Number of output elements of all heads together."""
         return self.mamba_expand * self.hidden_size
 
+    @property
+    def mamba_act(self) -> str:
+        """Name of the activation after the convolution."""
+        return self.hidden_act
+
     def check(self) -> None:
         super().check()
         self.check_mixer()
@@ -67,7 +72,7 @@ class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
                 f"config.json: {heads} heads of mamba (mamba_n_heads) of {dim} numbers (mamba_d_head) do not "
                 f"make {inner}"
             )
-        check_mamba(heads, self.mamba_n_groups, inner, self.hidden_act, self.time_step_limit)
+        check_mamba(heads, self.mamba_n_groups, inner, self.mamba_act, self.time_step_limit)
 
 
 def named_layers(types: object) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
-from mysglang.srt.configs.layer_plan import Matrix, MixerPlan, NormPlan, Size
+from mysglang.srt.configs.layer_plan import AttentionPlan, Matrix, MixerPlan, NormPlan, Size
 
 
 class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
@@ -215,6 +215,8 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
     """True if the norm is applied after the gate's multiplication; otherwise before it."""
     factors: tuple[float, float, float, float, float] | None = None
     """Factors of the projected gates, inputs, B, C and time steps. None: 1 each."""
+    least_step: float = 0.0
+    """Lower bound of time steps."""
 
     @property
     def inner(self) -> int:
@@ -286,6 +288,34 @@ class SumPlan(MixerPlan, frozen=True, kw_only=True):
         for part in self.parts:
             for matrix in part.mixer.matrices(hidden):
                 yield matrix._replace(name=f"{self.name}.{matrix.name}")
+
+
+class SharedBlockPlan(MixerPlan, frozen=True, kw_only=True):
+    """A Mamba-2 mixer whose input is the residual stream plus a projection of what a shared block gives
+    (`DecoderPlan.blocks`). Source: Zamba2.
+    """
+
+    name: ClassVar[str] = "mamba_decoder"
+
+    block: int
+    """Which of the model's blocks it uses."""
+    use: int
+    """Number of this use among the uses of all blocks."""
+    attention: AttentionPlan
+    """The block's attention, which has keys and values of its own here."""
+    mamba: Mamba2Plan
+    norm: NormPlan
+    """Norm of the mixer's input."""
+
+    @property
+    def members(self) -> tuple[MixerPlan, ...]:
+        return self.attention, self.mamba
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        """Yields the matrices of the layer alone; those of the block are not in it."""
+        for matrix in self.mamba.matrices(hidden):
+            yield matrix._replace(name=f"{self.name}.{matrix.name}")
+        yield Matrix(f"{self.name}.linear.weight", hidden, hidden)
 
 
 class NoMixerPlan(MixerPlan, frozen=True, kw_only=True):

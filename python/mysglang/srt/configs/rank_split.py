@@ -51,6 +51,7 @@ def check_split(config: ModelConfig, tp_size: int) -> None:
             "out."
         )
     problems = [problem for layer in config.decoder.layers for problem in _layer(layer, tp_size)]
+    problems += [problem for block in config.decoder.blocks for problem in _mlp(block.mlp, tp_size)]
     if problems:
         # Most layers have the same.
         raise ConfigError(*(f"--tp-size {tp_size}: {problem}" for problem in dict.fromkeys(problems)))
@@ -179,6 +180,8 @@ def _stage_problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
         yield f"its layers pass on {plan.altup.streams} streams of each token (altup_num_inputs), and stages only one."
     if plan.inputs is not None:
         yield "its layers have inputs made of token embeddings (hidden_size_per_layer_input), which one stage has."
+    if plan.blocks:
+        yield "several of its layers use the same weights and token embeddings, which one stage has (num_mem_blocks)."
     if not all(each.stores for each in plan.attentions):
         yield "its last layers attend over keys of earlier ones (num_kv_shared_layers), which another stage may have."
     for stage in range(stages):

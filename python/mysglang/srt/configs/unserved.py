@@ -40,7 +40,7 @@ STATES = "its layers keep a state for each request, and no code here computes la
 BIASES = "its positions are a bias of the scores (ALiBi), which no attention here adds"
 HALF = "it is the decoder of an encoder with a decoder, and here each is served by itself only"
 NEVER: Mapping[str, str] = {
-    **dict.fromkeys(("Qwen4Exp", "RecurrentGemma", "Rwkv", "Zamba", "Zamba2", "Zaya", "xLSTM"), STATES),
+    **dict.fromkeys(("Qwen4Exp", "RecurrentGemma", "Rwkv", "Zamba", "Zaya", "xLSTM"), STATES),
     **dict.fromkeys(("Bloom", "Mpt"), BIASES),
     **dict.fromkeys(("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "Marian", "MBart", "Mvp"), HALF),
     **dict.fromkeys(("Musicgen", "MusicgenMelody", "Pegasus", "PLBart", "ProphetNet", "TrOCR", "Whisper"), HALF),

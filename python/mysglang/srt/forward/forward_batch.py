@@ -313,8 +313,8 @@ class ForwardBatch:
     states: StateStep | None = None
     """None: no layer of the model keeps a state."""
     layer_inputs: Tensor | None = None
-    """[T, layers, size] input that each layer has of its own for a token, which the model adds to the step; None: its
-    layers have none.
+    """[T, layers, size] input that each layer has of its own for a token, or [T, hidden_size] embeddings that several
+    layers take beside the residual stream. The model adds it to the step; None: its layers have no such input.
     """
     row_room: int = 0
     """0: the tokens of a row lie behind those of the row before. Else a captured step that tries drafts: each row has

@@ -47,6 +47,14 @@ class NoLayerInputs(nn.Module):
         return None
 
 
+class EmbeddingsAgain(NoLayerInputs):
+    """The embeddings, which some layers take beside the residual stream. Source: Zamba2."""
+
+    def forward(self, ids: Tensor, embedded: Tensor) -> Tensor:
+        """Copies the embeddings, [T, hidden_size]: the residual stream begins as these, and norms overwrite it."""
+        return embedded.clone()
+
+
 class LayerInputs(NoLayerInputs):
     """(norm(projection(embedding) / sqrt(hidden_size)) + sqrt(size) * table[id]) / sqrt(2)."""
 

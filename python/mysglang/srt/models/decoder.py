@@ -27,13 +27,14 @@ from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabP
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.models.decoder_layers import (
     DecoderLayer,
+    blocks_of,
     layer_inputs_of,
     layer_kind,
     norm_of,
     positions_of,
     streams_of,
 )
-from mysglang.srt.models.mixers import MIXERS, Rotaries
+from mysglang.srt.models.mixers import MIXERS, CommonParts
 from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
 
 ENDS = ("embed_tokens", "norm", "lm_head")
@@ -79,12 +80,13 @@ class Decoder(CheckpointModel):
         self.layer_inputs, self.streams = layer_inputs_of(plan, size, context), streams_of(plan, size, context)
         learns_positions_here = stage.first or plan.positions is None
         self.position_embeddings = positions_of(plan, size, context) if learns_positions_here else elsewhere()
-        rotaries = Rotaries(config.context_len)
+        self.blocks = blocks_of(plan, size, context)
+        common = CommonParts(config.context_len, self.blocks)
 
         def layer(index: int) -> DecoderLayer:
             own, inside = plan.layers[index], context.under(f"layers.{index}")
             build = MIXERS[type(own.attention)]
-            mixer = build(own.attention, index, size, rotaries, inside.under(own.attention.name))
+            mixer = build(own.attention, index, size, common, inside.under(own.attention.name))
             return layer_kind(own)(own, mixer, size, inside)
 
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.num_layers)})

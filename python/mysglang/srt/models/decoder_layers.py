@@ -28,6 +28,7 @@ from mysglang.srt.layers.altup import AltUp, AltUpStreams, Laurel, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
 from mysglang.srt.layers.layer_inputs import (
+    EmbeddingsAgain,
     LayerInput,
     LayerInputs,
     LearnedPositions,
@@ -238,8 +239,17 @@ def layer_input(plan: LayerPlan, hidden_size: int, context: LayerContext) -> NoL
     return LayerInput(hidden_size, **structs.asdict(plan.input), context=context.under("layer_input"))
 
 
+def blocks_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> nn.ModuleList:
+    """Returns the blocks of weights that several layers use, in the order of the plan."""
+    inside = context.under("blocks")
+    return nn.ModuleList(_block(block, hidden_size, inside.under(str(i))) for i, block in enumerate(plan.blocks))
+
+
 def layer_inputs_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> NoLayerInputs:
     inside, inputs = context.under("layer_inputs"), plan.inputs
+    if plan.blocks:
+        assert inputs is None, "no such model is known"
+        return EmbeddingsAgain()
     return NoLayerInputs() if inputs is None else LayerInputs(hidden_size, **structs.asdict(inputs), context=inside)
 
 
@@ -267,6 +277,9 @@ def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> 
 
 def sparse_mlp(plan: SparseMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
     return SparseMLP(hidden_size, plan.intermediate_size, plan.activation, plan.sparsity, context)
+
+
+_block: Callable[..., nn.Module] = at_first_call("mysglang.srt.models.shared_blocks:block_of")
 
 
 def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:

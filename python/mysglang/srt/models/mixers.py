@@ -20,6 +20,7 @@ from mysglang.srt.configs.mixer_plan import (
     Mamba2Plan,
     MambaPlan,
     NoMixerPlan,
+    SharedBlockPlan,
     SumPlan,
 )
 from mysglang.srt.forward.forward_batch import AttentionSpec
@@ -32,14 +33,18 @@ from mysglang.srt.models.decoder_layers import head_norm_of
 from mysglang.srt.utils.late_import import at_first_call
 
 
-class Rotaries:
-    """The rotary tables of one model. Layers with equal plans share one table."""
+class CommonParts:
+    """The parts that several layers of one model use: rotary tables, of which layers with equal plans have the same,
+    and blocks of weights.
+    """
 
-    def __init__(self, num_positions: int) -> None:
+    def __init__(self, num_positions: int, blocks: nn.ModuleList) -> None:
         self._num_positions = num_positions
         self._made: list[tuple[RopePlan, int, RotaryEmbedding]] = []
+        self.blocks = blocks
+        """One module for each of `DecoderPlan.blocks`."""
 
-    def of(self, plan: RopePlan | None, head_dim: int) -> RotaryEmbedding | None:
+    def rotary(self, plan: RopePlan | None, head_dim: int) -> RotaryEmbedding | None:
         """Returns the rotary table of a plan; None for layers without rotary positions."""
         if plan is None:
             return None
@@ -58,7 +63,7 @@ class Rotaries:
 
 
 def attention_of(
-    plan: AttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+    plan: AttentionPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext
 ) -> nn.Module:
     """Returns the attention of the layer with this number."""
     norm, whole, latent, values = plan.qk_norm, plan.qk_norm_whole, plan.latent, plan.value_norm
@@ -76,14 +81,14 @@ def attention_of(
     )
     if latent is not None:
         assert norm is None, "latent rows are normed in another way"
-        return _latent_attention(plan, latent, spec, hidden_size, rotaries.of(plan.rope, latent.rope_dim), context)
+        return _latent_attention(plan, latent, spec, hidden_size, common.rotary(plan.rope, latent.rope_dim), context)
     if not plan.stores:
         assert not whole and not plan.qk_norm_turned, "heads are normed each, before they are turned"
         assert not plan.output_gate and plan.tempering is None and not plan.sinks, "no such layer shares keys"
         return SharedKeysAttention(
             hidden_size,
             spec,
-            rotaries.of(plan.rope, plan.head_dim),
+            common.rotary(plan.rope, plan.head_dim),
             head_norm=None if norm is None else lambda: head_norm_of(norm, plan.head_dim, context),
             bias=plan.bias,
             output_bias=plan.output_bias,
@@ -92,7 +97,7 @@ def attention_of(
     return PagedAttention(
         hidden_size,
         spec,
-        rotaries.of(plan.rope, plan.head_dim),
+        common.rotary(plan.rope, plan.head_dim),
         head_norms=None if norm is None or whole else lambda: head_norm_of(norm, plan.head_dim, context),
         whole_norms=None if norm is None or not whole else lambda section: SplitRMSNorm(section, norm.eps, context),
         norms_turned=plan.qk_norm_turned,
@@ -108,16 +113,16 @@ def attention_of(
     )
 
 
-def sum_of(plan: SumPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> SumOfMixers:
+def sum_of(plan: SumPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext) -> SumOfMixers:
     """Returns the layer with this number, which adds up the results of several mixers."""
     mixers = {
-        mixer.name: MIXERS[type(mixer)](mixer, index, hidden_size, rotaries, context.under(mixer.name))
+        mixer.name: MIXERS[type(mixer)](mixer, index, hidden_size, common, context.under(mixer.name))
         for mixer in plan.members
     }
     return SumOfMixers(mixers, [(part.input_scale, part.output_scale) for part in plan.parts])
 
 
-def no_mixer(plan: NoMixerPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> nn.Module:
+def no_mixer(plan: NoMixerPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext) -> nn.Module:
     """Makes an identity in place of the mixer that a layer does not have."""
     return nn.Identity()
 
@@ -126,7 +131,7 @@ _latent_attention: Callable[..., nn.Module] = at_first_call("mysglang.srt.models
 
 STATES = "mysglang.srt.models.state_mixers"
 
-MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext], nn.Module]] = {
+MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, CommonParts, LayerContext], nn.Module]] = {
     AttentionPlan: attention_of,
     LinearAttentionPlan: at_first_call(f"{STATES}:linear_attention_of"),
     KimiDeltaPlan: at_first_call(f"{STATES}:kimi_delta_of"),
@@ -134,9 +139,10 @@ MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext
     MambaPlan: at_first_call(f"{STATES}:selective_of"),
     Mamba2Plan: at_first_call(f"{STATES}:mamba_of"),
     ConvolutionPlan: at_first_call(f"{STATES}:convolution_of"),
+    SharedBlockPlan: at_first_call("mysglang.srt.models.shared_blocks:use_of"),
     SumPlan: sum_of,
     NoMixerPlan: no_mixer,
 }
-"""(plan, number of the layer, hidden_size, rotaries, context) -> the module: x [T, hidden_size], the step -> [W,
+"""(plan, number of the layer, hidden_size, common, context) -> the module: x [T, hidden_size], the step -> [W,
 hidden_size] of the wanted tokens.
 """

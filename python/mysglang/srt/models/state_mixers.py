@@ -26,11 +26,11 @@ from mysglang.srt.layers.linear_attention.mamba import MambaChannels, MambaMixer
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, Mamba2Mixer, MambaSizes, gated_norm
 from mysglang.srt.layers.parameter import Section
 from mysglang.srt.models.decoder_layers import head_norm_of
-from mysglang.srt.models.mixers import Rotaries
+from mysglang.srt.models.mixers import CommonParts
 
 
 def linear_attention_of(
-    plan: LinearAttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+    plan: LinearAttentionPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext
 ) -> GatedDeltaNet:
     """Returns the gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
     sizes = DeltaSizes(
@@ -41,7 +41,7 @@ def linear_attention_of(
 
 
 def kimi_delta_of(
-    plan: KimiDeltaPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+    plan: KimiDeltaPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext
 ) -> KimiDeltaAttention:
     """Returns the delta net with decays by channel of the layer with this number."""
     sizes = KimiDeltaSizes(plan.heads, plan.head_dim, plan.kernel)
@@ -49,7 +49,7 @@ def kimi_delta_of(
 
 
 def lightning_of(
-    plan: LightningPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+    plan: LightningPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext
 ) -> LightningAttention:
     """Returns the lightning attention of the layer with this number."""
     sizes = plan.heads, plan.head_dim, plan.slope, plan.norm.eps
@@ -57,7 +57,7 @@ def lightning_of(
 
 
 def selective_of(
-    plan: MambaPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+    plan: MambaPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext
 ) -> MambaMixer:
     """Returns the Mamba layer with this number."""
     sizes = MambaChannels(
@@ -76,7 +76,7 @@ def selective_of(
     return MambaMixer(index, hidden_size, sizes, norm_of_size, context)
 
 
-def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
+def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, common: CommonParts, context: LayerContext) -> Mamba2Mixer:
     """Returns the state space layer with this number. Positions are in its state, so nothing is turned."""
     sizes = MambaSizes(
         heads=plan.heads,
@@ -88,6 +88,7 @@ def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries,
         in_bias=plan.in_bias,
         out_bias=plan.out_bias,
         factors=plan.factors,
+        least_step=plan.least_step,
     )
     norm: nn.Module = GateAlone()
     if plan.norm is not None:
@@ -97,7 +98,7 @@ def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries,
 
 
 def convolution_of(
-    plan: ConvolutionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+    plan: ConvolutionPlan, index: int, hidden_size: int, common: CommonParts, context: LayerContext
 ) -> GatedConvolution:
     """Returns the short convolution of the layer with this number."""
     return GatedConvolution(index, hidden_size, plan.kernel, context, bias=plan.bias)

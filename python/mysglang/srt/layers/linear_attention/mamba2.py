@@ -9,6 +9,7 @@ The formulas and their source are in `kernels/linear_attention.py`. The step say
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class MambaSizes:
     out_bias: bool
     factors: tuple[float, float, float, float, float] | None
     """Factors of the projected z, x, B, C and time step. None: 1 each."""
+    least_step: float
+    """Lower bound of time steps; 0: none."""
 
 
 class Mamba2Mixer(StateLayer):
@@ -101,6 +104,10 @@ class Mamba2Mixer(StateLayer):
         z, channels, time = torch.split(projected, [self.widths[0], sum(self.widths), len(self.D)], dim=-1)
         if self.sizes.factors is not None:
             z, channels, time = self._scaled(z, channels, time, self.sizes.factors)
+        if self.sizes.least_step:
+            # The step is softplus(time + dt_bias), which grows with time.
+            least = math.log(math.expm1(self.sizes.least_step))
+            time = torch.maximum(time, (least - self.dt_bias).to(time.dtype))
         found = self.through((channels, time), batch)
         out: Tensor = self.out_proj(self.norm(batch.wanted(found).flatten(1), batch.wanted(z)))
         return out
