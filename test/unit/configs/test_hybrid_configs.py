@@ -8,7 +8,7 @@ import pytest
 
 from mysglang.srt.configs.checkpoint_sizes import num_parameters
 from mysglang.srt.configs.layer_plan import AttentionPlan, NoMlpPlan, NormedStreamPlan
-from mysglang.srt.configs.mixer_plan import ConvolutionPlan, Mamba2Plan, NoMixerPlan
+from mysglang.srt.configs.mixer_plan import ConvolutionPlan, Mamba2Plan, NoMixerPlan, SharedBlockPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -169,6 +169,25 @@ LFM2: dict[str, Any] = {
     "tie_embedding": True,
 }
 
+ZAMBA2_USES = [6, 11, 17, 23, 29, 35, 41, 47, 53, 59, 65, 71, 77]
+ZAMBA2: dict[str, Any] = {
+    "architectures": ["Zamba2ForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 81,
+    "layers_block_type": ["hybrid" if layer in ZAMBA2_USES else "mamba" for layer in range(81)],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "n_mamba_heads": 112,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 64,
+    "num_mem_blocks": 2,
+    "adapter_rank": 128,
+    "use_mem_rope": True,
+    "use_shared_attention_adapter": False,
+}
+
 OLMO: dict[str, Any] = {
     "architectures": ["OlmoHybridForCausalLM"],
     "vocab_size": 100352,
@@ -197,6 +216,7 @@ def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
         (LFM2, 1.17),
         (FALCON_MAMBA, 7.27),
         (CODESTRAL, 7.29),
+        (ZAMBA2, 7.36),
     ],
     ids=lambda each: str(each)[:30],
 )
@@ -235,6 +255,27 @@ def test_layers_named_otherwise(tmp_path: Path) -> None:
         0, 1, 3, 4, 6, 7, 9, 11, 13, 15,
     ]  # fmt: skip
     assert plan.tied_embeddings
+
+
+def test_uses_of_a_block(tmp_path: Path) -> None:
+    """Uses take the blocks in turn. A token is multiplied with a block once for each use, and a block is counted once
+    among the parameters.
+    """
+    config = read(tmp_path, ZAMBA2)
+    plan = config.plan
+    mixers = {index: each.attention for index, each in enumerate(plan.layers) if len(each.attention.members) == 2}
+    assert list(mixers) == ZAMBA2_USES
+    assert [block.uses for block in plan.blocks] == [(0, 2, 4, 6, 8, 10, 12), (1, 3, 5, 7, 9, 11)]
+    assert [each.block for each in mixers.values() if isinstance(each, SharedBlockPlan)] == [0, 1] * 6 + [0]
+    assert len(plan.attentions) == 13 and len(plan.states) == 81
+    assert {each.head_dim for each in plan.attentions} == {224}
+    # Eleven further uses of the matrices that have no adapters.
+    block = 3 * 7168 * 7168 + 7168 * 3584 + 3 * 3584 * 14336
+    assert plan.used_parameters(3584) == num_parameters(config) - 32000 * 3584 + 11 * block
+    long = read(tmp_path, ZAMBA2, use_long_context=True)
+    assert (config.context_len, long.context_len) == (4096, 16384)
+    unturned = read(tmp_path, ZAMBA2, use_mem_rope=False).plan
+    assert {attention.rope for attention in unturned.attentions} == {None}
 
 
 @pytest.mark.parametrize(
@@ -295,6 +336,17 @@ def test_positions_that_are_null_are_none(keys: dict[str, Any], theta: float | N
         (OLMO, {"linear_num_key_heads": 7}, "30 value heads .linear_num_value_heads. cannot share 7 keys"),
         (OLMO, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
+        (ZAMBA2, {"layers_block_type": ["mamba"] * 81}, "no layer attends over keys"),
+        (ZAMBA2, {"layers_block_type": ["mamba", "hybrid"]}, "2 layer_types for 81 layers"),
+        (ZAMBA2, {"layers_block_type": ["attention"] * 81}, "layer type 'full_attention' is not supported"),
+        (ZAMBA2, {"tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
+        (ZAMBA2, {"mamba_ngroups": 3}, "112 heads of mamba cannot be divided among 3 groups"),
+        (ZAMBA2, {"time_step_min": -1.0}, "time_step_min"),
+        (
+            ZAMBA2,
+            {"use_shared_attention_adapter": True, "num_key_value_heads": 8},
+            "use_shared_attention_adapter needs as many key-value heads as attention heads, not 8 and 32",
+        ),
         (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
     ],
 )

@@ -367,6 +367,7 @@ WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
     "granite_moe_hybrid": {"layer_types": ["linear_attention"] * 11 + ["full_attention"]},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    "zamba2": {"num_hidden_layers": 54},
 }
 
 

@@ -29,6 +29,8 @@ def config(family: str, folder: Path, **sizes: Any) -> ModelConfig:
         ("llama", {"intermediate_size": 135}, 2, "an intermediate_size of 135 cannot be divided among 2 ranks"),
         ("qwen3_moe", {"moe_intermediate_size": 63}, 2, "a moe_intermediate_size of 63 cannot be divided"),
         ("qwen3_next", {"linear_num_key_heads": 3}, 2, "3 heads of linear attention (linear_num_key_heads)"),
+        ("zamba2", {"intermediate_size": 135}, 2, "an intermediate_size of 135 cannot be divided among 2 ranks"),
+        ("zamba2", {"num_key_value_heads": 6}, 4, "6 attention heads (num_attention_heads) cannot be divided"),
         ("bamba", {}, 4, "6 heads of mamba in 2 groups cannot be divided among 4 ranks"),
         ("falcon_h1", {"mamba_n_groups": 3}, 2, "6 heads of mamba in 3 groups cannot be divided"),
     ],
@@ -45,6 +47,11 @@ def test_what_stages_do_not_pass_on_is_named(tmp_path: Path) -> None:
     named = ("3 streams", "altup_num_inputs"), ("hidden_size_per_layer_input",), ("num_kv_shared_layers",)
     for words in named:
         assert any(all(word in line for word in words) for line in caught.value.problems)
+
+
+def test_stages_do_not_share_blocks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--pp-size 2: several of its layers use the same weights .*num_mem_blocks"):
+        check_stages(config("zamba2", tmp_path), 2)
 
 
 def test_what_can_be_shared_is_shared(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ FP8 = {"kv_cache_dtype": "fp8_e4m3"}
 KINDS = (
     *("llama", "qwen2", "phi", "olmo2", "gemma2", "gemma4", "gpt_oss", "llama4", "mixtral", "qwen3_moe", "deepseek_v3"),
     *("gemma3n", "deepseek_v32", "qwen3_next", "kimi_linear", "minimax", "bamba", "falcon_h1"),
-    *("nemotron_h", "lfm2_moe"),
+    *("nemotron_h", "lfm2_moe", "zamba2"),
 )
 """A family of every kind of layer: biases, norms over all heads, windows, caps, sinks, experts, latent rows, states.
 All families are split over ranks in models/test_tensor_parallel.py, and run by an executor in models/test_storms.py.

@@ -140,7 +140,7 @@ def tokens_of(config: ModelConfig, tp: Group, stage: Stage, ranks: RankContext) 
         return Driver.start(worker, [GREEDY] * 2).generate([list(range(3, 40)), [7, 8, 9]], 8, chunk=16)
 
 
-REFUSED = {"gemma3n", "gemma4_e"}
+REFUSED = {"gemma3n", "gemma4_e", "zamba2"}
 """Families that no number of stages can serve: layers need what only the first stage has."""
 
 

@@ -45,6 +45,7 @@ SIZES = {
     **dict.fromkeys(("glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"), KV_HEADS),
     "phi": {"tie_word_embeddings": False},
     "mamba2": {"num_heads": 8, "head_dim": 24},
+    "zamba2": {"n_mamba_heads": 8, "tie_word_embeddings": True, **KV_HEADS},
 }
 """Sizes that some families need in addition to eight heads."""
 

@@ -7,6 +7,7 @@ computed, and of MLPs one in `models/decoder_layers.py`. Sizes are those of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -425,5 +426,6 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     def used_parameters(self, hidden_size: int) -> int:
         """Returns how many matrix elements, over all layers, one token is multiplied with."""
         hidden = Size("hidden_size", hidden_size)
-        parts = (*self.layers, *self.blocks)
-        return sum(matrix.used * matrix.parameters for part in parts for matrix in part.matrices(hidden))
+        of_layers = (matrix for layer in self.layers for matrix in layer.matrices(hidden))
+        of_blocks = (matrix for block in self.blocks for matrix in block.matrices(hidden))
+        return sum(matrix.used * matrix.parameters for matrix in chain(of_layers, of_blocks))

@@ -85,9 +85,7 @@ class BlockAttention(nn.Module):
         self.qkv_proj = QKVParallelLinear(
             input_size, sizes.head_dim, sizes.num_heads, sizes.num_kv_heads, context=context.under("qkv_proj")
         )
-        self.o_proj = RowParallelLinear(
-            sizes.num_heads * sizes.head_dim, hidden_size, context=context.under("o_proj")
-        )
+        self.o_proj = RowParallelLinear(sizes.num_heads * sizes.head_dim, hidden_size, context=context.under("o_proj"))
         self._adapters: tuple[Adapters, ...] = ()
         if sizes.adapts_attention:
             names = [f"linear_{part}_adapter_list" for part in "qkv"]
