@@ -53,6 +53,13 @@ def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
             {"hidden_size_per_layer_input": 0, "enable_moe_block": True},
             ["moe_intermediate_size"],
         ),
+        ("GPTJForCausalLM", {"rotary_dim": 32}, ["rotary_dim 32", "16 numbers of a head"]),
+        (
+            "GPTNeoForCausalLM",
+            {"attention_types": [[["local"], 3]]},
+            ["3 layers in attention_types", "num_layers is 2"],
+        ),
+        ("GPTNeoForCausalLM", {"attention_types": [[["sparse"], 2]]}, ["sparse"]),
         ("Ernie4_5_MoeForCausalLM", {"moe_k": 65}, ["65 experts", "moe_num_experts"]),
     ],
 )

@@ -368,6 +368,7 @@ WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "granite_moe_hybrid": {"layer_types": ["linear_attention"] * 11 + ["full_attention"]},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
     "zamba2": {"num_hidden_layers": 54},
+    "gpt_neo": {"num_hidden_layers": 24},
 }
 
 

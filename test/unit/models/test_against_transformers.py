@@ -116,6 +116,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere, tied": ("cohere", {}),
     "cohere2": ("cohere2", {"tie_word_embeddings": False}),
     "gpt2": ("gpt2", {}),
+    "gptj": ("gptj", {}),
+    "gptj, tied, with the usual inner size": ("gptj", {"tie_word_embeddings": True, "n_inner": None}),
+    "gpt_neo": ("gpt_neo", {}),
+    "gpt_neo, untied, with the usual inner size": (
+        "gpt_neo",
+        {
+            "tie_word_embeddings": False,
+            "intermediate_size": None,
+            "attention_types": [[["global", "local", "local"], 1]],
+        },
+    ),
     "gpt2 with scores scaled by layer, untied": (
         "gpt2",
         {"scale_attn_by_inverse_layer_idx": True, "n_inner": None, "tie_word_embeddings": False},
@@ -370,6 +381,17 @@ def test_names_of_old_gpt2_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
     save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}, path)
+    check_scenario(pair_of(theirs, tmp_path, torch.float32), SCENARIOS[0], page_size=16)
+    check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))
+
+
+@pytest.mark.parametrize(("family", "module"), [("gptj", "attn"), ("gpt_neo", "attn.attention")])
+def test_masks_in_old_checkpoints(family: str, module: str, tmp_path: Path) -> None:
+    """Published checkpoints have the causal masks as tensors, which are not read."""
+    theirs = make_checkpoint(family, tmp_path)
+    path = tmp_path / "model.safetensors"
+    masks = {"bias": torch.ones(1, 1, 8, 8), "masked_bias": torch.tensor(-1e9)}
+    save_file({**load_file(path), **{f"transformer.h.1.{module}.{name}": mask for name, mask in masks.items()}}, path)
     check_scenario(pair_of(theirs, tmp_path, torch.float32), SCENARIOS[0], page_size=16)
     check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))
 

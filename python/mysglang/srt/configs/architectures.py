@@ -149,6 +149,8 @@ _PLACES = {
     "FalconMamba": "mamba:FalconMambaConfig",
     "Mamba2": "mamba:Mamba2Config",
     "GPT2": "gpt2:GPT2Config",
+    "GPTJ": "gpt:GPTJConfig",
+    "GPTNeo": "gpt:GPTNeoConfig",
     "Zamba2": "zamba2:Zamba2Config",
     "Lfm2": "lfm2:Lfm2Config",
     "Lfm2Moe": "lfm2:Lfm2MoeConfig",
