@@ -206,7 +206,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mamba2": ("mamba2", {"seed": 3}),
     "mamba2 with biases, tied": ("mamba2", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True}),
-    "zamba2": ("zamba2", {"seed": 1}),
+    "zamba2": ("zamba2", {"seed": 3}),
     "zamba2 with one block, without adapters of attention": (
         "zamba2",
         {
