@@ -7,6 +7,8 @@ from starlette.types import Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth
 from mysglang.srt.entrypoints.context_notes import Callers
+from mysglang.srt.entrypoints.entrance import Entrance
+from mysglang.srt.entrypoints.ignored_fields import FieldLog
 from mysglang.srt.managers.caller import CALLER, Caller
 
 seen: list[Caller] = []
@@ -24,7 +26,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_keys_and_routing_keys_are_told_apart() -> None:
     seen.clear()
     access = Access(open=frozenset(), admin=frozenset())
-    app = ApiKeyAuth(Callers(application), access=access, api_keys=("one", "two"), admin_key=None)
+    auth = ApiKeyAuth(access=access, api_keys=("one", "two"), admin_key=None)
+    app = Entrance(application, log=FieldLog(), shapes={}, checks=[auth], notes=[Callers()])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         for key, routing in (("one", "r"), ("two", ""), ("one", "")):
             headers = {"Authorization": f"Bearer {key}", **({"x-smg-routing-key": routing} if routing else {})}

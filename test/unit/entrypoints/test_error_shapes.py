@@ -5,8 +5,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from mysglang.srt.entrypoints.entrance import Entrance
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_frame, error_response
-from mysglang.srt.entrypoints.error_shapes import ErrorShapes
+from mysglang.srt.entrypoints.ignored_fields import FieldLog
 from mysglang.srt.entrypoints.routes.dialects import SHAPES
 
 FACTS = ErrorFacts(429, "Busy.")
@@ -27,7 +28,7 @@ async def told(path: str, root: str = "") -> tuple[dict[str, object], bytes]:
         found["body"] = message.get("body", b"")
 
     scope: Scope = {"type": "http", "method": "GET", "path": root + path, "root_path": root, "headers": []}
-    await ErrorShapes(app, SHAPES)(Request(scope).scope, receive, send)
+    await Entrance(app, log=FieldLog(), shapes=SHAPES)(Request(scope).scope, receive, send)
     return orjson.loads(found["body"]), found["frame"]
 
 

@@ -1,7 +1,8 @@
 """Access control: API keys for every path that is not named open, and no foreign host on the loopback address.
 
-Two middlewares that look at a request before any route does. Paths are compared exactly and as the router sees them, so
-that no other spelling of an open path is open; what no table names needs a key, routes that do not exist included.
+Two checks of a request's head, before any route sees it (`entrance.py`). Paths are compared exactly and as the router
+sees them, so that no other spelling of an open path is open; what no table names needs a key, routes that do not exist
+included.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
+from mysglang.srt.entrypoints.error_responses import ErrorFacts
 from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.entrypoints.owner import ADMIN, OWNER, OWNER_DIGITS, digest
 
@@ -43,7 +44,7 @@ class Access:
 
 
 class ApiKeyAuth:
-    """Middleware that checks the key of a request.
+    """Check that a request has the key that its path needs.
 
     A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients.
 
@@ -57,29 +58,19 @@ class ApiKeyAuth:
     A known key of the wrong rank is answered 403, anything else 401.
     """
 
-    def __init__(self, app: ASGIApp, *, access: Access, api_keys: Sequence[str], admin_key: str | None) -> None:
-        self._app = app
-        self._access = access
+    def __init__(self, *, access: Access, api_keys: Sequence[str], admin_key: str | None) -> None:
+        self.access = access
         self._api_keys = [digest(key.encode()) for key in api_keys]
         self._admin_keys = [digest(admin_key.encode())] if admin_key else []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refusal(scope) if scope["type"] != "lifespan" else None
-        if refused is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
-            await error_response(refused, scope, headers)(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-    def _refusal(self, scope: Scope) -> ErrorFacts | None:
+    def refusal(self, scope: Scope) -> ErrorFacts | None:
+        """Returns why a request may not come in; None if it may. Then its scope names the key that it has."""
         path = route_path(scope)
-        if path in self._access.open:
+        if path in self.access.open:
             return None
         needed = self._api_keys
-        locked = path in self._access.locked and not self._admin_keys
-        if self._admin_keys and (path in self._access.admin or path in self._access.locked):
+        locked = path in self.access.locked and not self._admin_keys
+        if self._admin_keys and (path in self.access.admin or path in self.access.locked):
             needed = self._admin_keys
         if not needed:
             return NEEDS_ADMIN_KEY if locked else None
@@ -96,23 +87,23 @@ class ApiKeyAuth:
 
 
 class LoopbackGuard:
-    """Middleware for a server on a loopback address: only requests that name such an address come in, or an origin
-    that was invited.
+    """Check for a server on a loopback address: only requests that name such an address come in, or an origin that was
+    invited.
 
     A page in the user's own browser can reach the loopback address too: under a name of its own that resolves there
     (DNS rebinding, seen in Host) or across sites (seen in Origin).
     """
 
-    def __init__(self, app: ASGIApp, *, invited: Collection[str] = ()) -> None:
-        self._app = app
+    def __init__(self, *, invited: Collection[str] = ()) -> None:
         self._invited = frozenset(invited)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (foreign := _foreign_name(scope, self._invited)):
-            message = f"Forbidden: {foreign!r} does not name this machine; start with an API key to serve other names."
-            await error_response(ErrorFacts(403, message), scope)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+    def refusal(self, scope: Scope) -> ErrorFacts | None:
+        """Returns why a request may not come in; None if it may."""
+        foreign = _foreign_name(scope, self._invited)
+        if not foreign:
+            return None
+        message = f"Forbidden: {foreign!r} does not name this machine; start with an API key to serve other names."
+        return ErrorFacts(403, message)
 
 
 def is_loopback(name: str) -> bool:
@@ -153,7 +144,10 @@ def _is_foreign(name: str) -> bool:
 def route_path(scope: Scope) -> str:
     """Returns the path as the router matches it: below the path that a proxy shows this server under."""
     path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
+    root: str = scope.get("root_path", "")
+    if not root:
+        return path
+    root = root.rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 

@@ -1,7 +1,7 @@
 """ContextNotes: facts about a request that all code working for it can read without being handed them.
 
-Each is a middleware that sets a context variable: the request's caller, and its trace. They run after the one that
-checks keys.
+Each is the value of a context variable: the request's caller, and its trace. They are made after its key was checked
+(`entrance.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import ClassVar, Generic, TypeVar
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.entrypoints.owner import is_admin, owner_of
@@ -22,28 +22,15 @@ Note = TypeVar("Note")
 
 
 class ContextNote(ABC, Generic[Note]):
-    """Middleware that sets the context variable `variable` to the note of a request. The task that handles the request,
-    and every task that it starts, can read the note there.
+    """The note of a request, which becomes the value of the context variable `variable`. The task that handles the
+    request, and every task that it starts, can read the note there.
     """
 
     variable: ClassVar[ContextVar]  # type: ignore[type-arg]  # of Note, which a class's own field cannot say
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
     @abstractmethod
     def note(self, scope: Scope) -> Note:
         """Returns the note of a request."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        token = self.variable.set(self.note(scope))
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self.variable.reset(token)
 
 
 ROUTING_KEY = b"x-smg-routing-key"
@@ -51,7 +38,7 @@ ROUTING_KEY = b"x-smg-routing-key"
 
 
 class Callers(ContextNote[Caller]):
-    """Middleware that makes the Caller available to all code that works for the request."""
+    """Makes the Caller available to all code that works for the request."""
 
     variable = CALLER
 
@@ -68,7 +55,7 @@ HEADERS = (b"traceparent", b"tracestate")
 
 
 class TraceParents(ContextNote[Mapping[str, str]]):
-    """Middleware that makes the trace of the request's caller available to all code that works for the request."""
+    """Makes the trace of the request's caller available to all code that works for the request."""
 
     variable = TRACE_PARENT
 

@@ -1,4 +1,4 @@
-"""One header of a request by its name, as the server took it off the wire.
+"""Headers as ASGI has them; one header of a request by its name, as the server took it off the wire.
 
 Starlette's Headers suit code that needs several, or their spelling. Making them and looking one up takes ten times as
 long.
@@ -6,7 +6,13 @@ long.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeAlias
+
 from starlette.types import Scope
+
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
+"""Headers of an answer as ASGI has them."""
 
 
 def header(scope: Scope, name: bytes) -> str:

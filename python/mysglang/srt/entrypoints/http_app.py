@@ -18,11 +18,11 @@ from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import LOCAL_ORIGIN, Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.context_notes import Callers, TraceParents
-from mysglang.srt.entrypoints.error_shapes import ErrorShapes, shape_of
+from mysglang.srt.entrypoints.entrance import Entrance
+from mysglang.srt.entrypoints.error_shapes import shape_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_activity import HttpActivity
-from mysglang.srt.entrypoints.ignored_fields import FieldLog, IgnoredFieldsHeader
-from mysglang.srt.entrypoints.invitations import Invitations
+from mysglang.srt.entrypoints.ignored_fields import FieldLog
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.batch_endpoints import BatchEndpoints
@@ -35,7 +35,6 @@ from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbed
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe
 from mysglang.srt.entrypoints.relay import Owner, RelayedPaths
-from mysglang.srt.entrypoints.request_id import RequestId
 from mysglang.srt.entrypoints.routes import dialects, hosting, openai, pooling
 from mysglang.srt.entrypoints.routes import files as file_routes
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
@@ -100,7 +99,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
         redirect_slashes=False,
         middleware=[
             *([Middleware(HttpActivity, metrics=front.metrics)] if options.enable_metrics else []),
-            *_middleware(options, access, field_log),
+            _entrance(options, access, field_log),
             *([] if owner is None else [Middleware(RelayedPaths, owner=owner, paths=KEPT_BY_THE_OWNER)]),
             Middleware(StraightRoutes, routes=lambda: app.routes),
         ],
@@ -258,24 +257,19 @@ def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
     return metrics_router(front, options.served_model_name)
 
 
-def _middleware(options: AppOptions, access: Access, field_log: FieldLog) -> list[Middleware]:
-    """Returns the middleware from the outermost to the innermost; the routes are inside."""
+def _entrance(options: AppOptions, access: Access, field_log: FieldLog) -> Middleware:
+    """Returns the rules that every request passes before it reaches a route."""
     origins = options.cors_allow_origins
     local = LOCAL_ORIGIN if options.local_pages else None
-    invited = Middleware(Invitations, allow_origins=origins, allow_origin_regex=local, **INVITED)
-    invitations = [invited] if origins or local else []
-    guard = [Middleware(LoopbackGuard, invited=origins)] if options.loopback_only else []
-    auth = Middleware(ApiKeyAuth, access=access, api_keys=options.api_keys, admin_key=options.admin_key)
-    return [
-        Middleware(RequestId),
-        Middleware(IgnoredFieldsHeader, log=field_log),
-        *invitations,
-        Middleware(ErrorShapes, shapes=dialects.SHAPES),
-        *guard,
-        auth,
-        Middleware(Callers),
-        *([Middleware(TraceParents)] if options.enable_trace else []),
-    ]
+    guard = [LoopbackGuard(invited=origins)] if options.loopback_only else []
+    return Middleware(
+        Entrance,
+        log=field_log,
+        shapes=dialects.SHAPES,
+        checks=[*guard, ApiKeyAuth(access=access, api_keys=options.api_keys, admin_key=options.admin_key)],
+        notes=[Callers(), *([TraceParents()] if options.enable_trace else [])],
+        invited={"allow_origins": origins, "allow_origin_regex": local, **INVITED} if origins or local else None,
+    )
 
 
 def _paths(router: APIRouter) -> frozenset[str]:

@@ -10,9 +10,10 @@ import logging
 import re
 from dataclasses import dataclass, field
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from mysglang.srt.args.serving import UnknownFields
+from mysglang.srt.entrypoints.headers import Headers
 from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.said_once import SaidOnce
 
@@ -24,6 +25,7 @@ MAX_NAME_LENGTH = 64
 MAX_LISTED = 16
 """Names that one response lists; it counts the others."""
 
+_HEADER = HEADER.encode()
 _ODD = re.compile(r"[^A-Za-z0-9_.$-]")
 _LOG = "mysglang.ignored_fields.log"
 _REPORT = "mysglang.ignored_fields.report"
@@ -88,7 +90,7 @@ def safe(name: str) -> str:
 
 
 def fields_of(scope: Scope) -> FieldReport:
-    """Returns the report of the request that `scope` belongs to; without the middleware, unknown names are refused."""
+    """Returns the report of the request that `scope` belongs to; without a log, unknown names are refused."""
     known: FieldReport | None = scope.get(_REPORT)
     if known is not None:
         return known
@@ -100,24 +102,14 @@ def fields_of(scope: Scope) -> FieldReport:
     return report
 
 
-class IgnoredFieldsHeader:
-    """Middleware: lists the fields that were ignored in the response to their request."""
+def log_to(scope: Scope, log: FieldLog) -> None:
+    """Makes `log` receive the fields of the request that `scope` belongs to."""
+    scope[_LOG] = log
 
-    def __init__(self, app: ASGIApp, log: FieldLog) -> None:
-        self._app = app
-        self._log = log
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        scope[_LOG] = self._log
-
-        async def send_with_names(message: Message) -> None:
-            report: IgnoredFields | None = scope.get(_REPORT)
-            if report is not None and report.names and message["type"] == "http.response.start":
-                headers = [(name, held) for name, held in message.get("headers", ()) if name != HEADER.encode()]
-                message = {**message, "headers": [*headers, (HEADER.encode(), report.header().encode())]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_names)
+def with_ignored_fields(headers: Headers, scope: Scope) -> Headers:
+    """Returns the headers of an answer with the list of the fields that its request sent in vain, if there are any."""
+    report: IgnoredFields | None = scope.get(_REPORT)
+    if report is None or not report.names:
+        return headers
+    return [*(pair for pair in headers if pair[0] != _HEADER), (_HEADER, report.header().encode())]

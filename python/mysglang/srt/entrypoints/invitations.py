@@ -1,34 +1,35 @@
-"""Invitations: pages of other origins that a browser may let use this server (CORS), as Starlette answers them.
+"""Invitations: pages of other origins that a browser may let use this server (CORS).
 
-Most requests come from programs, which send no Origin. All that such a request needs is `Vary: Origin` on its answer;
-Starlette's way to that takes several times as long.
+Starlette's CORSMiddleware answers requests with an Origin. Most requests come from programs, which send none. All that
+such a request needs is `Vary: Origin` on its answer, the same as that of Starlette, whose way to it takes several times
+as long.
 """
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Message, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import Scope
+
+from mysglang.srt.entrypoints.headers import Headers
 
 _BY_ORIGIN = (b"vary", b"Origin")
 
 
-class Invitations(CORSMiddleware):
-    """Middleware with Starlette's options and answers."""
+def has_origin(scope: Scope) -> bool:
+    """Returns whether a request names the page that it comes from."""
+    for name, _ in scope["headers"]:  # noqa: SIM110  # a generator takes twice as long, for each request
+        if name == b"origin":
+            return True
+    return False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or any(name == b"origin" for name, _ in scope["headers"]):
-            await super().__call__(scope, receive, send)
-            return
 
-        async def send_by_origin(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = message.get("headers", ())
-                if any(name == _BY_ORIGIN[0] for name, _ in headers):
-                    # Joined with what the answer depends on already.
-                    await self.send(message, send, Headers(scope=scope))
-                    return
-                message = {**message, "headers": [*headers, _BY_ORIGIN]}
-            await send(message)
-
-        await self.app(scope, receive, send_by_origin)
+def by_origin(headers: Headers) -> Headers:
+    """Returns the headers of an answer to a request without an Origin; with one, the answer could be another."""
+    given = [*headers]
+    for name, _ in given:
+        if name == _BY_ORIGIN[0]:
+            # Joined with what the answer depends on already.
+            joined = MutableHeaders(raw=given)
+            joined["Vary"] = ", ".join([*joined.getlist("Vary"), "Origin"])
+            return joined.raw
+    return [*given, _BY_ORIGIN]

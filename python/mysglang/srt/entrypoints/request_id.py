@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from mysglang.srt.entrypoints.headers import header
+from mysglang.srt.entrypoints.headers import Headers, header
 from mysglang.srt.utils.ids import new_id
 
 HEADER = "x-request-id"
@@ -30,23 +30,7 @@ def request_id_of(scope: Scope) -> str:
     return known
 
 
-class RequestId:
-    """Middleware: puts the id on every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = request_id_of(scope)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                value = request_id.encode()
-                others = [(name, held) for name, held in message.get("headers", ()) if name not in _NAMES]
-                message = {**message, "headers": [*others, *((name, value) for name in _NAMES)]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
+def with_request_id(headers: Headers, request_id: str) -> Headers:
+    """Returns the headers of an answer with the id under both names."""
+    value = request_id.encode()
+    return [pair for pair in headers if pair[0] not in _NAMES] + [(name, value) for name in _NAMES]
