@@ -18,8 +18,8 @@ from mysglang.srt.entrypoints.openai.responses.translate import chat_request
 from mysglang.srt.entrypoints.sampling_body import beside_sampling
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.generate import parse_generate
-from mysglang.srt.sampling.request_field import declared
-from mysglang.srt.sampling.sampling_params import FIELDS
+from mysglang.srt.sampling.request_field import Declared, declared
+from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "python" / "mysglang" / "srt"
@@ -87,3 +87,49 @@ def test_a_field_without_a_declaration_is_noticed() -> None:
 
     with pytest.raises(AssertionError, match="nothing is declared of some"):
         declared(Forgotten)
+
+
+BEYOND: dict[str, object] = {
+    "temperature": -1.0,
+    "top_p": 0.0,
+    "top_k": 0,
+    "sampling_seed": 1 << 64,
+    "max_new_tokens": -1,
+    "min_new_tokens": -1,
+    "stream_interval": 0,
+    "n": 0,
+    "beam_width": 0,
+    "logit_bias": dict.fromkeys(range(5000), 0.0),
+    "stop": [""],
+    "stop_regex": ["a"] * 33,
+    "stop_token_ids": [1] * 1025,
+    "bad_words": [" "],
+    "allowed_token_ids": [],
+    "min_p": 2.0,
+    "frequency_penalty": 3.0,
+    "presence_penalty": 3.0,
+    "repetition_penalty": 0.0,
+    "length_penalty": 11.0,
+}
+"""Bounded field -> a value outside of its bounds."""
+
+
+def test_every_bound_is_verified_and_every_default_keeps_its_bounds() -> None:
+    bounded = {each.name for each in FIELDS if each.facts.bounds}
+    assert bounded == BEYOND.keys()
+    for each in FIELDS:
+        assert each.default is None or all(bound.holds(each.default) for bound in each.facts.bounds), each.name
+    SamplingParams().verify(100)
+    for name, value in BEYOND.items():
+        with pytest.raises(InvalidRequest, match=name):
+            SamplingParams(**{name: value}).verify(10_000)
+
+
+@pytest.mark.parametrize("each", FIELDS, ids=lambda each: each.name)
+def test_parameters_with_a_field_that_holds_much_are_not_plain(each: Declared) -> None:
+    words, ids = ["x"], [1]
+    values: dict[str, object] = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), "x")
+    values |= {"stop": words, "stop_regex": words, "bad_words": words, "stop_token_ids": ids, "allowed_token_ids": ids}
+    values |= {"logit_bias": {1: 1.0}, "custom_params": {"a": 1}}
+    assert SamplingParams().is_plain
+    assert SamplingParams(**{each.name: values.get(each.name, 1)}).is_plain == (each.name not in values)

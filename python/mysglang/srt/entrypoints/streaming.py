@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +26,19 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 EVENT_STREAM = "text/event-stream"
+
+
+class Frames(Protocol):
+    """The frames of a stream, read one by one. Async generators are such."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def __anext__(self) -> bytes: ...
+
+    async def aclose(self) -> None:
+        """Ends what the frames are made of. Called in any case, also if no frame was read."""
+        ...
+
 
 Shortcut: TypeAlias = Callable[[Wire], Awaitable[None]]
 
@@ -64,16 +77,14 @@ def _headers(media_type: str) -> list[tuple[bytes, bytes]]:
 
 
 class EventStream(Response):
-    """Sends frames as they come. However it ends, the generator is closed, and with it the request behind it.
+    """Sends frames as they come. However it ends, the frames are closed, and with them the request behind them.
 
-    Raises what the generator raised before it had a frame: then nothing was sent.
+    Raises what they raised before there was a frame: then nothing was sent.
     """
 
-    def __init__(
-        self, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM, shortcut: Shortcut | None = None
-    ) -> None:
+    def __init__(self, frames: Frames, media_type: str = EVENT_STREAM, shortcut: Shortcut | None = None) -> None:
         """`shortcut`: called after the first frame if the connection allows direct writes. It writes the frames that
-        the generator would yield next; the generator continues after them.
+        would be read next; reading continues after them.
         """
         self.status_code = 200
         self.background = None

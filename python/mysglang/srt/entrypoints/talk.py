@@ -1,17 +1,16 @@
 """Talk: turns the chunks of one request into frames, for the stream of every route that generates.
 
-There is one way from chunks to frames, a route's `FrameRenderer`. Frames go through a generator like those of any
-stream. If the connection has a wire (`wire.py`), all but the first and the last are written directly to it, in the
+There is one way from chunks to frames, a route's `FrameRenderer`. A reader asks for frames one by one, like those of
+any stream. If the connection has a wire (`wire.py`), all but the first and the last are written directly to it, in the
 turn of the event loop in which their chunks arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.streaming import EventStream
@@ -59,28 +58,48 @@ class Talk:
 def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
     """Returns the stream that answers a request. `begin` may take a while, and raise."""
     stream = _TalkStream(begin)
-    return EventStream(stream.frames(), shortcut=stream.pour)
+    return EventStream(stream, shortcut=stream.pour)
 
 
 class _TalkStream:
-    """Sends the frames of one Talk as a stream, from the first frame on."""
+    """The frames of one Talk, for a reader that asks for each of them, or pours them to a wire after the first one. It
+    is an object and no generator function, which the event loop would have to remember until it ends.
+    """
 
     def __init__(self, begin: Callable[[], Awaitable[Talk]]) -> None:
         self._begin = begin
         self._talk: Talk | None = None
+        self._over = False
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        talk = self._talk = await self._begin()
-        with own_words(talk.names):
-            async with aclosing(talk.chunks) as chunks:
-                async for chunk in chunks:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._over:
+            raise StopAsyncIteration
+        talk = self._talk
+        try:
+            if talk is None:
+                talk = self._talk = await self._begin()
+            with own_words(talk.names):
+                async for chunk in talk.chunks:
                     if frames := await talk.render(chunk):
-                        yield frames
-        yield talk.renderer.end()
+                        return frames
+        except BaseException:
+            await self.aclose()
+            raise
+        self._over = True
+        return talk.renderer.end()
+
+    async def aclose(self) -> None:
+        """Ends the request behind the frames, if it has begun and is not complete."""
+        self._over = True
+        if self._talk is not None:
+            await self._talk.chunks.aclose()
 
     async def pour(self, wire: Wire) -> None:
-        """Writes all remaining chunks directly to the connection. If the chunks come from another generator, `frames`
-        sends them.
+        """Writes all remaining chunks directly to the connection. If the chunks come from another generator, a reader
+        asks for their frames.
         """
         talk = self._talk
         assert talk is not None, "there was a first frame"

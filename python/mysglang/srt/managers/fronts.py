@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -46,7 +47,7 @@ class Column(IntEnum):
     """Requests by HTTP that are not answered to their end."""
     SLOW_CLIENTS_CUT = 2
     ACCEPTED = 3
-    """The columns from here to REFUSED are those of FrontCounters."""
+    """The columns from here to REFUSED are those of FrontCounters, and are written together with NAMES."""
     FINISHED = 4
     ABORTED = 5
     TIMED_OUT = 6
@@ -55,12 +56,15 @@ class Column(IntEnum):
     """Number of open requests by the names that clients gave them."""
 
 
+NUM_COLUMNS = len(Column)
+
+
 class Board:
     """One front's view of the board: it writes its own row and reads all rows. A server with one front has one row."""
 
     def __init__(self, memory: mmap.mmap | bytearray, front: int) -> None:
         self._cells = memoryview(memory).cast("q")
-        self._first = front * len(Column)
+        self._first = front * NUM_COLUMNS
 
     @classmethod
     def alone(cls) -> Board:
@@ -80,13 +84,18 @@ class Board:
         """Writes a number into this front's row."""
         self._cells[self._first + column] = number
 
+    def write_all(self, first: Column, *numbers: int) -> None:
+        """Writes numbers into the columns of this front's row from `first` on."""
+        start = self._first + first
+        self._cells[start : start + len(numbers)] = array("q", numbers)
+
     def total(self, column: Column) -> int:
         """Returns the sum of a column over all fronts."""
-        return sum(self._cells[column :: len(Column)])
+        return sum(self._cells[column::NUM_COLUMNS])
 
 
 def board_bytes(num_fronts: int) -> int:
-    return num_fronts * len(Column) * NUMBER_BYTES
+    return num_fronts * NUM_COLUMNS * NUMBER_BYTES
 
 
 class OpenNames(Protocol):

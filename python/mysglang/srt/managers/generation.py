@@ -114,7 +114,8 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
             return
         try:
             call = self._call or await self._begin()
-            await _poured(call, outlet)
+            if call.open_answers:
+                await _poured(call, outlet)
         finally:
             self._end()
 

@@ -163,7 +163,10 @@ class Inbox:
 
     def put(self, state: ReqState) -> None:
         self._ready.append(state)
-        self._ring()
+        if self._reader is not None:
+            self._post.notify_soon(self._reader)
+        else:
+            self._ring()
 
     def fail(self, error: ServerEnded) -> None:
         """Ends the request with an error: its reader gets the remaining states, then this error."""
@@ -268,7 +271,8 @@ class ReqState:
         self._ids.append(ids)
         self._counters = counters
         self.finish_reason = finish_reason
-        self._notify()
+        if not self._in_inbox:
+            self._notify()
 
     def add_numbers(self, logprobs: RowLogprobs | None, vector: bytes | None = None, hidden: bytes = b"") -> None:
         """Takes the values that few requests ask for, before `add` takes the rest of the same message."""
@@ -310,21 +314,16 @@ class ReqState:
         and InvalidRequest if it was refused because of a field.
         """
         self._in_inbox = False
-        if self._unread is not None:
-            self._unread.taken()
         if self.finish_reason is not None:
             _raise_refusal(self.finish_reason)
-        prompt_tokens, completion_tokens, cached_tokens, retractions = self._counters
+        texts, ids = self._text, self._ids
         chunk = GenerationChunk(
-            index=self.index,
-            rid=self.rid,
-            text="".join(self._text),
-            token_bytes=b"".join(self._ids),
-            finish_reason=self.finish_reason,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
-            retractions=retractions,
+            self.index,
+            self.rid,
+            texts[0] if len(texts) == 1 else "".join(texts),
+            ids[0] if len(ids) == 1 else b"".join(ids),
+            self.finish_reason,
+            *self._counters,
             drafts=self.drafts,
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
             prompt_bytes=self.prompt_ids,
@@ -342,6 +341,8 @@ class ReqState:
         if self._logprobs or self._hidden:
             self._logprobs.clear()
             self._hidden.clear()
+            if self._unread is not None:
+                self._unread.taken()
 
     def _notify(self) -> None:
         if not self._in_inbox and (self._stream or self.finish_reason is not None):

@@ -307,12 +307,14 @@ class TokenizerManager:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
         unfolded = await self.input_tokenizer.unfold(obj, self._max_open)
         self._check_alive()
-        owner = CALLER.get().api_key
+        caller = CALLER.get()
+        owner = caller.api_key
         names = {unfolded.name, *unfolded.rids}
         if taken := [name for name in names if (owner, name) in self._named]:
             raise _in_use(min(taken))
         count = len(unfolded.rids)
-        self._check_params_room(owner, unfolded)
+        if caller.remote:  # a caller in this process uses its own memory
+            self._check_params_room(owner, unfolded)
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
         if (elsewhere := self._fronts.names.note(_owned(owner, names))) is not None:
@@ -320,25 +322,17 @@ class TokenizerManager:
             raise _in_use(elsewhere.removeprefix(f"{owner}/"))
         self._serial += 1
         inbox = Inbox(self._post)
-        # The serial number distinguishes two requests to which a client gives the same name, one after the other.
-        wire_rids = [wire_rid(rid, self._serial, self._fronts.index) for rid in unfolded.rids]
-        bounded = obj.stream and CALLER.get().remote
-        states = [
-            ReqState(
-                rid,
-                wire,
-                index,
-                inbox,
-                stream=obj.stream,
-                tenant=tenant,
-                unread=Unread() if bounded else None,
-            )
-            for index, (rid, wire) in enumerate(zip(unfolded.rids, wire_rids, strict=True))
-        ]
-        for state in states:
-            self._fronts.metrics.opened(state.wire_rid)
-            self.rid_to_state[state.wire_rid] = state
-            self._named[owner, state.rid] = [state]
+        bounded = obj.stream and caller.remote
+        states = []
+        for index, rid in enumerate(unfolded.rids):
+            # The serial number distinguishes two requests to which a client gives the same name, one after the other.
+            wire = wire_rid(rid, self._serial, self._fronts.index)
+            unread = Unread() if bounded else None
+            state = ReqState(rid, wire, index, inbox, stream=obj.stream, tenant=tenant, unread=unread)
+            states.append(state)
+            self._fronts.metrics.opened(wire)
+            self.rid_to_state[wire] = state
+            self._named[owner, rid] = [state]
         self._named[owner, unfolded.name] = states
         self._fronts.board.write(Column.NAMES, len(self._named))
         self._params_room.take(owner, unfolded.held_bytes)
@@ -347,12 +341,10 @@ class TokenizerManager:
     def _check_params_room(self, owner: str, unfolded: Unfolded) -> None:
         """Raises InvalidRequest or Overloaded if the parameters of so many answers take too much memory."""
         size, most = unfolded.held_bytes, MAX_PARAMS_BYTES // 2
-        if not CALLER.get().remote:
-            return  # a caller in this process uses its own memory
         if size > most:
             message = f"sampling_params take {size} bytes, copied for {len(unfolded.rids)} answers; at most {most}."
             raise InvalidRequest(message, param="sampling_params")
-        if not self._params_room.has_room(owner, size):
+        if size and not self._params_room.has_room(owner, size):
             self.counters.refused += len(unfolded.rids)
             raise Overloaded("The parameters of open requests take too much memory.")
 
@@ -410,12 +402,15 @@ class TokenizerManager:
         """Writes this front's counts to the board, which all fronts read."""
         board, counters = self._fronts.board, self.counters
         board.write(Column.OPEN_ANSWERS, len(self.rid_to_state))
-        board.write(Column.ACCEPTED, counters.accepted)
-        board.write(Column.FINISHED, counters.finished)
-        board.write(Column.ABORTED, counters.aborted)
-        board.write(Column.TIMED_OUT, counters.timed_out)
-        board.write(Column.REFUSED, counters.refused)
-        board.write(Column.NAMES, len(self._named))
+        board.write_all(
+            Column.ACCEPTED,
+            counters.accepted,
+            counters.finished,
+            counters.aborted,
+            counters.timed_out,
+            counters.refused,
+            len(self._named),
+        )
 
     def _take_room(self, count: int, tenant: str) -> None:
         """Raises Overloaded if so many more answers exceed the limit of all fronts, or the share of `tenant`."""

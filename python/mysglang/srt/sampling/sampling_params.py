@@ -5,7 +5,8 @@ for by is declared in the feature's own file, all else here. Knows no tokenizer 
 """
 
 import reprlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -227,29 +228,47 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def grammar(self) -> GrammarSpec | None:
         """The grammar that restricts the answer; None if nothing does."""
+        if self.is_plain:
+            return None
         given = self._grammars()
         return grammar_spec(given) if given else None
 
     @property
+    def is_plain(self) -> bool:
+        """True if all fields that can hold much (lists, maps, texts) have their defaults, as in most requests."""
+        return _LARGE(self) == _LARGE_DEFAULTS
+
+    @property
     def checking(self) -> int:
         """Approximate work of checking the parameters, as a number of characters that take as long to tokenize."""
-        return _sum(self, _WORK)
+        return 0 if self.is_plain else _sum(self, _WORK)
 
     @property
     def held_bytes(self) -> int:
         """Approximate bytes that a scheduler needs for each answer with these parameters, in addition to its prompt."""
-        return _sum(self, _HELD)
+        return 0 if self.is_plain else _sum(self, _HELD)
 
     def verify(self, vocab_size: int) -> None:
-        """Raise InvalidRequest, naming the first field that is out of its range and the range."""
-        for name, holds, limit in _BOUNDS:
-            value = getattr(self, name)
-            if value is not None and not holds(value):
-                raise _out_of(name, limit, value)
+        """Raise InvalidRequest, naming the first field that is out of its range, and the range. Fields that can hold
+        much come last.
+        """
+        self._verify_bounds(_SMALL_BOUNDS)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise _out_of("min_new_tokens", f"at most max_new_tokens ({self.max_new_tokens})", self.min_new_tokens)
         if self.length_penalty != 1 and self.beam_width is None:
             raise _out_of("length_penalty", "1 without beam search", self.length_penalty)
+        if not self.is_plain:
+            self._verify_large(vocab_size)
+
+    def _verify_bounds(self, bounds: "_Bounds") -> None:
+        for value, (name, default, holds, limit) in zip(bounds.values(self), bounds.rows, strict=True):
+            # A default keeps its bounds. Most fields hold the very object that is their default.
+            if value is not default and value is not None and not holds(value):
+                raise _out_of(name, limit, value)
+
+    def _verify_large(self, vocab_size: int) -> None:
+        """Verifies the fields that can hold much."""
+        self._verify_bounds(_LARGE_BOUNDS)
         for name in _TOKEN_IDS:
             ids: Collection[int] | None = getattr(self, name)
             if ids and len(ids) > vocab_size:
@@ -280,13 +299,31 @@ class _Held(NamedTuple):
     """A bound of a field that is checked for every request."""
 
     name: str
+    default: object
     holds: Callable[[Any], bool]
     limit: str
 
 
+class _Bounds(NamedTuple):
+    """Bounds of several fields."""
+
+    rows: tuple[_Held, ...]
+    values: Callable[[SamplingParams], tuple[Any, ...]]
+    """Returns the value of the field of each row."""
+
+    @classmethod
+    def of(cls, fields: Iterable[Declared]) -> "_Bounds":
+        rows = tuple(_Held(each.name, each.default, *bound) for each in fields for bound in each.facts.bounds)
+        return cls(rows, attrgetter(*(row.name for row in rows)))
+
+
 _Measure = tuple[tuple[str, Callable[[Any], int]], ...]
 
-_BOUNDS = tuple(_Held(each.name, *bound) for each in FIELDS for bound in each.facts.bounds)
+_LARGE_FIELDS = tuple(each for each in FIELDS if each.facts.work is not None or each.facts.held_bytes is not None)
+_LARGE = attrgetter(*(each.name for each in _LARGE_FIELDS))
+_LARGE_DEFAULTS = tuple(each.default for each in _LARGE_FIELDS)
+_LARGE_BOUNDS = _Bounds.of(_LARGE_FIELDS)
+_SMALL_BOUNDS = _Bounds.of(each for each in FIELDS if each not in _LARGE_FIELDS)
 _TOKEN_IDS = tuple(each.name for each in FIELDS if each.facts.are_token_ids)
 _WORK: _Measure = tuple((each.name, measure) for each in FIELDS if (measure := each.facts.work) is not None)
 _HELD: _Measure = tuple((each.name, measure) for each in FIELDS if (measure := each.facts.held_bytes) is not None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from mysglang.srt.args.serving import DefaultsSource
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
@@ -24,6 +25,11 @@ class SamplingDefaults:
     """Values of fields that a request does not set, by the native names."""
 
     values: Mapping[str, Any] = field(default_factory=lambda: USUAL)
+    params: SamplingParams = field(init=False, repr=False, compare=False)
+    """The parameters of a request that sets no field."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", SamplingParams(**self.values))
 
     @classmethod
     def choose(cls, source: DefaultsSource, generation_config: Mapping[str, Any]) -> SamplingDefaults:
@@ -42,29 +48,38 @@ class SamplingDefaults:
         return cls(chosen)
 
 
-_NAMES = {each.name: name for each in FIELDS if (name := each.name_on("openai")) is not None}
-_SAID = attrgetter(*_NAMES.values())
+_NATIVE = {name: each.name for each in FIELDS if (name := each.name_on("openai")) is not None}
+"""OpenAI's name of a field -> the native one."""
 _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
 _BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.facts.are_token_ids and isinstance(each.default, dict))
 
 
-def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
+def sampling_params(
+    body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None, n: int | None = None
+) -> SamplingParams:
     """Returns the sampling parameters of `body`. The front verifies ranges; this raises InvalidRequest for fields that
-    have no id to verify.
+    have no id to verify. `n`: answers for each prompt, where they are not those of the body.
     """
-    asked: dict[str, Any] = dict(zip(_NAMES, _SAID(body), strict=True))
-    for name, usual in defaults.values.items():
-        if asked[name] is None:
-            asked[name] = usual
+    # Of some thirty fields, most requests set a few; the others are as in the parameters that are copied.
+    asked: dict[str, Any] = {}
+    for name in body.model_fields_set:
+        native = _NATIVE.get(name)
+        if native is None:
+            continue
+        value = getattr(body, name)
+        if value is not None:
+            asked[native] = value
     for name in _LISTS_OR_ONE:
-        if isinstance(asked[name], str):
+        if isinstance(asked.get(name), str):
             asked[name] = [asked[name]]
     for name in _BY_TOKEN_ID:
-        if asked[name]:
+        if name in asked:
             asked[name] = {_token_id(name, key): value for key, value in asked[name].items()}
-    grammar: Mapping[str, Any] = grammar_params(body.response_format, body.own_grammars)
-    asked.update(grammar, max_new_tokens=max_new_tokens, beam_width=body.beams)
-    return SamplingParams(**asked)
+    asked.update(grammar_params(body.response_format, body.own_grammars))
+    asked["max_new_tokens"], asked["beam_width"] = max_new_tokens, body.beams
+    if n is not None:
+        asked["n"] = n
+    return msgspec.structs.replace(defaults.params, **asked)
 
 
 def _token_id(field: str, key: str) -> int:

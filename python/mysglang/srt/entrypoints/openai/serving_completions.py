@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-import msgspec
-
 from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.choice_extras import LastStates
@@ -73,19 +71,19 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         return await self._front.text_pool.run_if_long(BODY_BYTES.get(), lambda: self._convert(body, envelope))
 
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
-        wants_logprobs = body.logprobs is not None
-        params = sampling_params(body, self._options.defaults, body.max_tokens)
+        wants_logprobs, candidates = body.logprobs is not None, body.candidates
+        params = sampling_params(body, self._options.defaults, body.max_tokens, candidates)
         texts = [self._fill_in.prompt(prompt, body.suffix) for prompt in body.prompt if isinstance(prompt, str)]
         ids: list[int | list[int]] = [prompt for prompt in body.prompt if isinstance(prompt, list)]
         return GenerateReqInput(
             text=texts or None,
             input_ids=ids or None,
-            sampling_params=msgspec.structs.replace(params, n=body.candidates),
+            sampling_params=params,
             clip_max_new_tokens="max_tokens" not in body.model_fields_set,
             stream=body.stream,
             rid=body.rid or envelope.rid,
             # The best answers are chosen by their log-probabilities.
-            return_logprob=wants_logprobs or body.candidates > body.n,
+            return_logprob=wants_logprobs or candidates > body.n,
             logprob_start_len=0 if wants_logprobs and body.echo else -1,
             top_logprobs_num=body.logprobs or 0,
             custom_logit_processor=body.custom_logit_processor,
@@ -131,7 +129,7 @@ class _Frames:
             return plain.with_text(chunk.text) if chunk.text else b""
         note_usage(self._meter, chunk)
         choice = self._choice_builder.choice(chunk)
-        if self._choice_builder.has_only_text and not self._usage_so_far:
+        if chunk.finish_reason is None and self._choice_builder.has_only_text and not self._usage_so_far:
             self._texts[chunk.index] = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
         # There may be nothing to send, while a character or a stop string is incomplete.
         if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
