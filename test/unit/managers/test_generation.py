@@ -91,6 +91,10 @@ class Bucket:
         self.has_room = True
         self.busy = False
         self.on_room: Callable[[], None] | None = None
+        self.frames_of_text: dict[int, Callable[[str], bytes]] = {}
+
+    def write(self, frames: bytes) -> None:
+        self.texts.append(frames.decode())
 
     def is_long(self, chunk: GenerationChunk) -> bool:
         return "long" in chunk.text
@@ -144,6 +148,39 @@ class TestPouring:
         bench.engine.say(Row(rid, "end", [4], Length(4)))
         await task
         assert bucket.texts == ["012", "end"]
+
+    async def test_text_alone_comes_as_frames_until_the_last_chunk(self, bench: Bench) -> None:
+        bucket = Bucket()
+        bucket.frames_of_text = {0: lambda text: f"<{text}>".encode()}
+        task, [rid] = await self.poured(bench, bucket)
+        bench.engine.say(Row(rid, "a", [1]))
+        await settled()
+        bucket.has_room = False
+        for text in ("b", "", "c"):
+            bench.engine.say(Row(rid, text, [2]))
+            await settled()
+        assert bucket.texts == ["<a>"]
+        bucket.has_room = True
+        assert bucket.on_room is not None
+        bucket.on_room()
+        bench.engine.say(Row(rid, "", [3]))
+        await settled()
+        assert bucket.texts == ["<a>", "<bc>"]
+        bench.engine.say(Row(rid, "d", [4]), Row(rid, "e", [5], Length(6)))
+        await task
+        assert bucket.texts == ["<a>", "<bc>", "de"]
+        assert bench.quiet()
+
+    async def test_numbers_come_as_chunks(self, bench: Bench) -> None:
+        bucket = Bucket()
+        bucket.frames_of_text = {0: lambda text: f"<{text}>".encode()}
+        task, [rid] = await self.poured(bench, bucket, return_logprob=True)
+        bench.engine.say(Row(rid, "a", [1], logprobs=ONE_LOGPROB))
+        await settled()
+        assert bucket.texts == ["a"]
+        bench.engine.say(Row(rid, "b", [2], Length(2), logprobs=ONE_LOGPROB))
+        await task
+        assert bucket.texts == ["a", "b"]
 
     async def test_the_rest_after_some_were_asked_for(self, bench: Bench) -> None:
         bucket, stream = Bucket(), bench.ask(stream=True)

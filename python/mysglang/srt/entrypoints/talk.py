@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol, Self
 
 from mysglang.srt.entrypoints.openai.field_names import own_words
@@ -19,9 +20,18 @@ from mysglang.srt.managers.generation import Generation
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
 
+NO_FRAMES_OF_TEXT: Mapping[int, Callable[[str], bytes]] = MappingProxyType({})
+
 
 class FrameRenderer(Protocol):
     """Turns chunks of an answer into frames, in the format of one route."""
+
+    @property
+    def frames_of_text(self) -> Mapping[int, Callable[[str], bytes]]:
+        """Answer -> function that renders the frames for a chunk which is nothing but new text. Other answers are not
+        in it.
+        """
+        ...
 
     def numbers(self, chunk: GenerationChunk) -> int:
         """Returns the number of log-probabilities and similar values in the frames of a chunk."""
@@ -115,6 +125,8 @@ class _ToWire:
         self._talk = talk
         self._render = talk.renderer.render
         self._wire = wire
+        self.frames_of_text = talk.renderer.frames_of_text
+        self.write = wire.write_piece
 
     @property
     def has_room(self) -> bool:

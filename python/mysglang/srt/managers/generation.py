@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -63,6 +63,17 @@ class Outlet(Protocol):
         """True if it accepts more chunks. Otherwise they accumulate, and become one chunk for each answer. Asked once
         before as many chunks as there are answers.
         """
+        ...
+
+    @property
+    def frames_of_text(self) -> Mapping[int, Callable[[str], bytes]]:
+        """Answer -> function that makes frames of new text. Such an answer's chunks need not be made as long as only
+        its text grows: `write` takes the frames of the text. Of other answers, `take` takes the chunks.
+        """
+        ...
+
+    def write(self, frames: bytes) -> None:
+        """Takes frames of an answer's text."""
         ...
 
     def is_long(self, chunk: GenerationChunk) -> bool:
@@ -204,13 +215,18 @@ class _Pouring:
 
     def _take_all(self) -> None:
         call, outlet = self._call, self._outlet
+        frames_of_text = outlet.frames_of_text
         breather = Breather() if call.open_answers > 1 else None
         while call.open_answers and (state := call.inbox.next()) is not None:
-            chunk = call.take(state)
-            if chunk.with_numbers and outlet.is_long(chunk):
-                self._done.set_result(chunk)
-                return
-            outlet.take(chunk)
+            if state.only_text and state.finish_reason is None and state.index in frames_of_text:
+                if text := state.take_text():
+                    outlet.write(frames_of_text[state.index](text))
+            else:
+                chunk = call.take(state)
+                if chunk.with_numbers and outlet.is_long(chunk):
+                    self._done.set_result(chunk)
+                    return
+                outlet.take(chunk)
             if breather is not None and breather.due:
                 self._resting = True
                 self._loop.call_soon(self._go_on)

@@ -218,6 +218,7 @@ class ReqState:
         "finish_reason",
         "hidden_size",
         "index",
+        "only_text",
         "prompt_ids",
         "rid",
         "sent",
@@ -247,6 +248,8 @@ class ReqState:
         self.sent = False
         """True if it was sent to the scheduler."""
         self.finish_reason: FinishReason | None = None
+        self.only_text = False
+        """True if nothing but its text grows until it ends."""
         self.wish: LogprobRequest | None = None
         self.prompt_ids = b""
         self.hidden_size: int | None = None
@@ -271,8 +274,9 @@ class ReqState:
         self._ids.append(ids)
         self._counters = counters
         self.finish_reason = finish_reason
-        if not self._in_inbox:
-            self._notify()
+        if not self._in_inbox and (self._stream or finish_reason is not None):
+            self._in_inbox = True
+            self._inbox.put(self)
 
     def add_numbers(self, logprobs: RowLogprobs | None, vector: bytes | None = None, hidden: bytes = b"") -> None:
         """Takes the values that few requests ask for, before `add` takes the rest of the same message."""
@@ -333,6 +337,15 @@ class ReqState:
         )
         self._forget()
         return chunk
+
+    def take_text(self) -> str:
+        """Does what `take` does for an answer that has `only_text` and goes on, and returns the text alone."""
+        self._in_inbox = False
+        texts = self._text
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        texts.clear()
+        self._ids.clear()
+        return text
 
     def _forget(self) -> None:
         """Drops the new part, after it was taken or refused."""

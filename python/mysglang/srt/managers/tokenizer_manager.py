@@ -373,6 +373,7 @@ class TokenizerManager:
         if state.finish_reason is not None:
             return
         state.wish = request.logprobs
+        state.only_text = request.logprobs is None and request.hidden_states is None
         state.prompt_ids = request.input_ids
         state.hidden_size = None if request.hidden_states is None else self.limits.hidden_size
         state.sent = True

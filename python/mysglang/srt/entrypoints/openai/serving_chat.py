@@ -17,7 +17,7 @@ from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import DONE
-from mysglang.srt.entrypoints.talk import Talk
+from mysglang.srt.entrypoints.talk import NO_FRAMES_OF_TEXT, Talk
 from mysglang.srt.managers.request_state import GenerationChunk
 
 
@@ -71,6 +71,8 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
 
 class _Frames:
     """Turns the chunks of an answer into stream frames."""
+
+    frames_of_text = NO_FRAMES_OF_TEXT
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from mysglang.srt.entrypoints.relay import Owner, Relayed
 from mysglang.srt.entrypoints.sessions import Sessions
 from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.entrypoints.strict_model import StrictModel
-from mysglang.srt.entrypoints.talk import Talk, talk_stream
+from mysglang.srt.entrypoints.talk import NO_FRAMES_OF_TEXT, Talk, talk_stream
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import ResponseDicts
 from mysglang.srt.managers.text_pool import TextPool
@@ -116,6 +116,8 @@ async def _talk(chunks: AsyncGenerator[GenerationChunk, None], dicts: ResponseDi
 
 class _Frames:
     """Turns the chunks of an answer into stream frames."""
+
+    frames_of_text = NO_FRAMES_OF_TEXT
 
     def __init__(self, dicts: ResponseDicts) -> None:
         self._dicts = dicts
