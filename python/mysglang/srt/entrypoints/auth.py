@@ -121,13 +121,13 @@ def _foreign_name(scope: Scope, invited: frozenset[str]) -> str:
     """Returns the name in Host or Origin that is not this machine's, or "" where there is none."""
     host = header(scope, b"host")
     # A page under such a name would be refused by its Origin.
-    names = [] if host.partition(":")[0].lower() in CONTAINER_NAMES else [f"//{host}"]
-    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
-    if given and not invited & {given[0], "*"}:
-        names.append(given[0])
-    for name in names:
-        if _is_foreign(name):
-            return name.removeprefix("//") or "(nothing)"
+    if host.partition(":")[0].lower() not in CONTAINER_NAMES and _is_foreign(f"//{host}"):
+        return host or "(nothing)"
+    for name, value in scope["headers"]:
+        if name == b"origin":
+            origin: str = value.decode("latin-1")
+            invites = origin in invited or "*" in invited
+            return "" if invites or not _is_foreign(origin) else origin.removeprefix("//") or "(nothing)"
     return ""
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -40,12 +39,9 @@ class BodyRoom:
 
     def __init__(self, limit: int = MAX_UNFINISHED_BYTES) -> None:
         self._limit = limit
-        self._held: Counter[str] = Counter()
-
-    @property
-    def held(self) -> int:
+        self._held: dict[str, int] = {}
+        self.held = 0
         """Bytes that the bodies of all callers hold now."""
-        return self._held.total()
 
     def hold(self, caller: str) -> BodyHold:
         """Returns the room of one body of `caller`, empty at first."""
@@ -53,18 +49,20 @@ class BodyRoom:
 
     def take(self, caller: str, size: int) -> None:
         """Count `size` bytes more. Raises BodyRoomFull."""
-        own = self._held[caller] + size
+        own = self._held.get(caller, 0) + size
         if own > self._limit - self.held - size:
             raise BodyRoomFull(
                 f"Request bodies that are not complete hold {self.held} bytes, {own - size} of them of this client, "
                 f"and may hold {self._limit} together; try again later, with fewer or shorter bodies at once."
             )
         self._held[caller] = own
+        self.held += size
 
     def give_back(self, caller: str, size: int) -> None:
-        self._held[caller] -= size
-        if not self._held[caller]:
-            del self._held[caller]
+        left = self._held.pop(caller, 0) - size
+        if left:
+            self._held[caller] = left
+        self.held -= size
 
 
 class BodyHold:

@@ -26,7 +26,7 @@ def request_id_of(scope: Scope) -> str:
     known: str | None = scope.get(_KEY)
     if known is None:
         given = header(scope, _NAMES[0])
-        known = scope[_KEY] = given if _ACCEPTABLE.fullmatch(given) else new_id()
+        known = scope[_KEY] = given if given and _ACCEPTABLE.fullmatch(given) else new_id()
     return known
 
 

@@ -8,10 +8,11 @@ turn of the event loop in which their chunks arrive.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, Self
+
+import msgspec
 
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.streaming import EventStream
@@ -46,8 +47,7 @@ class FrameRenderer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Talk:
+class Talk(msgspec.Struct, frozen=True):
     """A request that is being answered: the chunks of its answer, and the FrameRenderer that turns them into frames."""
 
     chunks: AsyncGenerator[GenerationChunk, None]

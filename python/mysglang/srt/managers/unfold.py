@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, checkpoint
 from mysglang.srt.messages.generate import MANY_IDS, GenerateReqInput, HiddenStatesWish
@@ -72,8 +74,7 @@ class Prompt(NamedTuple):
     logit_processor: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unfolded:
+class Unfolded(msgspec.Struct, frozen=True):
     """The prompts and answers of one call. Answers are numbered prompt by prompt."""
 
     name: str
@@ -101,7 +102,8 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
             f"{len(contents)} prompts with n = {n} are more than the {max_answers} requests that this server holds.",
             param="n",
         )
-    for one in {id(one): one for one in params}.values():
+    different = {id(one): one for one in params}
+    for one in different.values():
         checkpoint()
         one.verify(vocab_size)
     clips = _per_prompt("clip_max_new_tokens", obj.clip_max_new_tokens, len(contents), batch)
@@ -110,11 +112,14 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
     processors = _per_prompt("custom_logit_processor", obj.custom_logit_processor, len(contents), batch)
     name, rids = _rids(obj.rid, len(contents), n, batch)
     prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, hidden, processors, strict=True)]
-    return Unfolded(name, rids, prompts, n, _cache_namespace(obj), _held_bytes(params, n))
+    return Unfolded(name, rids, prompts, n, _cache_namespace(obj), _held_bytes(params, different, n))
 
 
-def _held_bytes(params: Sequence[SamplingParams], n: int) -> int:
-    by_params = {key: one.held_bytes for key, one in {id(one): one for one in params}.items()}
+def _held_bytes(params: Sequence[SamplingParams], different: Mapping[int, SamplingParams], n: int) -> int:
+    """Returns what the parameters of all answers hold. `different`: each of the parameters once, by its `id`."""
+    if len(different) == 1:
+        return n * len(params) * params[0].held_bytes
+    by_params = {key: one.held_bytes for key, one in different.items()}
     return n * sum(by_params[id(one)] for one in params)
 
 
@@ -244,9 +249,10 @@ def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple
         bases = _per_prompt("rid", rid, count, batch)
     rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
     # Printable, because names are in logs: a line break would let a client write lines of its own. Our names are.
-    if rid is not None and not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in {name, *bases}):
+    given = () if rid is None else (name,) if bases[0] is name else {name, *bases}
+    if not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in given):
         raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
-    if len(set(rids)) != len(rids):
+    if len(rids) > 1 and len(set(rids)) != len(rids):
         raise InvalidRequest("rid: every request of a batch needs its own.", param="rid")
     return name, rids
 

@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -46,8 +47,7 @@ class ServingOptions:
     """How the model is asked for the middle of a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """Fields around every answer and frame of one request."""
 
     rid: str
