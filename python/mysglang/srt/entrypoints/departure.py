@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.requests import Request
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from mysglang.srt.entrypoints.wire import Wire, wire_of
 from mysglang.srt.errors import MysglangError
@@ -20,6 +20,11 @@ class ClientDisconnected(MysglangError):
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
+    """Does what `while_client_stays` does, for a request as routes have it."""
+    return await while_client_stays(request.scope, request.receive, work)
+
+
+async def while_client_stays(scope: Scope, receive: Receive, work: Awaitable[Result]) -> Result:
     """Returns the result of `work`, which is cancelled the moment the client leaves; then raises ClientDisconnected.
 
     The body must have been read: what still arrives is the end of the connection.
@@ -33,8 +38,8 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         left = True
         task.cancel()
 
-    wire = wire_of(request.scope)
-    watch = _AsgiWatch(request.receive, leave) if wire is None else _WireWatch(wire, leave)
+    wire = wire_of(scope)
+    watch = _AsgiWatch(receive, leave) if wire is None else _WireWatch(wire, leave)
     try:
         return await work
     except asyncio.CancelledError:

@@ -121,6 +121,8 @@ class OneAtATime(HttpToolsProtocol):
         self._watch: asyncio.TimerHandle | None = None
         self._waiting_bytes = 0
         """Bytes that waited for the client at the last check."""
+        self.has_room = True
+        """False while writing is paused: an attribute, because it is read before each frame."""
         self._when_room: Callable[[], None] | None = None
         self._when_left: Callable[[], None] | None = None
 
@@ -247,10 +249,6 @@ class OneAtATime(HttpToolsProtocol):
         # Not through the middlewares: what they do to an answer, they do to its head.
         await self.cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    @property
-    def has_room(self) -> bool:
-        return not self.flow.write_paused
-
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         self._when_room = call
 
@@ -267,10 +265,12 @@ class OneAtATime(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.has_room = False
         self._look_later()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self.has_room = True
         self._look_no_more()
         if self._when_room is not None:
             self._when_room()
@@ -290,6 +290,7 @@ class OneAtATime(HttpToolsProtocol):
         if self._framing.is_long_head:
             self._common.memory.soon()
         super().connection_lost(exc)
+        self.has_room = True
         # Ends the waiting of a close that lets the client read, which may still go on.
         self.transport.close()
         self._notice_departure()

@@ -16,12 +16,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import httptools
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
-from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_client_stays
 from mysglang.srt.entrypoints.request_id import HEADER, request_id_of
 from mysglang.srt.errors import WorkerDied
 
@@ -124,7 +123,7 @@ class Relayed(Response):
             with contextlib.suppress(ConnectionError):
                 if body is None:
                     await _pass_body_on(receive, writer)
-            await while_connected(Request(scope, receive), _pass_answer_on(reader, send))
+            await while_client_stays(scope, receive, _pass_answer_on(reader, send))
         except ClientDisconnected:
             logger.debug("A client closed its connection while the main process worked on its request.")
         finally:

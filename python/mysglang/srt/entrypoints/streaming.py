@@ -12,11 +12,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import cache
 from typing import Protocol, TypeAlias
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_client_stays
 from mysglang.srt.entrypoints.error_responses import describe, error_frame
 from mysglang.srt.entrypoints.wire import Wire, wire_of
 from mysglang.srt.errors import RequestError
@@ -94,7 +93,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(Request(scope, receive), self._send_all(scope, send))
+            await while_client_stays(scope, receive, self._send_all(scope, send))
         except ClientDisconnected:
             logger.debug("A client closed its connection before its stream ended.")
         finally:

@@ -219,6 +219,10 @@ class InputTokenizer:
         key = (id(prompt.params), max_new, prompt.logit_processor)
         if (known := job.settled.get(key)) is not None:
             return known
+        if prompt.params.is_plain and prompt.logit_processor is None and job.obj.max_thinking_tokens is None:
+            # As most are: there is nothing to tokenize.
+            plain = job.settled[key] = Settled(_one_answer(prompt.params, max_new), [], None, b"", None)
+            return plain
         params = self._with_stop_tokens(_one_answer(prompt.params, max_new))
         grammar_after, thought_start = self._thinking(params, job.obj)
         if (bad_words := job.bad_words.get(id(prompt.params))) is None:

@@ -17,8 +17,8 @@ from mysglang.srt.observability.sheet import Sheet
 class RequestMetrics(Protocol):
     """Receives the events of every answer, under its name between the processes."""
 
-    def opened(self, rid: str) -> None:
-        """Notes that a request was opened."""
+    def opened(self, rid: str) -> bool:
+        """Notes that a request was opened. Returns True if `grew` must be called for it."""
         ...
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
@@ -59,8 +59,8 @@ class RequestMetrics(Protocol):
 class NoMetrics:
     """A null object: nothing is counted."""
 
-    def opened(self, rid: str) -> None:
-        pass
+    def opened(self, rid: str) -> bool:
+        return False
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         pass
@@ -114,8 +114,9 @@ class SheetMetrics:
         self._routing_keys: Counter[str] = Counter()
         """How many open HTTP requests have each routing key."""
 
-    def opened(self, rid: str) -> None:
+    def opened(self, rid: str) -> bool:
         self._watched[rid] = _Watched(self._clock())
+        return True
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         self._watched[rid].sent = True
@@ -192,8 +193,8 @@ WATCHED_S = 15.0
 class WatchedMetrics(SheetMetrics):
     """Counts in a shared file (the sheet), only while the figures of this server are watched at any front.
 
-    A request that arrived while the figures were not watched is not counted, and costs a look into an empty dictionary
-    for each of its chunks. The sheet's layout is `instruments.WATCHED_FRONT`.
+    A request that arrived while the figures were not watched is not counted, and costs nothing for each of its
+    chunks. The sheet's layout is `instruments.WATCHED_FRONT`.
     """
 
     def __init__(self, sheet: Sheet, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -205,13 +206,12 @@ class WatchedMetrics(SheetMetrics):
     def watch(self) -> None:
         self._sheet.add(instruments.LOOKS)
 
-    def opened(self, rid: str) -> None:
+    def opened(self, rid: str) -> bool:
         now = self._clock()
         # The other fronts write their looks to rows of the same sheet. Clocks need not agree between processes.
         if (looks := self._sheet.total(instruments.LOOKS)) != self._looks_seen:
             self._looks_seen, self._until = looks, now + WATCHED_S
-        if now < self._until:
-            super().opened(rid)
+        return now < self._until and super().opened(rid)
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         if rid in self._watched:

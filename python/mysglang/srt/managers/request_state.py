@@ -218,6 +218,7 @@ class ReqState:
         "finish_reason",
         "hidden_size",
         "index",
+        "is_counted",
         "only_text",
         "prompt_ids",
         "rid",
@@ -248,6 +249,8 @@ class ReqState:
         self.sent = False
         """True if it was sent to the scheduler."""
         self.finish_reason: FinishReason | None = None
+        self.is_counted = False
+        """True if the metrics count its tokens as they come."""
         self.only_text = False
         """True if nothing but its text grows until it ends."""
         self.wish: LogprobRequest | None = None

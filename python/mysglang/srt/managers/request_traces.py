@@ -72,9 +72,10 @@ class TracedMetrics:
         self._clock = clock
         self._open: dict[str, _Traced] = {}
 
-    def opened(self, rid: str) -> None:
+    def opened(self, rid: str) -> bool:
         self._metrics.opened(rid)
         self._open[rid] = _Traced(TRACE_PARENT.get(), self._clock())
+        return True
 
     def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         self._metrics.sent(rid, request)

@@ -31,7 +31,6 @@ from mysglang.srt.managers.request_state import (
     bytes_of,
 )
 from mysglang.srt.managers.shares import MAX_LOGPROBS, LogprobRoom, OneForAll, QueueShares
-from mysglang.srt.managers.tokenize_job import Job, Piece
 from mysglang.srt.managers.unfold import Unfolded
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ToTokenizer
@@ -330,7 +329,7 @@ class TokenizerManager:
             unread = Unread() if bounded else None
             state = ReqState(rid, wire, index, inbox, stream=obj.stream, tenant=tenant, unread=unread)
             states.append(state)
-            self._fronts.metrics.opened(wire)
+            state.is_counted = self._fronts.metrics.opened(wire)
             self.rid_to_state[wire] = state
             self._named[owner, rid] = [state]
         self._named[owner, unfolded.name] = states
@@ -357,16 +356,12 @@ class TokenizerManager:
         room = LogprobRoom(call.unfolded, MAX_LOGPROBS if CALLER.get().remote else sys.maxsize)
         job = self.input_tokenizer.job(obj, call.unfolded, [state.wire_rid for state in call.states])
         for piece in job.pieces:
-            for request in await self._tokenize_one_request(job, piece):
+            for request in await self.input_tokenizer.requests(job, piece):
                 # A thousand biases take a moment to write.
                 if breather.due:
                     await breather.rest()
                 state = next(states)
                 self._send_one_request(state, room.fit(request, state.index))
-
-    async def _tokenize_one_request(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
-        """Returns a request for each answer of a piece of a call, in order."""
-        return await self.input_tokenizer.requests(job, piece)
 
     def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
         """Sends a request to the scheduler, unless it was aborted before."""
@@ -435,7 +430,8 @@ class TokenizerManager:
         for row, (rid, text, end, counters) in enumerate(rows):
             state = state_of(rid)
             if state is not None:
-                grew(rid, *counters[:3])
+                if state.is_counted:
+                    grew(rid, *counters[:3])
                 finish_reason = finished.get(row)
                 if finish_reason is not None:
                     self._complete(state, finish_reason, output.times.get(row))
