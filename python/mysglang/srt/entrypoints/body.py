@@ -37,6 +37,8 @@ MAX_BODY_BYTES = 32 << 20
 LONG_BODY = 1 << 16
 """Bytes from which a body is long: to parse it would stop the event loop for some ten milliseconds."""
 
+JSON = "application/json"
+
 UNTYPED = ("", "application/x-www-form-urlencoded")
 """Content types of a client that does not care about them."""
 
@@ -164,10 +166,12 @@ def require_json(request: Request) -> None:
     an Origin, and is refused. A text is refused always: a form of that type is sent without escapes.
     """
     scope = request.scope
-    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
-    by_browser = bool(header(scope, b"origin") or header(scope, b"sec-fetch-site"))
-    if kind != "application/json" and (by_browser or kind not in UNTYPED):
-        raise InvalidRequest(f"The content type must be application/json, got {kind or 'none'!r}.")
+    kind = header(scope, b"content-type")
+    if kind != JSON:
+        kind = kind.partition(";")[0].strip().lower()
+        by_browser = bool(header(scope, b"origin") or header(scope, b"sec-fetch-site"))
+        if kind != JSON and (by_browser or kind not in UNTYPED):
+            raise InvalidRequest(f"The content type must be {JSON}, got {kind or 'none'!r}.")
     if (coding := header(scope, b"content-encoding").strip().lower()) not in ("", "identity"):
         raise InvalidRequest(f"The content encoding must be identity, got {coding!r}: send the body as it is.")
 

@@ -91,12 +91,12 @@ class Entrance:
                 headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
                 await error_response(refused, scope, headers)(scope, receive, send)
                 return
-        tokens = [(note.variable, note.variable.set(note.note(scope))) for note in self._notes]
+        tokens = [note.variable.set(note.note(scope)) for note in self._notes]
         try:
             await self._app(scope, receive, send)
         finally:
-            for variable, token in tokens:
-                variable.reset(token)
+            for token in tokens:
+                token.var.reset(token)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles the lifespan, and a WebSocket, for which the same checks decide. No route has one."""

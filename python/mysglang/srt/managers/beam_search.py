@@ -118,8 +118,10 @@ class Search:
 
 def wants_beams(obj: GenerateReqInput) -> bool:
     """True if any prompt of the request asks for beam search."""
-    params = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
-    return any(one.beam_width is not None for one in params)
+    params = obj.sampling_params
+    if isinstance(params, list):
+        return any(one.beam_width is not None for one in params)
+    return params.beam_width is not None
 
 
 async def beam_search(

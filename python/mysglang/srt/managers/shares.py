@@ -87,7 +87,7 @@ class LogprobRoom:
         self._copies = call.n
         self._most = most
         self._left = most
-        self._to_come = call.n * sum(prompt.logprobs is not None for prompt in call.prompts)
+        self._to_come = call.n * len([prompt for prompt in call.prompts if prompt.logprobs is not None])
         """Answers that ask for log-probabilities and were not shown yet."""
 
     def fit(self, request: TokenizedGenerateReqInput, index: int) -> TokenizedGenerateReqInput:

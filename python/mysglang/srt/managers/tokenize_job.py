@@ -68,6 +68,8 @@ class Job:
 
 
 def _pieces(prompts: Sequence[Prompt]) -> list[Piece]:
+    if len(prompts) == 1:
+        return [Piece(0, 1, len(prompts[0].content))]
     most = PIECE_TEXT if isinstance(prompts[0].content, str) else PIECE_IDS
     pieces: list[Piece] = []
     first = size = 0

@@ -204,6 +204,8 @@ def _logprob_wishes(
 
 def _hidden_wishes(obj: GenerateReqInput, count: int, batch: bool) -> list[HiddenStatesWish | None]:
     wishes: Any = obj.return_hidden_states
+    if wishes is False:
+        return [None] * count  # as almost everybody leaves it
     return [_HIDDEN[wish] for wish in _per_prompt("return_hidden_states", wishes, count, batch)]
 
 
