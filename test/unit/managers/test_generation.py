@@ -91,7 +91,7 @@ class Bucket:
         self.has_room = True
         self.busy = False
         self.on_room: Callable[[], None] | None = None
-        self.frames_of_text: dict[int, Callable[[str], bytes]] = {}
+        self.frames_of_text: dict[int, Callable[[str, bytes], bytes]] = {}
 
     def write(self, frames: bytes) -> None:
         self.texts.append(frames.decode())
@@ -151,7 +151,7 @@ class TestPouring:
 
     async def test_text_alone_comes_as_frames_until_the_last_chunk(self, bench: Bench) -> None:
         bucket = Bucket()
-        bucket.frames_of_text = {0: lambda text: f"<{text}>".encode()}
+        bucket.frames_of_text = {0: lambda text, ids: f"<{text} {len(ids) // 4}>".encode()}
         task, [rid] = await self.poured(bench, bucket)
         bench.engine.say(Row(rid, "a", [1]))
         await settled()
@@ -159,21 +159,21 @@ class TestPouring:
         for text in ("b", "", "c"):
             bench.engine.say(Row(rid, text, [2]))
             await settled()
-        assert bucket.texts == ["<a>"]
+        assert bucket.texts == ["<a 1>"]
         bucket.has_room = True
         assert bucket.on_room is not None
         bucket.on_room()
         bench.engine.say(Row(rid, "", [3]))
         await settled()
-        assert bucket.texts == ["<a>", "<bc>"]
+        assert bucket.texts == ["<a 1>", "<bc 3>", "< 1>"]
         bench.engine.say(Row(rid, "d", [4]), Row(rid, "e", [5], Length(6)))
         await task
-        assert bucket.texts == ["<a>", "<bc>", "de"]
+        assert bucket.texts == ["<a 1>", "<bc 3>", "< 1>", "de"]
         assert bench.quiet()
 
     async def test_numbers_come_as_chunks(self, bench: Bench) -> None:
         bucket = Bucket()
-        bucket.frames_of_text = {0: lambda text: f"<{text}>".encode()}
+        bucket.frames_of_text = {0: lambda text, ids: f"<{text} {len(ids) // 4}>".encode()}
         task, [rid] = await self.poured(bench, bucket, return_logprob=True)
         bench.engine.say(Row(rid, "a", [1], logprobs=ONE_LOGPROB))
         await settled()

@@ -17,21 +17,19 @@ import msgspec
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.entrypoints.wire import Wire
-from mysglang.srt.managers.generation import Generation
+from mysglang.srt.managers.generation import FramesOfText, Generation
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
 
-NO_FRAMES_OF_TEXT: Mapping[int, Callable[[str], bytes]] = MappingProxyType({})
+NO_FRAMES_OF_TEXT: FramesOfText = MappingProxyType({})
 
 
 class FrameRenderer(Protocol):
     """Turns chunks of an answer into frames, in the format of one route."""
 
     @property
-    def frames_of_text(self) -> Mapping[int, Callable[[str], bytes]]:
-        """Answer -> function that renders the frames for a chunk which is nothing but new text. Other answers are not
-        in it.
-        """
+    def frames_of_text(self) -> FramesOfText:
+        """Renders chunks that are nothing but new text. Answers that need their whole chunks are not in it."""
         ...
 
     def numbers(self, chunk: GenerationChunk) -> int:

@@ -30,6 +30,8 @@ MAX_NAME = 256
 class FunctionCallDetector(ABC):
     """Finds the tool calls in one answer."""
 
+    passes_text: ClassVar[bool] = False
+    """A call may begin anywhere in the text."""
     markers: ClassVar[tuple[str, ...]]
     """The format's words that a tokenizer may hold for special tokens: hidden from the text, they could not be read."""
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState
 from mysglang.srt.managers.unfold import Unfolded
@@ -55,6 +55,10 @@ class CallDesk(Protocol):
         ...
 
 
+FramesOfText: TypeAlias = Mapping[int, Callable[[str, bytes], bytes]]
+"""Answer -> function that makes frames of a new text and its tokens, as int32 bytes."""
+
+
 class Outlet(Protocol):
     """Destination into which chunks are poured."""
 
@@ -66,14 +70,14 @@ class Outlet(Protocol):
         ...
 
     @property
-    def frames_of_text(self) -> Mapping[int, Callable[[str], bytes]]:
-        """Answer -> function that makes frames of new text. Such an answer's chunks need not be made as long as only
-        its text grows: `write` takes the frames of the text. Of other answers, `take` takes the chunks.
+    def frames_of_text(self) -> FramesOfText:
+        """Makes frames of new text: `write` takes them. Chunks of such an answer need not be made as long as only its
+        text grows. Of other answers, `take` takes the chunks.
         """
         ...
 
     def write(self, frames: bytes) -> None:
-        """Takes frames of an answer's text."""
+        """Takes frames of an answer's text; they may be empty."""
         ...
 
     def is_long(self, chunk: GenerationChunk) -> bool:
@@ -219,8 +223,7 @@ class _Pouring:
         breather = Breather() if call.open_answers > 1 else None
         while call.open_answers and (state := call.inbox.next()) is not None:
             if state.only_text and state.finish_reason is None and state.index in frames_of_text:
-                if text := state.take_text():
-                    outlet.write(frames_of_text[state.index](text))
+                outlet.write(frames_of_text[state.index](*state.take_text()))
             else:
                 chunk = call.take(state)
                 if chunk.with_numbers and outlet.is_long(chunk):

@@ -341,14 +341,18 @@ class ReqState:
         self._forget()
         return chunk
 
-    def take_text(self) -> str:
-        """Does what `take` does for an answer that has `only_text` and goes on, and returns the text alone."""
+    def take_text(self) -> tuple[str, bytes]:
+        """Does what `take` does for an answer that has `only_text` and goes on. Returns text and tokens, as int32
+        bytes.
+        """
         self._in_inbox = False
-        texts = self._text
-        text = texts[0] if len(texts) == 1 else "".join(texts)
+        texts, ids = self._text, self._ids
+        if len(texts) == 1:
+            return texts.pop(), ids.pop()
+        taken = "".join(texts), b"".join(ids)
         texts.clear()
-        self._ids.clear()
-        return text
+        ids.clear()
+        return taken
 
     def _forget(self) -> None:
         """Drops the new part, after it was taken or refused."""

@@ -47,6 +47,11 @@ class ReasoningParser(ABC):
         """How the held text is reported if the text ends now."""
         self._reading = Reading(self._reader, self._read(), lambda text: self._held_is(text))
 
+    @property
+    def passes_text(self) -> bool:
+        """True if all further text is answer."""
+        return self._reading.is_over and self._held_is == self._answer
+
     def feed(self, text: str) -> list[Part]:
         """Takes the next text, and returns the parts that it adds."""
         self._reading.feed(text)

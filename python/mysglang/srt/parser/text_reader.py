@@ -181,11 +181,12 @@ class Reading:
         self._reader = reader
         self._steps = steps
         self._leftover = leftover
-        self._over = False
+        self.is_over = False
+        """True if the generator has ended."""
 
     def feed(self, piece: str) -> None:
         """Takes the next piece of the text."""
-        if not self._over:
+        if not self.is_over:
             self._reader.feed(piece)
             self._resume()
         elif piece:
@@ -193,7 +194,7 @@ class Reading:
 
     def finish(self) -> None:
         """Notes that the text is complete."""
-        if not self._over:
+        if not self.is_over:
             self._reader.finish()
             self._resume()
 
@@ -207,7 +208,7 @@ class Reading:
         except EndOfText:
             # After an incomplete marker where text is not held, no character is missing.
             left = reader.release() + reader.rest() if reader.holding else ""
-        self._over = True
+        self.is_over = True
         if left:
             self._leftover(left)
 

@@ -29,6 +29,11 @@ AnswerPart: TypeAlias = Thought | ToolEvent
 class ThoughtSplitter(Protocol):
     """Separates thoughts from the answer: a ReasoningParser, or NoThoughts."""
 
+    @property
+    def passes_text(self) -> bool:
+        """True if all further text is answer."""
+        ...
+
     def feed(self, text: str) -> list[Part]: ...
 
     def finish(self) -> list[Part]: ...
@@ -36,6 +41,11 @@ class ThoughtSplitter(Protocol):
 
 class CallFinder(Protocol):
     """Finds tool calls in the answer: a FunctionCallDetector, or NoCalls."""
+
+    @property
+    def passes_text(self) -> bool:
+        """True if all further text is just text."""
+        ...
 
     @property
     def has_calls(self) -> bool: ...
@@ -51,6 +61,8 @@ class CallFinder(Protocol):
 class NoThoughts:
     """A null object: the whole text is the answer."""
 
+    passes_text = True
+
     def feed(self, text: str) -> list[Part]:
         return [Part("answer", text)] if text else []
 
@@ -61,6 +73,7 @@ class NoThoughts:
 class NoCalls:
     """A null object: the text has no tool calls."""
 
+    passes_text = True
     has_calls = False
     calls_complete = True
 
@@ -90,6 +103,11 @@ class AnswerParser:
     def called(self) -> bool:
         """True if the answer so far calls tools, and every call is complete."""
         return self._calls.has_calls and self._calls.calls_complete
+
+    @property
+    def passes_text(self) -> bool:
+        """True if each further text is one part, a NormalText with that text."""
+        return self._thoughts.passes_text and self._calls.passes_text and not self._kept
 
     def feed(self, text: str, *, last: bool) -> list[AnswerPart]:
         """Returns the parts of the answer that `text` adds. `last`: no text follows."""

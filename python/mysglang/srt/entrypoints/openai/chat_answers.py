@@ -47,6 +47,7 @@ from mysglang.srt.entrypoints.openai.usage import finish_words
 from mysglang.srt.entrypoints.sampling_body import beside_sampling
 from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.codec import list_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -98,8 +99,18 @@ class ChatCall:
         """Returns the new parts of the choice from this chunk."""
         parser = self._parsers[chunk.index]
         parts = parser.feed(chunk.text, last=chunk.finish_reason is not None)
-        reasoning = self._counters[chunk.index].count(chunk.token_ids.tolist())
+        reasoning = self._counters[chunk.index].count(list_ids(chunk.token_bytes))
         return ChatNews(parts, chunk, _ending(chunk, parser), reasoning)
+
+    def passes_text(self, index: int) -> bool:
+        """True if all that follows in the choice is text of its answer, in which nothing is looked for. Then `pass_by`
+        is enough until its last chunk.
+        """
+        return self._parsers[index].passes_text
+
+    def pass_by(self, index: int, token_bytes: bytes) -> None:
+        """Counts the tokens of such a text. `token_bytes`: int32."""
+        self._counters[index].count(list_ids(token_bytes))
 
 
 class ChatAnswers:

@@ -62,9 +62,8 @@ async def render_chat(
     templates = _templates(front)
     if tools and "tools" not in templates.variables(with_tools=True):
         raise InvalidRequest("tools: the model's chat template has no place for them.", param="tools")
-    cancelled = threading.Event()
 
-    def render(*, quick: bool = False) -> str:
+    def render(*, quick: bool = False, cancelled: threading.Event | None = None) -> str:
         return templates.render(
             [_as_dict(message) for message in messages],
             tools=tools or None,
@@ -81,8 +80,9 @@ async def render_chat(
             return render(quick=True)
         except NotQuick:
             size = LONG_TEXT  # a template that works so much for a short text must not delay other short texts
+    cancelled = threading.Event()
     try:
-        return await front.text_pool.run(max(size, QUICK_TEXT), render)
+        return await front.text_pool.run(max(size, QUICK_TEXT), lambda: render(cancelled=cancelled))
     finally:
         cancelled.set()  # of no use to a client that has left
 

@@ -80,7 +80,7 @@ class ChatStream:
         """
         match parts:
             case [NormalText(text)] if logprobs is None and usage is None and not ids:
-                return self._say_text(index, text)
+                return self.say_text(index, text)
         if not parts and (logprobs is not None or ids):
             parts = [NormalText("")]
         frames = []
@@ -89,8 +89,8 @@ class ChatStream:
             logprobs, ids = None, NO_IDS
         return b"".join(frames)
 
-    def _say_text(self, index: int, text: str) -> bytes:
-        """Returns the frame for a part that is nothing but text, as almost all of an answer is."""
+    def say_text(self, index: int, text: str) -> bytes:
+        """Returns the frame for a new part that is nothing but text, as almost all of an answer is."""
         if index not in self._texts:
             self._texts[index] = TextFrame(lambda text: self._frame(index, _delta(NormalText(text))))
         return self._texts[index].with_text(text)

@@ -17,7 +17,7 @@ from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import DONE
-from mysglang.srt.entrypoints.talk import NO_FRAMES_OF_TEXT, Talk
+from mysglang.srt.entrypoints.talk import Talk
 from mysglang.srt.managers.request_state import GenerationChunk
 
 
@@ -72,8 +72,6 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
 class _Frames:
     """Turns the chunks of an answer into stream frames."""
 
-    frames_of_text = NO_FRAMES_OF_TEXT
-
     def __init__(
         self,
         body: ChatCompletionRequest,
@@ -93,6 +91,9 @@ class _Frames:
         self._stream = ChatStream(self._frames)
         self._states = LastStates()
         self._ids = ReturnedIds(body)
+        self._ids_with_text = body.return_token_ids
+        self.frames_of_text: dict[int, Callable[[str, bytes], bytes]] = {}
+        """Choices that send only text until they end -> the frame with a text."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
         return chunk.numbers
@@ -109,8 +110,14 @@ class _Frames:
         said += stream.say(index, news.parts, self._logprobs(news), usage, self._ids.of(chunk))
         if news.ending is not None:
             said += stream.finish(index, news.ending.reason, news.ending.matched)
+        elif not (self._usage_so_far or self._ids_with_text) and self._call.passes_text(index):
+            self.frames_of_text[index] = partial(self._pass_on, index)
         # A chunk yields no frame while its content is incomplete.
         return said
+
+    def _pass_on(self, index: int, text: str, token_bytes: bytes) -> bytes:
+        self._call.pass_by(index, token_bytes)
+        return self._stream.say_text(index, text) if text else b""
 
     def end(self) -> bytes:
         last = b"".join(self._stream.add(index, said) for index, said in self._states.all())

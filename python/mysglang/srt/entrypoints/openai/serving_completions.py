@@ -117,21 +117,21 @@ class _Frames:
         self._total = options.include_usage
         self._usage_so_far = options.continuous_usage_stats
         self._frames = StreamFrames(envelope.head("text_completion"), usage_key=self._total or self._usage_so_far)
-        self.frames_of_text: dict[int, Callable[[str], bytes]] = {}
+        self.frames_of_text: dict[int, Callable[[str, bytes], bytes]] = {}
         """Choices that send only text until they end -> the frame with a text."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
         return chunk.numbers
 
     def render(self, chunk: GenerationChunk) -> bytes:
-        with_text = self.frames_of_text.get(chunk.index)
-        if with_text is not None and chunk.finish_reason is None:
-            return with_text(chunk.text) if chunk.text else b""
+        of_text = self.frames_of_text.get(chunk.index)
+        if of_text is not None and chunk.finish_reason is None:
+            return of_text(chunk.text, chunk.token_bytes)
         note_usage(self._meter, chunk)
         choice = self._choice_builder.choice(chunk)
         if chunk.finish_reason is None and self._choice_builder.has_only_text and not self._usage_so_far:
             frame = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
-            self.frames_of_text[chunk.index] = frame.with_text
+            self.frames_of_text[chunk.index] = frame.of_chunk
         # There may be nothing to send, while a character or a stop string is incomplete.
         if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
             return b""

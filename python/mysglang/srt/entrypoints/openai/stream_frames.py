@@ -38,6 +38,10 @@ class TextFrame:
     def __init__(self, frame_with: Callable[[str], bytes]) -> None:
         self._before, self._behind = frame_with(_MARK).split(orjson.dumps(_MARK))
 
+    def of_chunk(self, text: str, _token_bytes: bytes) -> bytes:
+        """Returns the frame for what a chunk brings; empty if that is no text."""
+        return self._before + orjson.dumps(text) + self._behind if text else b""
+
     def with_text(self, text: str) -> bytes:
         """Returns the bytes of `frame_with` for this text."""
         return self._before + orjson.dumps(text) + self._behind
