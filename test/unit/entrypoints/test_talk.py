@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.scripted_engine import Script, Step, Stop, endless, events, hello, logprob_row, serve
+from fixtures.scripted_engine import Script, Step, Stop, endless, events, hello, logprob_row, serve, small
 from fixtures.stream_folds import (
     Told,
     chat_stream,
@@ -20,6 +20,7 @@ from fixtures.stream_folds import (
 )
 from fixtures.stream_folds import events as data_of
 from fixtures.wired import Wired
+from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.errors import WorkerDied
 from mysglang.srt.managers import text_pool
 from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
@@ -98,6 +99,33 @@ async def test_the_wire_carries_what_the_generator_yields(path: str, body: dict[
     found, wanted = told(by_wire.content), told(by_generator.content)
     assert len(wanted) > 2
     assert sorted(found) == sorted(wanted) if "n" in body or isinstance(body.get("text"), list) else found == wanted
+
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{{ tools }}"
+
+
+def thoughtful(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
+    start, end = (small("byte_level").id_of(tag) for tag in ("<think>", "<|turn|>"))
+    assert start is not None and end is not None
+    thought = [Step("<think>", [start]), Step("Hm", [50]), Step(".<|turn|>", [51, end])]
+    # Two tokens after the thought count as thought too: a tag in the answer is text, and its token a beginning.
+    answer = [Step("Yes", [52]), Step("<think>", [start]), Step("", [53, end]), Step("so", [54, 55])]
+    return [*thought, *answer, Step("!", [2], Stop(2))]
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [{"type": "function", "function": {"name": "f"}}]}])
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": True}, {"stream_reasoning": False}])
+async def test_text_behind_a_thought_goes_past_the_parsers(fields: dict[str, Any], tools: dict[str, Any]) -> None:
+    options = AppOptions(tool_call_parser="hermes", reasoning_parser="<think>...<|turn|>")
+    body = CHAT | USAGE | fields | tools | {"stream": True}
+    async with serve(thoughtful, options, template=TEMPLATE) as served:
+        by_generator = await served.post("/v1/chat/completions", body)
+        wired = Wired(served.app)
+        wired.post("/v1/chat/completions", body)
+        by_wire = await wired.answer()
+    assert told(by_wire.content) == told(by_generator.content)
+    usage = data_of(by_wire.text)[-1]["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 7
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", COMPLETION), ("/generate", NATIVE)])

@@ -48,7 +48,7 @@ class Entrance:
         notes: Sequence[ContextNote[Any]] = (),
         invited: Mapping[str, Any] | None = None,
     ) -> None:
-        """`log`: receives the fields that requests send in vain. `shapes`: prefix of a path -> form of its errors.
+        """`log`: receives the fields of requests that have no effect. `shapes`: prefix of a path -> form of its errors.
         `checks`: in the order in which they decide. `notes`: made for requests that all checks let in. `invited`:
         options of Starlette's CORSMiddleware; None if no pages of other origins may use the server.
         """

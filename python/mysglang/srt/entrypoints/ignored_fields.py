@@ -108,7 +108,7 @@ def log_to(scope: Scope, log: FieldLog) -> None:
 
 
 def with_ignored_fields(headers: Headers, scope: Scope) -> Headers:
-    """Returns the headers of an answer with the list of the fields that its request sent in vain, if there are any."""
+    """Returns the headers of an answer with the list of its request's fields that had no effect, if there are any."""
     report: IgnoredFields | None = scope.get(_REPORT)
     if report is None or not report.names:
         return headers

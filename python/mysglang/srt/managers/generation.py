@@ -72,7 +72,7 @@ class Outlet(Protocol):
     @property
     def frames_of_text(self) -> FramesOfText:
         """Makes frames of new text: `write` takes them. Chunks of such an answer need not be made as long as only its
-        text grows. Of other answers, `take` takes the chunks.
+        text grows. `take` takes the chunks of all others.
         """
         ...
 

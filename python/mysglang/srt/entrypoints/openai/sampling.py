@@ -60,7 +60,7 @@ def sampling_params(
     """Returns the sampling parameters of `body`. The front verifies ranges; this raises InvalidRequest for fields that
     have no id to verify. `n`: answers for each prompt, where they are not those of the body.
     """
-    # Of some thirty fields, most requests set a few; the others are as in the parameters that are copied.
+    # Most requests set a few of some thirty fields; the others are as in the parameters that are copied.
     asked: dict[str, Any] = {}
     for name in body.model_fields_set:
         native = _NATIVE.get(name)
