@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
 from mysglang.srt.entrypoints.context_notes import ContextNote
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, ErrorShape, error_response, speak
-from mysglang.srt.entrypoints.error_shapes import shape_of
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, ErrorShape, error_response, shape_of, speak
 from mysglang.srt.entrypoints.headers import Headers
 from mysglang.srt.entrypoints.ignored_fields import FieldLog, log_to, with_ignored_fields
 from mysglang.srt.entrypoints.invitations import by_origin, has_origin

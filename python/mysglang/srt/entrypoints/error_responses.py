@@ -3,7 +3,7 @@
 On OpenAI's paths the facts are under "error" alone: OpenAI's Python client prints the whole body, and would print
 each fact twice. On native paths they are there, and flat beside it, as SGLang's clients read them. Both have the id
 of the request, which is the `x-request-id` header too. In a stream, whose status was sent before, the nested part is a
-frame. A middleware names the shape of a path (`error_shapes.py`). Knows no route and no front.
+frame. The entrance names the shape of a path (`entrance.py`). Knows no route and no front.
 """
 
 from __future__ import annotations
@@ -194,6 +194,16 @@ class NativeShape(OpenAIShape):
 _SHAPE = "mysglang.error_shape"
 OPENAI_SHAPE = OpenAIShape()
 NATIVE_SHAPE = NativeShape()
+
+
+def shape_of(path: str, shapes: Mapping[str, ErrorShape]) -> ErrorShape:
+    """Returns the shape of errors under `path`: that of the first prefix in `shapes` that fits, cut at a slash. Where
+    none fits, it is the native one.
+    """
+    for prefix, shape in shapes.items():
+        if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in ("", "/"):
+            return shape
+    return NATIVE_SHAPE
 
 
 def speak(scope: Scope, shape: ErrorShape) -> None:

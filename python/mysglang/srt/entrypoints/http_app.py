@@ -19,7 +19,7 @@ from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import LOCAL_ORIGIN, Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.context_notes import Callers, TraceParents
 from mysglang.srt.entrypoints.entrance import Entrance
-from mysglang.srt.entrypoints.error_shapes import shape_of
+from mysglang.srt.entrypoints.error_responses import shape_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_activity import HttpActivity
 from mysglang.srt.entrypoints.ignored_fields import FieldLog

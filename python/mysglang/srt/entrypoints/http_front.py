@@ -22,8 +22,14 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import route_path
 from mysglang.srt.entrypoints.crowd import Reception, most_connections
-from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, describe, error_response, speak
-from mysglang.srt.entrypoints.error_shapes import shape_of
+from mysglang.srt.entrypoints.error_responses import (
+    SHUTTING_DOWN,
+    ErrorFacts,
+    describe,
+    error_response,
+    shape_of,
+    speak,
+)
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
 from mysglang.srt.entrypoints.http_protocol import Connections, OneAtATime
