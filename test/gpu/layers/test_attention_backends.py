@@ -119,3 +119,20 @@ def test_runs_of_new_rows_beside_continued_ones(story: list[Step], monkeypatch: 
 
     monkeypatch.setattr(prefill_runs, "WORTH_A_RUN", 2)
     check_story(FlashInferBackend, story, PLAIN, page_size=4, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)
+
+
+@needs_flashinfer
+@pytest.mark.parametrize("page_size", [1, 16])
+@common_spec
+@every_story
+def test_chunks_that_read_copies(
+    story: list[Step], spec: AttentionSpec, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mysglang.srt.layers.attention import prefill_runs
+    from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
+
+    monkeypatch.setattr(prefill_runs, "WORTH_A_RUN", 2)
+    monkeypatch.setattr(prefill_runs, "WORTH_COPYING", 3)
+    check_story(
+        FlashInferBackend, story, spec, page_size=page_size, dtype=torch.bfloat16, device="cuda", tolerance=2e-2
+    )

@@ -82,7 +82,7 @@ class CpuPrompts:
         assert np.array_equal(metadata.seq_lens, seq_lens) and np.array_equal(metadata.extend_lens, extend_lens)
         metadata.by_group.clear()
 
-    def covers(self, seq_lens: Ints) -> bool:
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
         return True
 
 

@@ -15,6 +15,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.kernels.cuda import invariant_cut
+from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.window_space import least_tokens
 from mysglang.srt.model_executor.generation import generation
@@ -180,6 +181,21 @@ def test_what_invariant_attention_takes_is_left_free() -> None:
     assert workspace_bytes(usual, specs, max_tokens=2048, max_context=40960) == 0
     without, with_it = (static_fraction(RunnerConfig(), 24 * GIB, (8,), 2048, each) for each in (0, needed))
     assert (without - with_it) * 24 * GIB == pytest.approx(needed)
+
+
+@pytest.mark.parametrize(("context", "copied"), [(8191, 0), (40960, 40960)])
+def test_what_copies_of_a_row_take_is_left_free(context: int, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of the longest row, in the layer where they are largest and which sees all of them."""
+    specs = [
+        AttentionSpec(layer_id=0, num_heads=32, num_kv_heads=8, head_dim=128, scale=0.1),
+        AttentionSpec(layer_id=1, num_heads=32, num_kv_heads=16, head_dim=128, scale=0.1, window=512),
+        AttentionSpec(layer_id=2, num_heads=32, num_kv_heads=4, head_dim=128, scale=0.1),
+    ]
+    chosen = ChosenBackends("flashinfer", "sgl_kernel")
+    assert workspace_bytes(chosen, specs, max_tokens=2048, max_context=context) == 0  # FlashAttention 3 does not run
+    monkeypatch.setattr(factory, "hopper", lambda: True)
+    assert workspace_bytes(chosen, specs, max_tokens=2048, max_context=context) == 2 * 2 * 8 * 128 * copied
+    assert workspace_bytes(ChosenBackends("triton", "triton"), specs, max_tokens=2048, max_context=context) == 0
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 65, 256])

@@ -83,7 +83,7 @@ class MixedGraphRunner:
         if batch.embeds is not None or batch.high_lens is not None or wants_all_tokens(batch):
             return False
         found = self._captured_for(batch, decoding_rows(batch))
-        return found is not None and found.attention.covers(batch.seq_lens)
+        return found is not None and found.attention.covers(batch.seq_lens, batch.extend_lens)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()

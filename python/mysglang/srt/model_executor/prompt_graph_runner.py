@@ -71,7 +71,7 @@ class PromptGraphRunner:
             return False
         # One row is kept for the padding tokens.
         rows = self._captured[self._size_for(batch)].places.shape.rows
-        return batch.num_rows < rows and self._attention.covers(batch.seq_lens)
+        return batch.num_rows < rows and self._attention.covers(batch.seq_lens, batch.extend_lens)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()

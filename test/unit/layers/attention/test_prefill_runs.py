@@ -1,4 +1,6 @@
-"""Runs cover the rows in order, and only rows that have nothing in the cache attend over their own keys."""
+"""Runs cover the rows in order. Only rows that have nothing in the cache attend over their own keys, and only long
+chunks of long prompts over copies.
+"""
 
 from itertools import pairwise
 
@@ -7,46 +9,66 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mysglang.srt.layers.attention.prefill_runs import WORTH_A_RUN, Run, own_from_token, runs_of
+from mysglang.srt.layers.attention.prefill_runs import (
+    WORTH_A_RUN,
+    WORTH_COPYING,
+    Reads,
+    own_from_token,
+    runs_of,
+)
 
-BIG = WORTH_A_RUN
+BIG, FAR = WORTH_A_RUN, WORTH_COPYING
+MOST = 4 * WORTH_COPYING
+PAGES, OWN, COPIES = Reads.PAGES, Reads.OWN, Reads.COPIES
 
 
-def runs(*rows: tuple[int, int]) -> list[tuple[int, int, bool]]:
-    """(first row, row after the last, own) of rows given as (new tokens, tokens in the cache before)."""
+def runs(*rows: tuple[int, int]) -> list[tuple[int, int, Reads]]:
+    """(first row, row after the last, where keys are read) of rows given as (new tokens, cached tokens)."""
     lens, before = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-    return [(run.rows.start, run.rows.stop, run.own) for run in runs_of(lens, lens + before)]
+    return [(run.rows.start, run.rows.stop, run.reads) for run in runs_of(lens, lens + before, MOST)]
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([(3, 0)], [(0, 1, True)]),
-        ([(3, 0), (1, 0)], [(0, 2, True)]),
-        ([(3, 1)], [(0, 1, False)]),
-        ([(3, 1), (BIG, 0)], [(0, 1, False), (1, 2, True)]),
-        ([(BIG, 0), (3, 1), (1, 9)], [(0, 1, True), (1, 3, False)]),
-        ([(1, 5), (BIG // 2, 0), (BIG // 2, 0), (1, 7)], [(0, 1, False), (1, 3, True), (3, 4, False)]),
-        ([(1, 5), (BIG - 1, 0), (1, 7)], [(0, 3, False)]),
-        ([(BIG - 1, 0), (1, 7), (BIG, 0)], [(0, 2, False), (2, 3, True)]),
+        ([(3, 0)], [(0, 1, OWN)]),
+        ([(3, 0), (1, 0)], [(0, 2, OWN)]),
+        ([(3, 1)], [(0, 1, PAGES)]),
+        ([(3, 1), (BIG, 0)], [(0, 1, PAGES), (1, 2, OWN)]),
+        ([(BIG, 0), (3, 1), (1, 9)], [(0, 1, OWN), (1, 3, PAGES)]),
+        ([(1, 5), (BIG // 2, 0), (BIG // 2, 0), (1, 7)], [(0, 1, PAGES), (1, 3, OWN), (3, 4, PAGES)]),
+        ([(1, 5), (BIG - 1, 0), (1, 7)], [(0, 3, PAGES)]),
+        ([(BIG - 1, 0), (1, 7), (BIG, 0)], [(0, 2, PAGES), (2, 3, OWN)]),
+        ([(BIG, FAR)], [(0, 1, COPIES)]),
+        ([(BIG, FAR - BIG)], [(0, 1, COPIES)]),
+        ([(BIG, FAR - BIG - 1)], [(0, 1, PAGES)]),
+        ([(BIG - 1, FAR)], [(0, 1, PAGES)]),
+        ([(BIG, MOST - BIG), (BIG, MOST - BIG + 1)], [(0, 1, COPIES), (1, 2, PAGES)]),
+        ([(FAR, 0)], [(0, 1, OWN)]),
+        ([(BIG, FAR), (BIG, FAR), (FAR, 0)], [(0, 1, COPIES), (1, 2, COPIES), (2, 3, OWN)]),
+        ([(1, 5), (BIG, FAR), (1, 0), (9, 9)], [(0, 1, PAGES), (1, 2, COPIES), (2, 4, PAGES)]),
     ],
 )
-def test_by_hand(rows: list[tuple[int, int]], expected: list[tuple[int, int, bool]]) -> None:
+def test_by_hand(rows: list[tuple[int, int]], expected: list[tuple[int, int, Reads]]) -> None:
     assert runs(*rows) == expected
 
 
-@given(st.lists(st.tuples(st.integers(1, 2 * BIG), st.sampled_from([0, 0, 1, 700])), min_size=1, max_size=12))
-def test_any_rows(rows: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 2 * BIG), st.sampled_from([0, 0, 1, 700, FAR, MOST])), min_size=1, max_size=12),
+    st.sampled_from([0, MOST]),
+)
+def test_any_rows(rows: list[tuple[int, int]], most: int) -> None:
     lens, before = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-    found = runs_of(lens, lens + before)
+    found = runs_of(lens, lens + before, most)
     ends = np.concatenate(([0], np.cumsum(lens)))
     assert [run.rows.start for run in found] == [0, *(run.rows.stop for run in found[:-1])]
     assert found[-1].rows.stop == len(rows)
     for run in found:
         assert run.tokens == slice(int(ends[run.rows.start]), int(ends[run.rows.stop]))
-        assert not run.own or not before[run.rows].any()
-    assert all(a.own or b.own for a, b in pairwise(found))
-    assert isinstance(found[0], Run)
+        assert run.reads is not OWN or not before[run.rows].any()
+        keys = lens[run.rows] + before[run.rows]
+        assert run.reads is not COPIES or (len(keys) == 1 and keys[0] <= most and lens[run.rows][0] >= BIG)
+    assert all(a.reads is COPIES or a.reads is not b.reads for a, b in pairwise(found))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from mysglang.srt.layers.attention.by_space import by_space
 from mysglang.srt.layers.attention.choosing import ChoosingBackend
 from mysglang.srt.layers.attention.expanding import ExpandingBackend
 from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
+from mysglang.srt.layers.attention.prefill_runs import copied_bytes, hopper
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.stand_in import NOTHING_TO_BUILD, BackgroundBuild, KernelBuild
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -275,6 +276,8 @@ def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, ma
     """Returns the number of bytes that attention needs in addition to its arguments and results, in a step with at most
     that many new tokens and rows of that length.
     """
+    if names.prefill == "flashinfer" and hopper():
+        return max((copied_bytes(each, max_context) for each in specs), default=0)
     if "invariant_triton" not in (names.prefill, names.decode):
         return 0
     return max((partial_bytes(max_tokens, max_context, each.num_heads, each.head_dim) for each in specs), default=0)

@@ -2,6 +2,7 @@
 
     OwnKeys           over the step's keys and values where the projection left them
     PagedKeys         over pages
+    CopiedKeys        over copies of a row's keys, which lie side by side
     Captured…         the same in captured steps, whose plans all go to one place
 
 What is planned depends on lengths alone, which the host knows.
@@ -138,6 +139,38 @@ class PagedKeys:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
         self._wrapper.run(q, pages, out=out, k_scale=scales.key, v_scale=scales.value)
+
+
+class CopiedKeys:
+    """Attention of one row over copies of its keys. FlashAttention 3 loads neighbouring keys by the tensor memory
+    accelerator, which keys in pages rule out, whatever the size of a page.
+    """
+
+    def __init__(self, wrapper: Any, heads: tuple[int, int, int], page_size: int, options: dict[str, Any]) -> None:
+        self._wrapper = wrapper
+        self._heads = heads
+        self._page_size = page_size
+        self._options = options
+        self._pages: Tensor | None = None
+        self._num_keys = 0
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
+        assert metadata.lists is not None and rows.stop == rows.start + 1
+        starts, _ = host_lists(metadata.seq_lens[: rows.stop], self._page_size)
+        self._pages = metadata.lists.indices[int(starts[-2]) : int(starts[-1])]
+        self._num_keys = int(metadata.seq_lens[rows.start])
+        token_starts, key_starts = (starts_of(lens[rows]) for lens in (metadata.extend_lens, metadata.seq_lens))
+        self._copied.synchronize()
+        with explained_build_failure(self._wrapper):
+            self._wrapper.plan(pinned(token_starts), pinned(key_starts), *self._heads, **self._options)
+        self._copied.record()
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
+        assert self._pages is not None
+        # The memory of both goes back before the next layer, so one layer's copies are alive at a time.
+        keys, values = (side.index_select(0, self._pages).flatten(0, 1)[: self._num_keys] for side in pages)
+        self._wrapper.run(q, keys, values, out=out)
 
 
 class CapturedPages(PagedKeys):

@@ -1,10 +1,12 @@
 """FlashInfer's attention of steps with new tokens: FlashAttention 3 (Hopper) or 2.
 
-    rows   | continued | new | new | new |     a new row has nothing in the cache but this step's tokens
-    runs   |   pages   |    own keys     |     neighbours that read alike are one launch
+    rows   | continued | a long chunk of a long prompt | new | new | new |     a new row has nothing in the cache but
+    runs   |   pages   |            copies             |    own keys     |     this step's tokens
 
-New rows attend over the step's keys and values where the projection left them, which is a fifth faster than gathering
-them from pages. Pages of eight-bit numbers hold other values than that: then all rows read pages. Knows no decode step.
+Neighbours that read alike are one launch. New rows attend over the step's keys and values where the projection left
+them, which is a fifth faster than gathering them from pages. A long chunk of a long prompt reads each of its keys so
+often that copying them side by side first is faster, too. Pages of eight-bit numbers hold other values than the step:
+then all rows read pages. Knows no decode step.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from mysglang.srt.layers.attention.flashinfer_attend import (
     Attend,
     CapturedOwnKeys,
     CapturedPages,
+    CopiedKeys,
     OwnKeys,
     PagedKeys,
     PageLists,
@@ -32,7 +35,15 @@ from mysglang.srt.layers.attention.flashinfer_attend import (
     WorkList,
     window_left,
 )
-from mysglang.srt.layers.attention.prefill_runs import WORTH_A_RUN, Run, own_from_token, runs_of
+from mysglang.srt.layers.attention.prefill_runs import (
+    WORTH_A_RUN,
+    Reads,
+    Run,
+    copied_rows,
+    hopper,
+    own_from_token,
+    runs_of,
+)
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 REPLAY_PAGES = 1 << 22
@@ -48,12 +59,16 @@ class FlashInferPrefill:
         self._workspace = workspace
         self._kinds: dict[AttentionSpec, PrefillKind] = {}
         self._replay_indices: Tensor | None = None
+        # Layers with a window read the end of a long prompt only.
+        self._most_copied = (
+            page_table.shape[1] * pool.page_size if pool.window is None and hopper(workspace.device) else 0
+        )
 
     def plan(self, batch: ForwardBatch) -> PrefillMetadata:
         host, page_size = batch.host, self._pool.page_size
         runs = self._runs(host)
         lists = None
-        if not all(run.own for run in runs):
+        if any(run.reads is not Reads.OWN for run in runs):
             num_pages = int((-(-host.seq_lens.astype(np.int64) // page_size)).sum())
             lists = PageLists.empty(len(host.slots), num_pages, batch.slots.device)
             lists.fill(self._page_table, batch, self._pool)
@@ -61,8 +76,8 @@ class FlashInferPrefill:
 
     def _runs(self, host: ModelWorkerBatch) -> tuple[Run, ...]:
         if self._pool.dtype in LARGEST:
-            return (Run(slice(0, host.num_rows), slice(0, host.num_tokens), own=False),)
-        return runs_of(host.extend_lens, host.seq_lens)
+            return (Run(slice(0, host.num_rows), slice(0, host.num_tokens), Reads.PAGES),)
+        return runs_of(host.extend_lens, host.seq_lens, self._most_copied)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, metadata: PrefillMetadata) -> Tensor:
         out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
@@ -88,7 +103,8 @@ class FlashInferPrefill:
             self._replay_indices = torch.zeros(REPLAY_PAGES, dtype=torch.int32, device=device)
         lists = PageLists.empty(len(host.slots), 0, device, self._replay_indices)
         everything = slice(0, len(host.slots)), slice(0, len(batch.input_ids))
-        runs = tuple(Run(*everything, own) for own in (False, True)[: 1 + (len(batch.input_ids) > WORTH_A_RUN)])
+        kinds = (Reads.PAGES, Reads.OWN)[: 1 + (len(batch.input_ids) > WORTH_A_RUN)]
+        runs = tuple(Run(*everything, reads) for reads in kinds)
         return PrefillMetadata(runs, lists, host.seq_lens, host.extend_lens, captured=True)
 
     def begin_step(self, batch: ForwardBatch) -> None:
@@ -104,9 +120,10 @@ class FlashInferPrefill:
             for run, attend in zip(metadata.runs, attends, strict=True):
                 attend.plan(step, run.rows)
 
-    def covers(self, seq_lens: Ints) -> bool:
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
         assert self._replay_indices is not None
-        return int(seq_lens.sum()) <= len(self._replay_indices)
+        fits = int(seq_lens.sum()) <= len(self._replay_indices)
+        return fits and not copied_rows(extend_lens, seq_lens, self._most_copied).any()
 
     def _plan_kind(self, kind: AttentionSpec, metadata: PrefillMetadata, dtype: torch.dtype) -> Sequence[Attend]:
         if kind not in self._kinds:
@@ -132,22 +149,22 @@ class PrefillKind:
         self._page_size = pool.page_size
         self._workspace = workspace
         self._backend = backend_for(spec, pool.dtype, workspace.device)
-        self._own: list[Attend] = []
-        self._paged: list[Attend] = []
+        self._made: dict[Reads, list[Attend]] = {reads: [] for reads in Reads}
         self._own_work: WorkList | None = None
         self._paged_work: WorkList | None = None
 
     def plan(self, metadata: PrefillMetadata) -> Sequence[Attend]:
         """Plans every run of the step. Returns one attention function for each run."""
-        own, paged = iter(range(len(metadata.runs))), iter(range(len(metadata.runs)))
-        planned = [self._own_at(next(own)) if run.own else self._paged_at(next(paged)) for run in metadata.runs]
+        free = {reads: iter(made) for reads, made in self._made.items()}
+        planned = [next(free[run.reads], None) or self._make(run.reads) for run in metadata.runs]
         for run, attend in zip(metadata.runs, planned, strict=True):
             attend.plan(metadata, run.rows)
         return planned
 
     def capture(self, metadata: PrefillMetadata) -> Sequence[Attend]:
         """Returns one kernel call for each run, planned for the first step."""
-        planned = [self._capture_own(metadata) if run.own else self._capture_pages(metadata) for run in metadata.runs]
+        make = {Reads.OWN: self._capture_own, Reads.PAGES: self._capture_pages}
+        planned = [make[run.reads](metadata) for run in metadata.runs]
         for run, attend in zip(metadata.runs, planned, strict=True):
             attend.plan(metadata, run.rows)
         return planned
@@ -183,17 +200,21 @@ class PrefillKind:
         self._paged_work = self._paged_work or attend.work
         return attend
 
-    def _own_at(self, number: int) -> Attend:
-        if number == len(self._own):
-            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=self._backend)
-            self._own.append(OwnKeys(wrapper, self._heads, self._options))
-        return self._own[number]
-
-    def _paged_at(self, number: int) -> Attend:
-        if number == len(self._paged):
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._backend)
-            self._paged.append(PagedKeys(wrapper, self._heads, self._page_size, self._options))
-        return self._paged[number]
+    def _make(self, reads: Reads) -> Attend:
+        """Returns a further attention function of this kind, kept for later steps."""
+        workspace, backend = self._workspace, self._backend
+        attend: Attend
+        if reads is Reads.PAGES:
+            paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+            attend = PagedKeys(paged, self._heads, self._page_size, self._options)
+        else:
+            ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend=backend)
+            if reads is Reads.OWN:
+                attend = OwnKeys(ragged, self._heads, self._options)
+            else:
+                attend = CopiedKeys(ragged, self._heads, self._page_size, self._options)
+        self._made[reads].append(attend)
+        return attend
 
 
 def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) -> str:
@@ -202,7 +223,7 @@ def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) 
     numbers.
     """
     variant = spec.window is not None or spec.logit_cap > 0 or stored in LARGEST
-    return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 and not variant else "fa2"
+    return "fa3" if hopper(device) and not variant else "fa2"
 
 
 @cache

@@ -164,8 +164,10 @@ class PromptCapture(Protocol):
         """
         ...
 
-    def covers(self, seq_lens: Ints) -> bool:
-        """True if the buffers for replays are large enough for these rows."""
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
+        """True if the buffers for replays are large enough for these rows, and no kernel that is not captured is better
+        for them.
+        """
         ...
 
 

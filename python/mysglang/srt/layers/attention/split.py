@@ -91,8 +91,8 @@ class SplitCapture:
         self._prefill.plan_replay(metadata.prompts.attn_metadata, seq_lens[:prompts], extend_lens[:prompts])
         self._decode.plan_replay(metadata.decoding.attn_metadata, seq_lens[prompts:])
 
-    def covers(self, seq_lens: Ints) -> bool:
-        return self._prefill.covers(seq_lens) and self._decode.covers(seq_lens)
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
+        return self._prefill.covers(seq_lens, extend_lens) and self._decode.covers(seq_lens)
 
 
 class SplitGraphBackend(SplitBackend):
