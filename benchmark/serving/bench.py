@@ -56,6 +56,7 @@ def measure(options: argparse.Namespace, base_url: str, rate: float, seed: int, 
             *("--ready-check-timeout-sec", str(START_S)),
             *(("--flush-cache",) if flush else ()),
             *(("--model", options.served_model) if options.served_model else ()),
+            *(("--tokenizer", options.tokenizer) if options.tokenizer else ()),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument("--backend", default="sglang", help="the API that is asked, as bench_serving calls it")
     parser.add_argument("--base-url", default="", help="a server that runs already, instead of starting one")
     parser.add_argument("--served-model", default="", help="the model's name at that server")
+    parser.add_argument("--tokenizer", default="", help="a folder, for a server that does not tell its vocabulary")
     parser.add_argument("--plot", default="", metavar="FILE.png")
     options, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
