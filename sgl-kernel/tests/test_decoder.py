@@ -16,6 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+CLEAR_GAP = 0.03
+
+
 @dataclass(frozen=True)
 class Case:
     hidden: int
@@ -30,6 +33,9 @@ class Case:
     qk_norm: bool = False
     window: int = 0
     page_size: int = 1
+    experts: int = 0
+    chosen: int = 0
+    renormalize: bool = False
 
 
 CASES = [
@@ -46,6 +52,10 @@ CASES = [
     Case(4096, 14336, 32, 8, 128, 3001, (1300,)),
     Case(4096, 14336, 32, 8, 128, 3001, (100, 2000)),
     Case(4096, 14336, 32, 8, 128, 3001, (1, 200, 300, 257)),
+    Case(64, 128, 2, 1, 64, 101, (1,), experts=4, chosen=1),
+    Case(256, 192, 4, 2, 64, 1003, (33,), qk_norm=True, experts=12, chosen=3, renormalize=True, layers=3),
+    Case(512, 704, 8, 2, 128, 777, (300,), bias=True, experts=256, chosen=16, page_size=4),
+    Case(2048, 768, 32, 4, 128, 3001, (1000,), qk_norm=True, experts=128, chosen=8, renormalize=True, layers=4),
 ]
 
 
@@ -59,6 +69,20 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
     def gain(size: int) -> Tensor:
         return (1 + 0.1 * torch.randn(size, device="cuda")).to(torch.bfloat16)
 
+    def mlp() -> dict[str, Tensor | None]:
+        if not case.experts:
+            return {
+                "gate_up": weight(2 * case.inner, case.hidden),
+                "gate_up_bias": bias(2 * case.inner),
+                "down": weight(case.hidden, case.inner),
+                "down_bias": bias(case.hidden),
+            }
+        return {
+            "router": weight(case.experts, case.hidden),
+            "gate_up": torch.stack([weight(2 * case.inner, case.hidden) for _ in range(case.experts)]),
+            "down": torch.stack([weight(case.hidden, case.inner) for _ in range(case.experts)]),
+        }
+
     def bias(size: int) -> Tensor | None:
         return 0.3 * torch.randn(size, **bf16) if case.bias else None
 
@@ -71,10 +95,7 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
             qkv_bias=bias(qkv),
             o=weight(case.hidden, case.q_heads * case.head_dim),
             o_bias=bias(case.hidden),
-            gate_up=weight(2 * case.inner, case.hidden),
-            gate_up_bias=bias(2 * case.inner),
-            down=weight(case.hidden, case.inner),
-            down_bias=bias(case.hidden),
+            **mlp(),
             input_norm=gain(case.hidden),
             post_norm=gain(case.hidden),
             q_norm=gain(case.head_dim) if case.qk_norm else None,
@@ -105,6 +126,8 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
         eps=1e-5,
         qk_eps=1e-6,
         scale=1 / math.sqrt(case.head_dim),
+        chosen=case.chosen,
+        renormalize=case.renormalize,
     )
 
 
@@ -160,16 +183,50 @@ def attend(case: Case, model: DecoderTensors, layer: LayerTensors, qkv: Tensor, 
     return bf16(torch.stack(out))
 
 
-def reference(case: Case, model: DecoderTensors, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Logits: float32 sums, rounded to bfloat16 where single kernels would."""
+def mlp(x: Tensor, layer: LayerTensors) -> Tensor:
+    gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+    return linear(bf16(F.silu(gate) * up), layer.down, layer.down_bias)
+
+
+def mixture(x: Tensor, model: DecoderTensors, layer: LayerTensors, gaps: list[float]) -> Tensor:
+    """Of one row. Adds to `gaps` by how much the last expert that was chosen is ahead of the first that was not."""
+    assert layer.router is not None
+    logits = linear(x, layer.router, None)[0]
+    best = logits.topk(min(model.chosen + 1, len(logits))).values
+    gaps.append(float((best[-2] - best[-1]) / logits.std()) if len(best) > model.chosen else math.inf)
+    gates, experts = logits.softmax(-1).topk(model.chosen)
+    if model.renormalize:
+        gates = gates / gates.sum()
+    out = torch.zeros_like(x)
+    for gate, expert in zip(gates, experts.tolist(), strict=True):
+        a, b = linear(x, layer.gate_up[expert], None).chunk(2, -1)
+        out += gate * F.linear(bf16(F.silu(a) * b), layer.down[expert].float())
+    return bf16(out)
+
+
+def reference(case: Case, model: DecoderTensors, inputs: tuple[Tensor, ...]) -> tuple[Tensor, float]:
+    """Logits: float32 sums, rounded to bfloat16 where single kernels would. And the least gap of all choices of experts,
+    in standard deviations of the router's logits.
+    """
+    gaps = [math.inf]
     residual = model.embedding[inputs[0]].float()
     for layer in model.layers:
         x = linear(norm(residual, layer.input_norm, model.eps), layer.qkv, layer.qkv_bias)
         x = linear(attend(case, model, layer, x, inputs), layer.o, layer.o_bias)
         residual = bf16(residual + x)
-        gate, up = linear(norm(residual, layer.post_norm, model.eps), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        residual = bf16(residual + linear(bf16(F.silu(gate) * up), layer.down, layer.down_bias))
-    return linear(norm(residual, model.final_norm, model.eps), model.lm_head, None)
+        x = norm(residual, layer.post_norm, model.eps)
+        residual = bf16(residual + (mlp(x, layer) if layer.router is None else mixture(x, model, layer, gaps)))
+    return linear(norm(residual, model.final_norm, model.eps), model.lm_head, None), min(gaps)
+
+
+def clear_inputs(case: Case, model: DecoderTensors) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Returns inputs of which rounding chooses no other experts, and their logits."""
+    for _ in range(200):
+        inputs = inputs_of(case, model)
+        logits, gap = reference(case, model, inputs)
+        if gap > CLEAR_GAP:
+            return inputs, logits
+    raise AssertionError("experts are always near one another")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -178,8 +235,7 @@ def test_is_the_plain_model(case: Case) -> None:
     model = random_model(case, seed=len(case.lens))
     step = DecodeStep(model, len(case.lens))
     for attempt in range(3):
-        inputs = inputs_of(case, model)
-        expected = reference(case, model, inputs)
+        inputs, expected = clear_inputs(case, model)
         stored = [(layer.keys[inputs[4]].clone(), layer.values[inputs[4]].clone()) for layer in model.layers]
         for layer in model.layers:
             layer.keys[inputs[4]] = layer.values[inputs[4]] = float("nan")

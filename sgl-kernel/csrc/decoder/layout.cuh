@@ -19,7 +19,9 @@ constexpr int COUNTED_VALUES = 4096;  // of all rows: before so many are asked f
 static_assert(THREADS * MULTIPLIER_REGISTERS + 32 * FETCHERS * FETCHER_REGISTERS <=
                   (THREADS + 32 * FETCHERS) * (65536 / (THREADS + 32 * FETCHERS) / 8 * 8),
               "a block has these registers from the start: it would wait for more for ever");
-constexpr int MARKS = 19;         // points of time in each layer that a trace notes
+constexpr int MARKS = 23;         // points of time in each layer that a trace notes
+constexpr int MAX_CHOSEN = 16;    // experts of a token
+constexpr int MAX_EXPERTS = 256;  // of a layer
 
 // The ring's stages, and what goes with the number of rows. More rows have longer vectors beside the ring.
 template <int ROWS>
@@ -34,14 +36,16 @@ struct Form {
     static_assert(STAGE_BYTES >= TILE_ROWS * TILE_PITCH, "a stage holds a tile");
 };
 
-enum class Kind { QKV, O, GATE_UP, DOWN, LOGITS };  // products, in their order in a layer; the last once in a step
+// Products, in their order in a layer; the last once in a step. Only layers with experts route.
+enum class Kind { QKV, O, ROUTE, GATE_UP, DOWN, LOGITS };
+constexpr int KINDS = 6;
 
 struct Layer {
     const bf16 *qkv, *qkv_bias, *o, *o_bias, *gate_up, *gate_up_bias, *down, *down_bias;  // a bias may be null
     const bf16 *input_norm, *post_norm, *q_norm, *k_norm;                                  // the last two may be null
     bf16 *keys, *values;  // [KV slots, kv_heads, head_dim]
     long long window;     // keys visible to a query, itself included; 0: all
-    long long reserved;
+    const bf16* router;   // [experts, hidden], or null; gate_up and down are then those of all experts, one by one
 };
 
 // Outputs of one product: everybody gets `each` units, and `more` multiprocessors from `turn` on get one more.
@@ -51,12 +55,12 @@ struct Deal {
 
 // Global memory of the kernel: where packets lie, in bytes from the workspace's beginning.
 struct Buffers {
-    long long counter, arrived, qkv, parts, attended, o, activated, down, best, end;
+    long long counter, arrived, qkv, parts, attended, o, routed, activated, down, best, end;
 };
 
 // Shared memory, in bytes from its beginning.
 struct Places {
-    int barriers, layers, sums, partials, residual, gain, vectors, ring, end;
+    int barriers, layers, chosen, sums, partials, residual, gain, vectors, ring, end;
 };
 
 struct Step {
@@ -73,16 +77,37 @@ struct Step {
     unsigned char* workspace;
     long long* trace;  // [layers, MARKS, multiprocessors] clock ticks, or null
 
-    int rows, layers, hidden, q_heads, kv_heads, inner, vocab, page_size, max_pages;
+    // inner: of one expert, if there are experts. chosen: experts of a token, or 0; renormalize: their gates add up to 1.
+    int rows, layers, hidden, q_heads, kv_heads, inner, vocab, page_size, max_pages, experts, chosen, renormalize;
     float eps, qk_eps, scale;
     // Filled in when the kernel is planned.
     int grid, stages, rotation;
-    Deal deals[5];  // by Kind
+    Deal deals[KINDS];
     Buffers buffers;
     Places places;
 };
 
+#ifdef MYSGL_STEP_BYTES
+static_assert(sizeof(Step) == MYSGL_STEP_BYTES, "who calls has another idea of a step's fields");
+#endif
+
 __host__ __device__ constexpr int largest(int a, int b) { return a > b ? a : b; }
+
+// What comes out of the activation, of all experts of a token.
+__host__ __device__ inline int activations(const Step& s) { return s.inner * largest(1, s.chosen); }
+
+__host__ __device__ inline int products_of_a_layer(const Step& s) { return KINDS - 1 - (s.chosen == 0); }
+
+__host__ __device__ inline Kind kind_of(const Step& s, int number) {
+    int place = number % products_of_a_layer(s);
+    return static_cast<Kind>(s.chosen == 0 && place >= static_cast<int>(Kind::ROUTE) ? place + 1 : place);
+}
+
+// The experts that a layer's token goes through, in shared memory. Those of the layer before may still be in use.
+struct Chosen {
+    int experts[MAX_CHOSEN];
+    float gates[MAX_CHOSEN];
+};
 
 // One split's unfinished attention: values of a group of heads, then the highest score and the sum of each.
 __host__ __device__ constexpr int part_packets(int group, int dim) { return group * (dim + 2); }
@@ -164,6 +189,7 @@ struct Ring {
 
     __device__ uint32_t full() const { return barriers + 8 * stage; }
     __device__ uint32_t empty() const { return barriers + 8 * (MAX_STAGES + stage); }
+    __device__ uint32_t experts_known() const { return barriers + 8 * 2 * MAX_STAGES; }
     __device__ uint32_t data() const { return stages_at + stage * Form<ROWS>::STAGE_BYTES; }
     // For those who fetch: until the next stage is free, and fewer than IN_FLIGHT are on their way.
     __device__ void await_turn() const {

@@ -16,6 +16,8 @@ struct Product {
     Packet* to;           // [rows, outputs / 2]; of LOGITS, nothing
     uint32_t* arrived;    // to be told when a share is sent, or null
     uint32_t round;
+    int segments = 1;              // of the vector, each of `inputs`: what the experts of a token take
+    const float* gates = nullptr;  // what the sum over a segment is multiplied by, or null
 
     // Outputs of a block of 16 rows of the weight: of GATE_UP, eight gates and the eight rows of up that belong to them.
     __device__ int block() const { return kind == Kind::GATE_UP ? TILE_ROWS / 2 : TILE_ROWS; }
@@ -97,7 +99,7 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
     constexpr int FINISHERS = largest(32, BLOCKS * SLICE);
     static_assert(FINISHERS % 32 == 0 && FINISHERS <= THREADS, "whole warps finish: they exchange values");
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t vector = at.vectors + g * vector_pitch(p.inputs) + 16 * t;
+    uint32_t vector = at.vectors + g * vector_pitch(p.segments * p.inputs) + 16 * t;
     // Neighbouring rows lie in the same banks, so of 128 bytes odd rows are read from the second half on.
     uint32_t swap = 64 * (g % 2);
 #pragma unroll 1
@@ -118,49 +120,58 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
         int blocks = min(BLOCKS, (p.share.count - n + p.block() - 1) / p.block());
 #pragma unroll 1
         for (int block = 0; block < blocks; ++block, own_sums += WARPS * SLICE) {
-            float even[2][4] = {}, odd[2][4] = {};
+            float sum[4] = {};
 #pragma unroll 1
-            for (int k = 0; k < p.inputs; k += COLUMNS) {
-                int columns = min(COLUMNS, p.inputs - k);
-                barrier_wait(ring.full(), ring.parity);
-                uint32_t tile = ring.data() + g * TILE_PITCH + 16 * t;
-                uint4 upper[PARTS][2], lower[PARTS][2], x[PARTS][2];
+            for (int segment = 0; segment < p.segments; ++segment) {
+                float even[2][4] = {}, odd[2][4] = {};
+                uint32_t segment_at = vector + 2 * segment * p.inputs;
+#pragma unroll 1
+                for (int k = 0; k < p.inputs; k += COLUMNS) {
+                    int columns = min(COLUMNS, p.inputs - k);
+                    barrier_wait(ring.full(), ring.parity);
+                    uint32_t tile = ring.data() + g * TILE_PITCH + 16 * t;
+                    uint4 upper[PARTS][2], lower[PARTS][2], x[PARTS][2];
 #pragma unroll
-                for (int i = 0; i < PARTS; ++i) {
-                    int part = 128 * (i * WARPS + warp);  // in bytes
-                    bool inside = part < 2 * columns;
-                    if (!inside) part = 0;
+                    for (int i = 0; i < PARTS; ++i) {
+                        int part = 128 * (i * WARPS + warp);  // in bytes
+                        bool inside = part < 2 * columns;
+                        if (!inside) part = 0;
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        uint32_t at = tile + part + (swap ^ (64 * half));
-                        upper[i][half] = load_shared(at);
-                        lower[i][half] = load_shared(at + 8 * TILE_PITCH);
-                        x[i][half] = load_shared_if(inside && g < s.rows, vector + 2 * k + part + 64 * half);
+                        for (int half = 0; half < 2; ++half) {
+                            uint32_t at = tile + part + (swap ^ (64 * half));
+                            upper[i][half] = load_shared(at);
+                            lower[i][half] = load_shared(at + 8 * TILE_PITCH);
+                            x[i][half] = load_shared_if(inside && g < s.rows, segment_at + 2 * k + part + 64 * half);
+                        }
                     }
-                }
-                // A lane's eight neighbouring inputs serve two products of 16: which four of them meet in which does not
-                // matter, as long as weights and vectors agree.
+                    // A lane's eight neighbouring inputs serve two products of 16: which four of them meet in which
+                    // does not matter, as long as weights and vectors agree.
 #pragma unroll
-                for (int i = 0; i < PARTS; ++i) {
+                    for (int i = 0; i < PARTS; ++i) {
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        uint4 u = select(swap != 0, upper[i][half ^ 1], upper[i][half]);
-                        uint4 l = select(swap != 0, lower[i][half ^ 1], lower[i][half]), v = x[i][half];
-                        multiply_add(even[half], u.x, l.x, u.y, l.y, v.x, v.y);
-                        multiply_add(odd[half], u.z, l.z, u.w, l.w, v.z, v.w);
+                        for (int half = 0; half < 2; ++half) {
+                            uint4 u = select(swap != 0, upper[i][half ^ 1], upper[i][half]);
+                            uint4 l = select(swap != 0, lower[i][half ^ 1], lower[i][half]), v = x[i][half];
+                            multiply_add(even[half], u.x, l.x, u.y, l.y, v.x, v.y);
+                            multiply_add(odd[half], u.z, l.z, u.w, l.w, v.z, v.w);
+                        }
                     }
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(ring.empty());
+                    ring.advance();
                 }
-                __syncwarp();
-                if (lane == 0) barrier_arrive(ring.empty());
-                ring.advance();
+                float gate = p.gates == nullptr ? 1.0f : p.gates[segment];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    sum[i] += gate * ((even[0][i] + odd[0][i]) + (even[1][i] + odd[1][i]));
+                }
             }
             if (2 * t < ROWS) {
-                auto sum = [&](int i) { return (even[0][i] + odd[0][i]) + (even[1][i] + odd[1][i]); };
-                own_sums[0] = sum(0);
-                own_sums[8 * ROWS] = sum(2);
+                own_sums[0] = sum[0];
+                own_sums[8 * ROWS] = sum[2];
                 if (2 * t + 1 < ROWS) {
-                    own_sums[1] = sum(1);
-                    own_sums[8 * ROWS + 1] = sum(3);
+                    own_sums[1] = sum[1];
+                    own_sums[8 * ROWS + 1] = sum[3];
                 }
             }
         }

@@ -6,11 +6,16 @@
 //
 //   norm -> qkv -> [qk norm, rope, store, attention] -> o -> norm -> gate, up, silu -> down -> next layer
 //
+// A mixture of experts has a router behind its norm, and what follows is of the chosen experts, for one row:
+//
+//   norm -> router -> [every block: experts and gates] -> gates, ups, silu -> sum of gate times down -> next layer
+//
 // Values are rounded to bf16 where the layers as single kernels round them. Sums have a fixed order.
 #include "attend.cuh"
 #include "fetch.cuh"
 #include "multiply.cuh"
 #include "plan.cuh"
+#include "route.cuh"
 
 #ifndef MYSGL_HEAD_DIM
 #define MYSGL_HEAD_DIM 128
@@ -65,23 +70,24 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
     uint32_t base = shared_address(shared);
     Workplace at{base + places.vectors, reinterpret_cast<float*>(shared + places.partials)};
     Choice choice;
-    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0;
+    Chosen* chosen = reinterpret_cast<Chosen*>(shared + places.chosen);
+    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0, products = products_of_a_layer(s);
     if (threadIdx.x < sizeof(Layer) / 8) {
         copy_8_bytes(base + places.layers + 8 * threadIdx.x, reinterpret_cast<const char*>(s.layer) + 8 * threadIdx.x);
         copies_done();
     }
     join();
 #pragma unroll 1
-    for (int number = 0; number <= 4 * s.layers; ++number) {
-        int index = number / 4;
+    for (int number = 0; number <= products * s.layers; ++number) {
+        int index = number / products;
         // Copied into shared memory a layer ahead.
         const Layer& layer = reinterpret_cast<const Layer*>(shared + places.layers)[index % 2];
-        if (number % 4 == 0 && index + 1 < s.layers && threadIdx.x < sizeof(Layer) / 8) {
+        if (number % products == 0 && index + 1 < s.layers && threadIdx.x < sizeof(Layer) / 8) {
             uint32_t to = base + places.layers + (index + 1) % 2 * sizeof(Layer) + 8 * threadIdx.x;
             copy_8_bytes(to, reinterpret_cast<const char*>(s.layer + index + 1) + 8 * threadIdx.x);
         }
         uint32_t round = steps * s.layers + index + 1;
-        Kind kind = index == s.layers ? Kind::LOGITS : static_cast<Kind>(number % 4);
+        Kind kind = index == s.layers ? Kind::LOGITS : kind_of(s, number);
         // What the product takes: the residual stream, normed after adding what came in, or what came in.
         const bf16* gain = nullptr;
         Incoming incoming{nullptr, nullptr, round};
@@ -95,26 +101,38 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             incoming = {packets(buffers.attended), arrived(Kind::QKV, s.q_heads * HEAD_DIM), round};
             p.inputs = s.q_heads * HEAD_DIM, p.bias = layer.o_bias;
             p.to = packets(buffers.o), p.arrived = arrived(Kind::O, s.hidden);
-        } else if (kind == Kind::GATE_UP) {
+        } else if (kind == Kind::ROUTE) {
             gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
-            p.outputs = s.inner, p.bias = layer.gate_up_bias;
-            p.to = packets(buffers.activated), p.arrived = arrived(Kind::GATE_UP, s.inner);
+            p.outputs = s.experts, p.to = packets(buffers.routed);
+        } else if (kind == Kind::GATE_UP) {
+            // Behind a router the normed vector is there already.
+            if (s.chosen == 0) {
+                gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
+            }
+            p.outputs = activations(s), p.bias = layer.gate_up_bias;
+            p.to = packets(buffers.activated), p.arrived = arrived(Kind::GATE_UP, activations(s));
         } else if (kind == Kind::DOWN) {
-            incoming = {packets(buffers.activated), arrived(Kind::GATE_UP, s.inner), round};
+            incoming = {packets(buffers.activated), arrived(Kind::GATE_UP, activations(s)), round};
             p.inputs = s.inner, p.bias = layer.down_bias;
+            if (s.chosen > 0) p.segments = s.chosen, p.gates = chosen[index % 2].gates;
             p.to = packets(buffers.down), p.arrived = arrived(Kind::DOWN, s.hidden);
         } else {
             gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN, s.hidden), round - 1};
             p.outputs = s.vocab;
         }
-        // 0 to 3 around the first product, 4 to 8 in attention, then 9 to 11, 12 to 15 and 16 to 18.
+        // 0 to 3 around the first product, 4 to 8 in attention, then 9 to 11, 12 to 15 and 16 to 18; 19 to 22 around a
+        // router's.
         Trace trace{s, index};
-        int first_mark = kind == Kind::O ? 9 : kind == Kind::GATE_UP ? 12 : kind == Kind::DOWN ? 16 : 0;
+        int first_mark = kind == Kind::O ? 9 : kind == Kind::GATE_UP ? 12 : kind == Kind::DOWN ? 16 : kind == Kind::ROUTE ? 19 : 0;
         if (gain != nullptr) {
             add_and_norm<ROWS>(s, base + places.sums, base + places.residual, base + places.gain, at.vectors, gain,
                                incoming, trace, first_mark);
-        } else {
-            receive<ROWS>(s, at.vectors, incoming, p.inputs, trace, first_mark);
+        } else if (incoming.packets != nullptr) {
+            receive<ROWS>(s, at.vectors, incoming, p.segments * p.inputs, trace, first_mark);
+        } else if (threadIdx.x < 32) {
+            // The other warps wait for weights, which wait for this one.
+            choose_experts(s, packets(buffers.routed), round, chosen[index % 2]);
+            if (threadIdx.x == 0) barrier_arrive(ring.experts_known());
         }
         multiply<ROWS>(ring, at, s, p, choice);
         trace.mark(first_mark + (gain != nullptr ? 3 : 2));
@@ -149,13 +167,14 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const 
             barrier_init(ring.barriers + 8 * i, FETCHERS);
             barrier_init(ring.barriers + 8 * (MAX_STAGES + i), WARPS);
         }
+        barrier_init(ring.experts_known(), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         hand_to_bulk_copies();
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
         give_registers<FETCHER_REGISTERS>();
-        fetch_step<HEAD_DIM, ROWS>(ring, s);
+        fetch_step<HEAD_DIM, ROWS>(ring, s, reinterpret_cast<const Chosen*>(shared + s.places.chosen));
     } else {
         take_registers<MULTIPLIER_REGISTERS>();
         compute_step<ROWS>(ring, s, shared, steps);

@@ -1,4 +1,5 @@
-"""A whole decode step of a few rows in one kernel (`csrc/decoder/step.cu`): dense decoders in bfloat16, on Hopper.
+"""A whole decode step of a few rows in one kernel (`csrc/decoder/step.cu`): decoders in bfloat16, on Hopper. Models
+whose MLPs are mixtures of experts have steps of one row.
 
 Knows tensors only: weights, the KV cache, the page table and one step's inputs. Which layers of which model they come
 from is the caller's affair.
@@ -7,7 +8,7 @@ from is the caller's affair.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_longlong, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_longlong, c_void_p, sizeof
 from dataclasses import dataclass, fields
 from functools import cache
 
@@ -20,18 +21,12 @@ from mysgl_kernel.library import Library, current_stream
 MAX_ROWS = 8
 MAX_GROUP = 8
 """Query heads that share one key-value head."""
-MARKS = 19
+MAX_EXPERTS = 256
+"""Experts of a layer."""
+MAX_CHOSEN = 16
+"""Experts of a token."""
+MARKS = 23
 """Points of time in each layer that a trace notes."""
-
-_LIBRARIES = {
-    head_dim: Library(
-        "decoder/step.cu",
-        flags=(f"-DMYSGL_HEAD_DIM={head_dim}",),
-        archs=("90a",),
-        traits={"head_dim": head_dim, "dtype": torch.bfloat16},
-    )
-    for head_dim in (64, 128)
-}
 
 
 class DoesNotFitError(ValueError):
@@ -48,9 +43,10 @@ class LayerTensors:
     o: Tensor
     o_bias: Tensor | None = None
     gate_up: Tensor
-    """Rows of the gate, then as many of up."""
+    """Rows of the gate, then as many of up. Of experts: [experts, 2 * inner, hidden]."""
     gate_up_bias: Tensor | None = None
     down: Tensor
+    """Of experts: [experts, hidden, inner]."""
     down_bias: Tensor | None = None
     input_norm: Tensor
     post_norm: Tensor
@@ -62,6 +58,8 @@ class LayerTensors:
     values: Tensor
     window: int = 0
     """Keys that are visible, the token's own included; 0 for all."""
+    router: Tensor | None = None
+    """[experts, hidden], whose logits choose the experts; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +83,12 @@ class DecoderTensors:
     """Epsilon of the norms of heads."""
     scale: float
     """Factor of the scores."""
+    chosen: int = 0
+    """Experts of a token, those of the highest logits; 0: there are no experts. A gate is the expert's share of a
+    softmax over all logits.
+    """
+    renormalize: bool = False
+    """True if the gates of a token's experts are divided by their sum."""
 
 
 _INPUTS = ("ids", "positions", "slots", "out_cache_loc", "seq_lens")
@@ -96,13 +100,16 @@ _STEP_POINTERS = (
     *("layer", "embedding", "final_norm", "lm_head", "cos_sin", *_INPUTS, "page_table"),
     *("logits", "tokens", "workspace", "trace"),
 )
-_STEP_SIZES = ("rows", "layers", "hidden", "q_heads", "kv_heads", "inner", "vocab", "page_size", "max_pages")
+_STEP_SIZES = (
+    *("rows", "layers", "hidden", "q_heads", "kv_heads", "inner", "vocab", "page_size", "max_pages"),
+    *("experts", "chosen", "renormalize"),
+)
 
 
 class _Layer(Structure):
     """`Layer` in layout.cuh."""
 
-    _fields_ = [*((name, c_void_p) for name in _LAYER_POINTERS), ("window", c_longlong), ("reserved", c_longlong)]
+    _fields_ = [*((name, c_void_p) for name in _LAYER_POINTERS), ("window", c_longlong), ("router", c_void_p)]
 
 
 class _Step(Structure):
@@ -113,10 +120,22 @@ class _Step(Structure):
         *((name, c_int) for name in _STEP_SIZES),
         *((name, c_float) for name in ("eps", "qk_eps", "scale")),
         *((name, c_int) for name in ("grid", "stages", "rotation")),
-        ("deals", c_int * 20),
-        ("buffers", c_longlong * 9),
-        ("places", c_int * 9),
+        ("deals", c_int * 24),
+        ("buffers", c_longlong * 11),
+        ("places", c_int * 10),
     ]
+
+
+_LIBRARIES = {
+    head_dim: Library(
+        "decoder/step.cu",
+        # The source does not compile if its struct has another size than ours.
+        flags=(f"-DMYSGL_HEAD_DIM={head_dim}", f"-DMYSGL_STEP_BYTES={sizeof(_Step)}"),
+        archs=("90a",),
+        traits={"head_dim": head_dim, "dtype": torch.bfloat16},
+    )
+    for head_dim in (64, 128)
+}
 
 
 def available(head_dims: Iterable[int] = tuple(_LIBRARIES)) -> bool:
@@ -160,10 +179,13 @@ class DecodeStep:
             hidden=first.o.shape[0],
             q_heads=model.q_heads,
             kv_heads=first.keys.shape[1],
-            inner=first.down.shape[1],
+            inner=first.down.shape[-1],
             vocab=model.lm_head.shape[0],
             page_size=model.page_size,
             max_pages=model.page_table.shape[1],
+            experts=0 if first.router is None else len(first.router),
+            chosen=model.chosen,
+            renormalize=model.renormalize,
             eps=model.eps,
             qk_eps=model.qk_eps,
             scale=model.scale,
@@ -216,11 +238,13 @@ def check(model: DecoderTensors, rows: int) -> None:
     """Raises DoesNotFitError, saying what this kernel was not written for."""
     first = model.layers[0]
     head_dim, kv_heads = first.keys.shape[2], first.keys.shape[1]
+    hidden, inner = model.embedding.shape[1], first.down.shape[-1]
+    stacked = () if first.router is None else (len(first.router),)
     shapes = {
-        "qkv": ((model.q_heads + 2 * kv_heads) * head_dim, model.embedding.shape[1]),
-        "o": (model.embedding.shape[1], model.q_heads * head_dim),
-        "gate_up": (2 * first.down.shape[1], model.embedding.shape[1]),
-        "down": (model.embedding.shape[1], first.down.shape[1]),
+        "qkv": ((model.q_heads + 2 * kv_heads) * head_dim, hidden),
+        "o": (hidden, model.q_heads * head_dim),
+        "gate_up": (*stacked, 2 * inner, hidden),
+        "down": (*stacked, hidden, inner),
         "keys": (first.keys.shape[0], kv_heads, head_dim),
         "values": (first.keys.shape[0], kv_heads, head_dim),
     }
@@ -230,11 +254,14 @@ def check(model: DecoderTensors, rows: int) -> None:
         raise DoesNotFitError(f"there are {rows} rows")
     if model.q_heads % kv_heads or model.q_heads // kv_heads > MAX_GROUP:
         raise DoesNotFitError(f"{model.q_heads} query heads share {kv_heads} key-value heads")
-    if any(shapes[name][1] % 64 for name in ("qkv", "o", "down")):
+    if any(shapes[name][-1] % 64 for name in ("qkv", "o", "down")):
         raise DoesNotFitError("a weight's rows are not a multiple of 64 long")
+    _check_experts(model, rows)
     for layer in model.layers:
         if any(getattr(layer, name).shape != shape for name, shape in shapes.items()):
             raise DoesNotFitError("layers differ in their sizes")
+        if (None if layer.router is None else layer.router.shape) != ((*stacked, hidden) if stacked else None):
+            raise DoesNotFitError("layers differ in their experts")
         for field in fields(layer):
             tensor = getattr(layer, field.name)
             if isinstance(tensor, Tensor) and not _is_plain(tensor):
@@ -245,6 +272,20 @@ def check(model: DecoderTensors, rows: int) -> None:
         raise DoesNotFitError("the page table is not a dense int32 tensor")
     if model.cos_sin.dtype != torch.float32 or model.cos_sin.shape[1:] != (head_dim,):
         raise DoesNotFitError("cosines and sines are not [positions, head_dim] in float32")
+
+
+def _check_experts(model: DecoderTensors, rows: int) -> None:
+    router = model.layers[0].router
+    if (router is None) != (model.chosen == 0):
+        raise DoesNotFitError("a router and a number of experts for a token belong together")
+    if router is None:
+        return
+    if len(router) % 4 or len(router) > MAX_EXPERTS or not 0 < model.chosen <= min(MAX_CHOSEN, len(router)):
+        raise DoesNotFitError(f"a token goes through {model.chosen} of {len(router)} experts")
+    if rows > 1:
+        raise DoesNotFitError(f"there are {rows} rows, and each has experts of its own")
+    if any(layer.gate_up_bias is not None or layer.down_bias is not None for layer in model.layers):
+        raise DoesNotFitError("experts have biases")
 
 
 def _is_plain(tensor: Tensor) -> bool:

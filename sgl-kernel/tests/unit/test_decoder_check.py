@@ -44,6 +44,14 @@ def model(
     )
 
 
+def mixture(experts: int = 8, chosen: int = 2, **changes: Tensor | None) -> DecoderTensors:
+    """Both layers have experts."""
+    plain = model()
+    weights = {"gate_up": bf16(experts, 384, 128), "down": bf16(experts, 128, 192), "router": bf16(experts, 128)}
+    layers = [replace(layer, **weights) for layer in plain.layers]
+    return replace(plain, layers=[layers[0], replace(layers[1], **changes)], chosen=chosen)
+
+
 def with_layer(**changes: Tensor) -> DecoderTensors:
     """The second layer is another."""
     plain = model()
@@ -55,6 +63,8 @@ def test_takes_what_it_is_written_for() -> None:
         check(model(), rows)
     check(model(head_dim=128, q_heads=8, kv_heads=1), 1)
     check(with_layer(qkv_bias=bf16(512), q_norm=bf16(64), k_norm=bf16(64)), 1)
+    check(mixture(), 1)
+    check(mixture(experts=256, chosen=16), 1)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +82,16 @@ def test_takes_what_it_is_written_for() -> None:
         (replace(model(), page_table=torch.zeros(3, 9, dtype=torch.int64)), 1, "page table"),
         (replace(model(), page_table=torch.zeros(3, 18, dtype=torch.int32)[:, ::2]), 1, "page table"),
         (replace(model(), cos_sin=torch.empty(9, 32)), 1, "cosines"),
+        (mixture(), 2, "2 rows, and each has experts of its own"),
+        (mixture(experts=6), 1, "2 of 6 experts"),
+        (mixture(experts=260), 1, "2 of 260 experts"),
+        (mixture(experts=32, chosen=17), 1, "17 of 32 experts"),
+        (mixture(chosen=0), 1, "belong together"),
+        (replace(model(), chosen=2), 1, "belong together"),
+        (mixture(router=None), 1, "differ in their experts"),
+        (mixture(router=bf16(12, 128)), 1, "differ in their experts"),
+        (mixture(down=bf16(12, 128, 192)), 1, "sizes"),
+        (mixture(gate_up_bias=bf16(8, 384)), 1, "biases"),
     ],
 )
 def test_refuses_the_rest(wrong: DecoderTensors, rows: int, reason: str) -> None:

@@ -81,6 +81,15 @@ def test_says_what_the_kernel_lacks(model: CausalLM, change: Any, word: str) -> 
     assert word in said
 
 
+def test_takes_experts_of_all_layers_or_of_none(tmp_path: Path) -> None:
+    for folder, bare, reasons in (("all", [], 0), ("some", [0], 1)):
+        make_checkpoint("qwen3_moe", tmp_path / folder, mlp_only_layers=bare)
+        config = ModelConfig.from_path(str(tmp_path / folder), dtype="float32")
+        plan = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32).plan
+        said = lacks(plan)
+        assert len(said) == reasons and all("others have none" in each for each in said)
+
+
 def changed(layer: LayerPlan, **more: Any) -> LayerPlan:
     return replace(layer, attention=replace(layer.attention, **more))
 

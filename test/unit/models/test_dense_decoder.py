@@ -33,6 +33,9 @@ VARIANTS = {
     "mistral with a window": ("mistral", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3_moe with gates as they are": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3_moe with a layer without experts": ("qwen3_moe", {"mlp_only_layers": [1]}),
 }
 
 PLAIN = LoadConfig()
@@ -85,13 +88,32 @@ def attend(x: Tensor, layer: DenseLayer) -> Tensor:
     return times(out.transpose(0, 1).reshape(tokens, -1), layer.o)
 
 
+def mlp(x: Tensor, layer: DenseLayer) -> Tensor:
+    gate, up = times(x, layer.gate_up).chunk(2, -1)
+    return times(F.silu(gate) * up, layer.down)
+
+
+def mixture(x: Tensor, layer: DenseLayer) -> Tensor:
+    """Every expert computes all tokens, and those that do not choose it multiply by 0."""
+    router = layer.router
+    assert router is not None
+    gates, chosen = (x @ router.weight.T).softmax(-1).topk(router.top_k)
+    if router.renormalize:
+        gates = gates / gates.sum(-1, keepdim=True)
+    every = torch.zeros(len(x), len(router.weight)).scatter(-1, chosen, gates)
+    out = torch.zeros_like(x)
+    for expert, (first, second) in enumerate(zip(layer.gate_up.weight, layer.down.weight, strict=True)):
+        gate, up = (x @ first.T).chunk(2, -1)
+        out += every[:, expert, None] * ((F.silu(gate) * up) @ second.T)
+    return out
+
+
 def logits_of(model: DenseDecoder, ids: Tensor) -> Tensor:
     x = model.embedding[ids]
     for layer in model.layers:
         x = x + attend(norm(x, layer.input_norm), layer)
-        gate, up = times(norm(x, layer.post_norm), layer.gate_up).chunk(2, -1)
         assert layer.activation == "silu"
-        x = x + times(F.silu(gate) * up, layer.down)
+        x = x + (mlp if layer.router is None else mixture)(norm(x, layer.post_norm), layer)
     return norm(x, model.norm) @ model.lm_head.T
 
 
@@ -129,14 +151,17 @@ def test_says_what_of_the_whole_it_has_no_words_for(fact: str, word: str, tmp_pa
         describe(model)
 
 
-def test_does_not_describe_experts(tmp_path: Path) -> None:
-    make_checkpoint("qwen3_moe", tmp_path, mlp_only_layers=[0, 1])
+@pytest.mark.parametrize("family", ["qwen2_moe", "ernie4_5_moe", "glm4_moe"])
+def test_does_not_describe_experts_of_another_kind(family: str, tmp_path: Path) -> None:
+    """A shared expert, corrections, groups, and gates of another kind."""
+    make_checkpoint(family, tmp_path)
     config = ModelConfig.from_path(str(tmp_path), dtype="float32")
     with pytest.raises(CannotDescribe, match="its layers have MLPs of another kind"):
         describe(load_model(config, PLAIN, torch.device("cpu"), torch.float32))
 
 
-def test_does_not_describe_weights_of_another_kind(tmp_path: Path) -> None:
-    model = load("llama", tmp_path, LoadConfig(quantization="int8wo"))[1]
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
+def test_does_not_describe_weights_of_another_kind(variant: str, tmp_path: Path) -> None:
+    model = load(variant, tmp_path, LoadConfig(quantization="int8wo"))[1]
     with pytest.raises(CannotDescribe, match="quantized"):
         describe(model)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mysgl_kernel import decoder
-from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan
+from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan, MixturePlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
@@ -83,8 +83,13 @@ def lacks(plan: DecoderPlan) -> list[str]:
     first, *others = plan.attentions
     reasons = {
         "its activation is not silu": any(
-            isinstance(layer.mlp, GatedMlpPlan) and layer.mlp.activation != "silu" for layer in plan.layers
+            isinstance(layer.mlp, GatedMlpPlan | MixturePlan) and layer.mlp.activation != "silu"
+            for layer in plan.layers
         ),
+        "some layers have experts, and others have none or choose other ones": len(
+            {layer.mlp.router if isinstance(layer.mlp, MixturePlan) else None for layer in plan.layers}
+        )
+        > 1,
         "its scores are capped": any(each.logit_cap for each in plan.attentions),
         "its norms differ in eps": any(layer.norms.norm.eps != plan.norm.eps for layer in plan.layers),
         "its layers differ in scale, rotary positions or norms of heads": any(
@@ -109,6 +114,8 @@ def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> de
         eps=model.norm.eps,
         qk_eps=0.0 if first.rotation.norms is None else first.rotation.norms[2],
         scale=first.spec.scale,
+        chosen=0 if first.router is None else first.router.top_k,
+        renormalize=first.router is not None and first.router.renormalize,
     )
 
 
@@ -131,4 +138,5 @@ def _layer_tensors(layer: DenseLayer, pool: KvPool) -> decoder.LayerTensors:
         keys=keys,
         values=values,
         window=layer.spec.window or 0,
+        router=None if layer.router is None else layer.router.weight,
     )

@@ -1,22 +1,32 @@
-"""describe: the weights of a dense decoder as plain tensors, for a kernel that computes all layers in one launch.
+"""describe: the weights of a decoder as plain tensors, for a kernel that computes all layers in one launch.
 
-A model can be described if each layer is attention with rotary positions and a gated MLP, with a norm before each, and
-if its weights are not quantized and not divided among ranks. The plan and the linear layers show whether this holds.
+A model can be described if each layer is attention with rotary positions and a gated MLP, or a mixture of such experts,
+with a norm before each, and if its weights are not quantized and not divided among ranks. The plan and the linear
+layers show whether this holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import TypedDict, cast
 
 from torch import Tensor, nn
 
-from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan, NormPlan
+from mysglang.srt.configs.layer_plan import (
+    DecoderPlan,
+    GatedMlpPlan,
+    LayerPlan,
+    MixturePlan,
+    MlpPlan,
+    NormPlan,
+    RouterPlan,
+)
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.layers.moe.experts import MixtureOfExperts
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.decoder_layers import DecoderLayer
 
@@ -37,9 +47,24 @@ class DenseNorm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class DenseRouter:
+    """The choice of a token's experts: those of the highest logits x weightᵀ. A gate is the expert's share of a softmax
+    over all logits.
+    """
+
+    weight: Tensor
+    """[experts, hidden]."""
+    top_k: int
+    renormalize: bool
+    """True if the gates of a token's experts are divided by their sum."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """A layer: x += o(attention(qkv(norm(x)))), then x += down(act(gate(y)) * up(y)) with y = norm(x)."""
+    """A layer: x += o(attention(qkv(norm(x)))), then x += down(act(gate(y)) * up(y)) with y = norm(x); or the sum of
+    that over the token's experts, each times its gate.
+    """
 
     input_norm: DenseNorm
     qkv: DenseLinear
@@ -48,15 +73,18 @@ class DenseLayer:
     spec: AttentionSpec
     o: DenseLinear
     post_norm: DenseNorm
+    router: DenseRouter | None
+    """None: there are no experts."""
     gate_up: DenseLinear
-    """The gate's rows, then those of up."""
+    """The gate's rows, then those of up. Of experts: [experts, 2 * inner, hidden]."""
     activation: str
     down: DenseLinear
+    """Of experts: [experts, hidden, inner]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseDecoder:
-    """A dense decoder as plain tensors: embedding, layers, norm, logits."""
+    """A decoder as plain tensors: embedding, layers, norm, logits."""
 
     embedding: Tensor
     """[vocab, hidden]."""
@@ -79,7 +107,7 @@ def describe(model: CausalLM) -> DenseDecoder:
         raise CannotDescribe("its weights are split over ranks")
     return DenseDecoder(
         embedding=model.embed_tokens.weight,
-        layers=tuple(_layer(layer) for layer in model.decoder_layers()),
+        layers=tuple(map(_layer, model.decoder_layers(), plan.layers)),
         norm=_norm(_rms(model.norm)),
         lm_head=_linear(model.lm_head).weight,
     )
@@ -122,9 +150,18 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "it turns a part of each head": any(each.rope is not None and each.rope.part < 1 for each in plan.attentions),
         "what its heads give is multiplied by a gate": any(each.output_gate for each in plan.attentions),
         "its keys and values are latent": any(each.latent is not None for each in plan.attentions),
-        "its layers have MLPs of another kind": not all(isinstance(layer.mlp, GatedMlpPlan) for layer in plan.layers),
+        "its layers have MLPs of another kind": not all(map(_said, (layer.mlp for layer in plan.layers))),
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def _said(mlp: MlpPlan) -> bool:
+    """True for a gated MLP, and for experts that are chosen and added up in the plainest way."""
+    if not isinstance(mlp, MixturePlan):
+        return isinstance(mlp, GatedMlpPlan)
+    router = mlp.router
+    plain = RouterPlan(kind="softmax", top_k=router.top_k, renormalize=router.renormalize)
+    return router == plain and mlp.gated and mlp.shared is None and mlp.narrow is None
 
 
 def _norms(plan: DecoderPlan) -> Iterator[NormPlan]:
@@ -136,9 +173,10 @@ def _norms(plan: DecoderPlan) -> Iterator[NormPlan]:
             yield attention.qk_norm
 
 
-def _layer(layer: DecoderLayer) -> DenseLayer:
-    attention, mlp = cast(PagedAttention, layer.self_attn), cast(GatedMLP, layer.mlp)
+def _layer(layer: DecoderLayer, plan: LayerPlan) -> DenseLayer:
+    attention = cast(PagedAttention, layer.self_attn)
     input_norm, post_norm = layer.norms_before
+    mlp = _mixture if isinstance(plan.mlp, MixturePlan) else _mlp
     rotation = attention.rotation()
     assert rotation is not None, "the plan says so"
     return DenseLayer(
@@ -148,10 +186,34 @@ def _layer(layer: DecoderLayer) -> DenseLayer:
         spec=attention.attn.spec,
         o=_linear(attention.o_proj),
         post_norm=_norm(_rms(post_norm)),
-        gate_up=_linear(mlp.gate_up_proj),
-        activation=mlp.gate_up_proj.activation,
-        down=_linear(mlp.down_proj),
+        **mlp(layer.mlp),
     )
+
+
+class DenseMlp(TypedDict):
+    """The fields of a layer that its MLP fills."""
+
+    router: DenseRouter | None
+    gate_up: DenseLinear
+    activation: str
+    down: DenseLinear
+
+
+def _mlp(module: nn.Module) -> DenseMlp:
+    mlp = cast(GatedMLP, module)
+    first, second = _linear(mlp.gate_up_proj), _linear(mlp.down_proj)
+    return {"router": None, "gate_up": first, "activation": mlp.gate_up_proj.activation, "down": second}
+
+
+def _mixture(module: nn.Module) -> DenseMlp:
+    mixture = cast(MixtureOfExperts, module)
+    experts, routing = mixture.experts, mixture.gate.routing
+    weights = experts.method.dense_weights(experts)
+    if weights is None:
+        raise CannotDescribe("its weights are quantized")
+    first, second = map(DenseLinear, weights, (experts.w13_bias, experts.w2_bias))
+    router = DenseRouter(_linear(mixture.gate).weight, routing.top_k, routing.renormalize)
+    return {"router": router, "gate_up": first, "activation": experts.activation, "down": second}
 
 
 def _rms(norm: nn.Module) -> RMSNorm:
