@@ -15,14 +15,15 @@ from torch import Tensor
 
 from mysgl_kernel.decoder import DecoderTensors, DecodeStep, DoesNotFitError, LayerTensors
 
-READ = 4.60e12
-"""Bytes a second, measured with benchmark/ceilings.py."""
 POINTS = (
     *("others are through", "added", "normed", "qkv", "heads ready", "attended", "unit merged", "units merged", "sent"),
     *("others are through", "received", "o", "others are through", "added", "normed", "gate_up"),
     *("others are through", "received", "down"),
+    *("others are through", "added", "normed", "router"),
 )
-"""Points of a step at which a trace records the time."""
+"""Points of a layer at which a trace records the time."""
+ORDER = (*range(12), *range(19, 23), *range(12, 19))
+"""Their numbers in the order of time. A layer passes some of them."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Model:
     inner: int
     vocab: int
     qk_norm: bool = False
+    experts: int = 0
+    chosen: int = 0
 
 
 MODELS = {
@@ -42,14 +45,18 @@ MODELS = {
     "qwen3-0.6b": Model(28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True),
     "qwen3-4b": Model(36, 2560, 32, 8, 128, 9728, 151936, qk_norm=True),
     "llama-1b": Model(16, 2048, 32, 8, 64, 8192, 128256),
+    "qwen3-30b-a3b": Model(48, 2048, 32, 4, 128, 768, 151936, qk_norm=True, experts=128, chosen=8),
+    "qwen3-30b-a3b, 24 layers": Model(24, 2048, 32, 4, 128, 768, 151936, qk_norm=True, experts=128, chosen=8),
 }
 
 
 def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
     bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
-    def weight(outputs: int, inputs: int) -> Tensor:
-        return torch.empty(outputs, inputs, **bf16).normal_(0, inputs**-0.5)
+    def weight(*shape: int) -> Tensor:
+        return torch.empty(*shape, **bf16).normal_(0, shape[-1] ** -0.5)
+
+    stacked = (model.experts,) if model.experts else ()
 
     cache = (rows * context + 1, model.kv_heads, model.head_dim)
     head_norm = torch.ones(model.head_dim, **bf16) if model.qk_norm else None
@@ -57,8 +64,9 @@ def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
         LayerTensors(
             qkv=weight((model.q_heads + 2 * model.kv_heads) * model.head_dim, model.hidden),
             o=weight(model.hidden, model.q_heads * model.head_dim),
-            gate_up=weight(2 * model.inner, model.hidden),
-            down=weight(model.hidden, model.inner),
+            router=weight(model.experts, model.hidden) if model.experts else None,
+            gate_up=weight(*stacked, 2 * model.inner, model.hidden),
+            down=weight(*stacked, model.hidden, model.inner),
             input_norm=torch.ones(model.hidden, **bf16),
             post_norm=torch.ones(model.hidden, **bf16),
             q_norm=head_norm,
@@ -80,16 +88,19 @@ def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
         eps=1e-5,
         qk_eps=1e-6,
         scale=model.head_dim**-0.5,
+        chosen=model.chosen,
+        renormalize=model.experts > 0,
     )
 
 
-def floor(model: Model, rows: int, context: int) -> float:
-    """Seconds to read the weights and the cache."""
+def floor(model: Model, rows: int, context: int, read: float) -> float:
+    """Returns the seconds to read the weights and the cache, at `read` bytes a second."""
+    mlp = 3 * model.inner * max(1, model.chosen) + model.experts
     per_layer = (
-        model.hidden * ((2 * model.q_heads + 2 * model.kv_heads) * model.head_dim + 3 * model.inner)
+        model.hidden * ((2 * model.q_heads + 2 * model.kv_heads) * model.head_dim + mlp)
         + rows * context * 2 * model.kv_heads * model.head_dim
     )
-    return 2 * (model.layers * per_layer + model.vocab * model.hidden) / READ
+    return 2 * (model.layers * per_layer + model.vocab * model.hidden) / read
 
 
 def measure(step: DecodeStep, inputs: tuple[Tensor, ...], steps: int) -> float:
@@ -114,11 +125,12 @@ def measure(step: DecodeStep, inputs: tuple[Tensor, ...], steps: int) -> float:
 
 def print_trace(ticks: Tensor) -> None:
     """Times of all layers except the first, whose beginning differs."""
-    times = ticks.double()
-    times[ticks == 0] = float("nan")
+    passed = [point for point in ORDER if (ticks[:, point] > 0).any()]
+    times = ticks[:, passed].double()
+    times[times == 0] = float("nan")
     before = torch.cat((times[:-1, -1:], times[1:, :-1]), 1)
     spent = (times[1:] - before).nanmedian(0).values
-    for name, line in zip(POINTS, spent, strict=True):
+    for name, line in zip((POINTS[point] for point in passed), spent, strict=True):
         known = line[~line.isnan()]
         print(f"    {name:20} {known.min():8.0f} {known.median():8.0f} {known.max():8.0f}")
     print(f"    {'layer':20} {(times[1:, -1] - times[:-1, -1]).median():17.0f}")
@@ -129,6 +141,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["llama-8b", "qwen3-0.6b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--context", nargs="+", type=int, default=[128, 1024, 8192])
+    parser.add_argument("--read", type=float, default=4.6, help="TB/s that benchmark/ceilings.py measures")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--trace", action="store_true")
     options = parser.parse_args()
@@ -146,7 +159,7 @@ def main() -> None:
                 lens = torch.full((rows,), context, dtype=torch.int32, device="cuda")
                 new = tensors.page_table[:rows, context - 1].long()
                 inputs = (whole, lens.long() - 1, whole, lens, new)
-                seconds, least = measure(step, inputs, options.steps), floor(model, rows, context)
+                seconds, least = measure(step, inputs, options.steps), floor(model, rows, context, 1e12 * options.read)
                 print(
                     f"{name:12} rows {rows} context {context:5}: {1e3 * seconds:7.3f} ms, floor {1e3 * least:6.3f}, "
                     f"{least / seconds:.3f} of it"

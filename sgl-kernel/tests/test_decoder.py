@@ -205,8 +205,8 @@ def mixture(x: Tensor, model: DecoderTensors, layer: LayerTensors, gaps: list[fl
 
 
 def reference(case: Case, model: DecoderTensors, inputs: tuple[Tensor, ...]) -> tuple[Tensor, float]:
-    """Logits: float32 sums, rounded to bfloat16 where single kernels would. And the least gap of all choices of experts,
-    in standard deviations of the router's logits.
+    """Logits: float32 sums, rounded to bfloat16 where single kernels would. And the least gap of all choices of
+    experts, in standard deviations of the router's logits.
     """
     gaps = [math.inf]
     residual = model.embedding[inputs[0]].float()
