@@ -133,9 +133,10 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             // The other warps wait for weights, which wait for this one.
             choose_experts(s, packets(buffers.routed), round, chosen[index % 2]);
             if (threadIdx.x == 0) barrier_arrive(ring.experts_known());
+            trace.mark(first_mark + 2);
         }
         multiply<ROWS>(ring, at, s, p, choice);
-        trace.mark(first_mark + (gain != nullptr ? 3 : 2));
+        trace.mark(first_mark + (gain != nullptr || kind == Kind::GATE_UP ? 3 : 2));
         if (kind == Kind::DOWN) rotation = next_rotation(s, rotation);
         if (kind != Kind::QKV) continue;
         for (int unit = blockIdx.x; unit < units; unit += s.grid) {
