@@ -200,6 +200,8 @@ def cuda_budget(
         f"{free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "
         "Raise --mem-fraction-static, or free memory on the device."
     )
+    if (others := before.total - before.free) > GIB:
+        advice += f" The fraction counts the {others / GIB:.1f} GiB that other processes hold there."
     return _budget(config, tokens, slots, context, cost, states, advice)
 
 
