@@ -85,6 +85,15 @@ def test_ranks_on_one_gpu_divide_what_one_rank_would_have() -> None:
         on_cuda(too_many)
 
 
+def test_memory_of_other_processes_is_named() -> None:
+    """A share that would do for a server alone leaves nothing beside another server."""
+    for others, said in ((63, "counts the 63.0 GiB that other processes hold"), (0, "free memory on the device.$")):
+        before, after = (DeviceMemory(free=(140 - others - own) * GIB, total=140 * GIB) for own in (0, 78))
+        config, cost = RunnerConfig(mem_fraction_static=0.5), one_space(TOKEN)
+        with pytest.raises(ConfigError, match=said):
+            cuda_budget(config, fraction=0.5, before=before, after=after, cost=cost, context=8192)
+
+
 def test_slots_follow_the_context() -> None:
     assert on_cuda(RunnerConfig(), context=131072).num_slots == 925696 * 512 // 131072
     assert on_cuda(RunnerConfig(max_running_requests=7)).num_slots == 7
