@@ -56,6 +56,7 @@ CASES = [
     Case(256, 192, 4, 2, 64, 1003, (33,), qk_norm=True, experts=12, chosen=3, renormalize=True, layers=3),
     Case(512, 704, 8, 2, 128, 777, (300,), bias=True, experts=256, chosen=16, page_size=4),
     Case(2048, 768, 32, 4, 128, 3001, (1000,), qk_norm=True, experts=128, chosen=8, renormalize=True, layers=4),
+    Case(4096, 14336, 32, 8, 128, 3001, (500,), experts=8, chosen=2, renormalize=True, layers=1),
 ]
 
 
