@@ -124,7 +124,10 @@ class WeightParameter(nn.Parameter):
         """Raise ConfigError unless `load` of the tensor would change nothing."""
         for target, source in self._parts(tensor, section):
             if not torch.equal(target.narrow(self.shard_dim, 0, source.shape[self.shard_dim]), source.to(target)):
-                raise ConfigError("differs from the one it is tied to; override tie_word_embeddings of config.json")
+                raise ConfigError(
+                    "differs from another tensor of the checkpoint that holds the same weight; if it is the projection "
+                    "to logits, override tie_word_embeddings of config.json"
+                )
 
     def _parts(self, tensor: Tensor, section: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields pairs, section by section: (rows of this parameter, the rows of `tensor` that belong there).
