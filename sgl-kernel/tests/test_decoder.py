@@ -190,7 +190,7 @@ def mlp(x: Tensor, layer: LayerTensors) -> Tensor:
 
 
 def mixture(x: Tensor, model: DecoderTensors, layer: LayerTensors, gaps: list[float]) -> Tensor:
-    """Of one row. Adds to `gaps` by how much the last expert that was chosen is ahead of the first that was not."""
+    """Computes one row. Adds to `gaps` how far the last chosen expert is ahead of the best that was not chosen."""
     assert layer.router is not None
     logits = linear(x, layer.router, None)[0]
     best = logits.topk(min(model.chosen + 1, len(logits))).values

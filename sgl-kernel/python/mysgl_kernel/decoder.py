@@ -43,10 +43,10 @@ class LayerTensors:
     o: Tensor
     o_bias: Tensor | None = None
     gate_up: Tensor
-    """Rows of the gate, then as many of up. Of experts: [experts, 2 * inner, hidden]."""
+    """Rows of the gate, then as many of up. Experts have theirs stacked: [experts, 2 * inner, hidden]."""
     gate_up_bias: Tensor | None = None
     down: Tensor
-    """Of experts: [experts, hidden, inner]."""
+    """Experts have theirs stacked: [experts, hidden, inner]."""
     down_bias: Tensor | None = None
     input_norm: Tensor
     post_norm: Tensor

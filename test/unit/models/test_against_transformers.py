@@ -28,7 +28,6 @@ from fixtures.transformers_pair import (
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.model_loader.weight_update import WeightUpdate
 from mysglang.srt.utils.checkpoint_files import stored_tensors
@@ -394,27 +393,6 @@ def test_masks_in_old_checkpoints(family: str, module: str, tmp_path: Path) -> N
     save_file({**load_file(path), **{f"transformer.h.1.{module}.{name}": mask for name, mask in masks.items()}}, path)
     check_scenario(pair_of(theirs, tmp_path, torch.float32), SCENARIOS[0], page_size=16)
     check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))
-
-
-def test_a_block_is_loaded_once(tmp_path: Path) -> None:
-    """Files may have a copy of a shared block for each of its uses. The copies must be equal, and one is kept."""
-    pair = load_pair("zamba2", tmp_path, torch.float32)
-    path = tmp_path / "model.safetensors"
-    tensors = load_file(path)
-    assert sum(each.numel() for each in pair.ours.parameters()) == sum(each.numel() for each in tensors.values())
-    first, last = "model.layers.2.shared_transformer", "model.layers.4.shared_transformer"
-    copies = {name.replace(first, last): each.clone() for name, each in tensors.items() if first in name}
-    assert len(copies) > 10
-    save_file({**tensors, **copies}, path)
-    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
-    check_checkpoint(config, stored_tensors(tmp_path))
-    ours = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
-    assert len(list(ours.parameters())) == len(list(pair.ours.parameters()))
-    check_scenario(replace(pair, ours=ours), SCENARIOS[0], page_size=16)
-    other = f"{last}.feed_forward.down_proj.weight"
-    save_file({**tensors, **copies, other: copies[other] + 1}, path)
-    with pytest.raises(ConfigError, match=f"{other} differs"):
-        load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ class DenseLayer:
     router: DenseRouter | None
     """None: there are no experts."""
     gate_up: DenseLinear
-    """The gate's rows, then those of up. Of experts: [experts, 2 * inner, hidden]."""
+    """The gate's rows, then those of up. Experts have theirs stacked: [experts, 2 * inner, hidden]."""
     activation: str
     down: DenseLinear
-    """Of experts: [experts, hidden, inner]."""
+    """Experts have theirs stacked: [experts, hidden, inner]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where the rows of a step read their keys: runs of neighbours that read alike.
+"""runs_of: divides the rows of a step into runs of neighbours that read their keys in the same place.
 
     rows   | continued | a long chunk of a long prompt | new | new | new |     a new row has nothing in the cache but
     runs   |   pages   |            copies             |    own keys     |     this step's tokens
@@ -30,7 +30,7 @@ six sevenths of the time of attention over pages. A copy costs each key once, an
 
 
 class Reads(IntEnum):
-    """Where the keys of a run are read."""
+    """The place in which a run finds its keys."""
 
     PAGES = auto()
     OWN = auto()
