@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from mysglang.srt.kernels.kvcache import UNSCALED, KvScales, store_kv
 from mysglang.srt.kernels.rotary import rope_and_store
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
-from mysglang.srt.platforms.zeros import release, resume, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,8 @@ class MhaKvPool(KvPool):
         # Zeros, since a masked key's score may be -inf but its value is still multiplied, and 0 * NaN is NaN.
         self._layers = {
             spec.layer_id: (
-                zeros(*self._shape(spec), dtype=dtype, device=device),
-                zeros(*self._shape(spec), dtype=dtype, device=device),
+                torch.zeros(*self._shape(spec), dtype=dtype, device=device),
+                torch.zeros(*self._shape(spec), dtype=dtype, device=device),
             )
             for spec in specs
         }
@@ -113,10 +111,15 @@ class MhaKvPool(KvPool):
         return self._layers[layer_id]
 
     def release(self) -> None:
-        release([*chain(*self._layers.values())])
+        for pair in self._layers.values():
+            for buffer in pair:
+                buffer.untyped_storage().resize_(0)
 
     def resume(self) -> None:
-        resume([*chain(*self._layers.values())])
+        for pair in self._layers.values():
+            for buffer in pair:
+                buffer.untyped_storage().resize_(buffer.nbytes)
+                buffer.zero_()
 
     @property
     def nbytes(self) -> int:

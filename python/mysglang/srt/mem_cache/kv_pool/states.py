@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateSpec
 from mysglang.srt.kernels.linear_attention import copy_states
-from mysglang.srt.platforms.zeros import release, resume, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class StatePool:
         entries = num_states + 1
         self._layers = {
             spec.layer_id: tuple(
-                zeros(entries, *part.shape, dtype=part.dtype or layout.dtype, device=device) for part in spec.parts
+                torch.zeros(entries, *part.shape, dtype=part.dtype or layout.dtype, device=device)
+                for part in spec.parts
             )
             for spec in layout.specs
         }
@@ -65,11 +65,14 @@ class StatePool:
 
     def release(self) -> None:
         """Gives the memory back to the device. See `KvPool.release`."""
-        release([*self._buffers()])
+        for buffer in self._buffers():
+            buffer.untyped_storage().resize_(0)
 
     def resume(self) -> None:
         """Allocates the memory again. See `KvPool.resume`."""
-        resume([*self._buffers()])
+        for buffer in self._buffers():
+            buffer.untyped_storage().resize_(buffer.nbytes)
+            buffer.zero_()
 
     @property
     def nbytes(self) -> int:
