@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fixtures.early_writers import refused_once
 from fixtures.in_process_channels import InProcess
+from fixtures.patience import PATIENCE_S, wait_until
 from mysglang.srt.constrained.compiler import Failure
 from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn, QueueNews
+from mysglang.srt.distributed.ranks import Place, RankContext
+from mysglang.srt.entrypoints.launcher import make_port_args
 from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.managers.rank_links import (
     FollowShare,
@@ -20,6 +26,7 @@ from mysglang.srt.managers.rank_links import (
     report_codec,
     turn_codec,
 )
+from mysglang.srt.managers.scheduler_builder import _share
 from mysglang.srt.mem_cache.host_tier import HostNews
 from mysglang.srt.mem_cache.storage.interface import StorageNews
 from mysglang.srt.mem_cache.tier_reports import TierNews, TierReports
@@ -30,8 +37,10 @@ from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.intake import Message, OutsideNews
+from mysglang.srt.scheduling.intake import Message, OutsideNews, Share
 from mysglang.srt.scheduling.step_planner import PlanDigest
+from mysglang.srt.utils.network import make_ipc_dir
+from mysglang.srt.utils.private_dir import remove_private_dir
 
 SPEC = GrammarSpec("regex", "a+")
 PARTS = (PartNews(TierNews, TierReports(1)), PartNews(QueueNews))
@@ -90,6 +99,32 @@ def test_work_of_every_rank_is_news_when_the_last_has_reported() -> None:
     assert turn(StorageNews(1, 2, False), StorageNews(1, 1, False)) == [OutsideNews(0, StorageNews(1, 1, False))]
     assert turn(StorageNews(1, 2, True), StorageNews(1, 3, False)) == [OutsideNews(0, StorageNews(1, 2, False))]
     assert turn(HostNews(4), StorageNews(1, 4, True)) == [OutsideNews(0, StorageNews(1, 2, True))]
+
+
+def test_reports_arrive_though_the_files_of_the_sockets_are_removed_once_all_are_ready() -> None:
+    """The rank that follows tries to connect before the first rank can read its reports, and fails once."""
+    folder = make_ipc_dir()
+    ports = make_port_args(folder, num_ranks=2)
+    with ThreadPoolExecutor() as threads:
+
+        def share(rank: int) -> Future[Share | None]:
+            context = RankContext(world=Place(rank, 2))
+            return threads.submit(_share, ports, context, PlanDigest())
+
+        with refused_once(Path(ports.report_ipc_name.removeprefix("ipc://"))):
+            second = share(1)
+        first, follower = share(0).result(PATIENCE_S), second.result(PATIENCE_S)
+        assert first is not None and follower is not None
+        remove_private_dir(folder)
+        reported = threads.submit(follower.share, [OutsideNews(0, HostNews(1))])
+        found = first.share([OutsideNews(0, HostNews(1))])
+        reported.result(PATIENCE_S)
+
+        def learnt() -> bool:
+            found.extend(first.share([]))
+            return found == [OutsideNews(0, HostNews(1))]
+
+        wait_until(learnt, lambda: "the report never arrived")
 
 
 def test_a_rank_that_waits_gives_signs_of_life() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from fixtures.early_writers import refused_once
 from fixtures.patience import PATIENCE_S, until
 from mysglang.srt.messages.channels import COPIED_BYTES, AsyncPull, AsyncPush, Pull, Push
 from mysglang.srt.messages.requests import AbortReq, ToScheduler, scheduler_codec
@@ -82,5 +84,20 @@ async def test_a_reader_with_an_event_loop(endpoint: str, size: int) -> None:
     push.send(AbortReq(rid="z" * size))
     async with asyncio.timeout(PATIENCE_S):
         assert names(await pull.receive()) == ["z" * size]
+    push.close()
+    pull.close()
+
+
+async def test_a_writer_that_awaits_its_reader_needs_the_file_no_longer(endpoint: str) -> None:
+    """The writer's first attempt fails, and the file is removed as soon as both ends are there."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    with ThreadPoolExecutor() as threads:
+        with refused_once(path):
+            writer = threads.submit(Push[ToScheduler], endpoint, scheduler_codec(), await_reader=True)
+        pull = Pull(endpoint, scheduler_codec())
+        push = writer.result(PATIENCE_S)
+    path.unlink()
+    push.send(AbortReq(rid="late"))
+    assert await read(pull, 1) == ["late"]
     push.close()
     pull.close()

@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often the signs of life are looked at; they come about as often."""
 
-RECONNECT_S = 0.2
-"""ZMQ tries every tenth of a second to reach a reader that was late."""
-
 
 @dataclass(frozen=True, slots=True)
 class Death:
@@ -139,16 +136,17 @@ class Runtime:
         await self._subprocesses.stop()
 
     async def seal(self) -> None:
-        """Remove the sockets' files once every link has carried a message. The warm-up request used three links, and a
-        heartbeat uses the fourth; several detokenizers and fronts are described below and in `tokenizer_worker.py`.
-        Connected sockets stay connected, no other process can connect, and no file is left if this process is killed.
+        """Remove the sockets' files once every link is connected. Connected sockets stay connected, no other process
+        can connect, and no file is left if this process is killed.
+
+        A writer that is not connected by then never will be, so each link needs a proof. Children are ready when their
+        links to detokenizers, and those with reports of ranks, are connected (`Push`). The warm-up request went to the
+        scheduler of every rank, and each child sends heartbeats to the fronts. `tokenizer_worker.py` describes the
+        links of further fronts.
         """
         assert self._manager is not None and self._watching is not None, "not ready yet"
         while not self._manager.signs.quietest()[1] and not self._watching.done():
             await asyncio.sleep(0.02)
-        if self.server_args.serving.detokenizer_worker_num > 1:
-            # The warm-up request met only one of them, but all have been there since before.
-            await asyncio.sleep(RECONNECT_S)
         self._subprocesses.remove_sockets()
 
     async def _watch(

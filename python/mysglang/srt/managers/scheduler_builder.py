@@ -226,7 +226,7 @@ def _parts_with_news(ranks: RankContext) -> tuple[PartNews, PartNews]:
 
 def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Share | None:
     """Returns the object by which this rank gets the messages of a turn from the first rank. `digest`: a digest of its
-    plans; None: there is one rank.
+    plans; None: there is one rank. A rank that follows waits until the first rank can read its reports.
     """
     if digest is None:
         return None
@@ -236,7 +236,8 @@ def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Sh
         return LeadShare(followers, parts, Pull(ports.report_ipc_name, report_codec()), digest)
     number = ranks.world.rank
     turns = Pull(ports.turn_ipc_names[number - 1], turn_codec())
-    return FollowShare(turns, parts, Push(ports.report_ipc_name, report_codec()), digest, rank=number)
+    reports = Push(ports.report_ipc_name, report_codec(), await_reader=True)
+    return FollowShare(turns, parts, reports, digest, rank=number)
 
 
 def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers: Makers) -> KvManager:

@@ -57,13 +57,25 @@ class AsyncReceiver(Protocol[Incoming]):
 class Push(Generic[Message]):
     """The sending end. `send` never blocks: the queue is unbounded, and bounded by admission at the front."""
 
-    def __init__(self, endpoint: str, codec: Codec[Message]) -> None:
+    def __init__(self, endpoint: str, codec: Codec[Message], *, await_reader: bool = False) -> None:
+        """`await_reader`: True if the constructor returns only when the reader is there and the two are connected.
+
+        A writer that comes first tries again every tenth of a second. If the file of the socket is removed before the
+        next attempt, no attempt succeeds, and nothing that the writer sends ever arrives.
+        """
         self._codec = codec
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.set(zmq.SNDHWM, 0)
         # A dead reader must not keep this process from ending.
         self._socket.set(zmq.LINGER, 0)
+        if not await_reader:
+            self._socket.connect(endpoint)
+            return
+        handshake: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(endpoint)
+        handshake.poll()
+        self._socket.disable_monitor()
+        handshake.close()
 
     def send(self, message: Message) -> None:
         data = self._codec.encode(message)

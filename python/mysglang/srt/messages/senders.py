@@ -23,8 +23,12 @@ def to_fronts(endpoints: Sequence[str]) -> Sender[ToTokenizer]:
 
 
 def to_detokenizers(endpoints: Sequence[str]) -> Sender[ToDetokenizer]:
-    """Returns the sending end of a link to all detokenizers."""
-    pushes: list[Push[ToDetokenizer]] = [Push(endpoint, detokenizer_codec()) for endpoint in endpoints]
+    """Returns the sending end of a link to all detokenizers. Waits until each of them is connected: most of them may
+    have no message of a scheduler when the files of the sockets are removed.
+    """
+    pushes: list[Push[ToDetokenizer]] = [
+        Push(endpoint, detokenizer_codec(), await_reader=True) for endpoint in endpoints
+    ]
     if len(pushes) == 1:
         return pushes[0]
     from mysglang.srt.messages.fanout import ToDetokenizers
