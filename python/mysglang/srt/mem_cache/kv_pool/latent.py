@@ -22,6 +22,7 @@ from mysglang.srt.forward.worker import SpaceShape
 from mysglang.srt.kernels.kvcache import store_rows
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.platforms.zeros import release, resume, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,9 @@ class LatentKvPool(KvPool):
         self.arrivals = Arrivals()
         slots = (num_pages + 1) * page_size
         # Zeros, since a masked key's score may be -inf but its value is still multiplied, and 0 * NaN is NaN.
-        self._rows = {spec.layer_id: torch.zeros(slots, 1, spec.head_dim, dtype=dtype, device=device) for spec in specs}
+        self._rows = {spec.layer_id: zeros(slots, 1, spec.head_dim, dtype=dtype, device=device) for spec in specs}
         self._index = {
-            spec.layer_id: torch.zeros(slots, size, dtype=dtype, device=device)
-            for spec in specs
-            if (size := index_dim(spec))
+            spec.layer_id: zeros(slots, size, dtype=dtype, device=device) for spec in specs if (size := index_dim(spec))
         }
         self._value_dims = {spec.layer_id: spec.value_dim for spec in specs}
 
@@ -118,13 +117,10 @@ class LatentKvPool(KvPool):
         return self._index[layer_id]
 
     def release(self) -> None:
-        for buffer in self._all:
-            buffer.untyped_storage().resize_(0)
+        release(self._all)
 
     def resume(self) -> None:
-        for buffer in self._all:
-            buffer.untyped_storage().resize_(buffer.nbytes)
-            buffer.zero_()
+        resume(self._all)
 
     @property
     def nbytes(self) -> int:

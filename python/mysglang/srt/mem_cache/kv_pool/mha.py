@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from mysglang.srt.kernels.kvcache import UNSCALED, KvScales, store_kv
 from mysglang.srt.kernels.rotary import rope_and_store
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.platforms.zeros import release, resume, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ class MhaKvPool(KvPool):
         # Zeros, since a masked key's score may be -inf but its value is still multiplied, and 0 * NaN is NaN.
         self._layers = {
             spec.layer_id: (
-                torch.zeros(*self._shape(spec), dtype=dtype, device=device),
-                torch.zeros(*self._shape(spec), dtype=dtype, device=device),
+                zeros(*self._shape(spec), dtype=dtype, device=device),
+                zeros(*self._shape(spec), dtype=dtype, device=device),
             )
             for spec in specs
         }
@@ -111,15 +113,10 @@ class MhaKvPool(KvPool):
         return self._layers[layer_id]
 
     def release(self) -> None:
-        for pair in self._layers.values():
-            for buffer in pair:
-                buffer.untyped_storage().resize_(0)
+        release([*chain(*self._layers.values())])
 
     def resume(self) -> None:
-        for pair in self._layers.values():
-            for buffer in pair:
-                buffer.untyped_storage().resize_(buffer.nbytes)
-                buffer.zero_()
+        resume([*chain(*self._layers.values())])
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateSpec
 from mysglang.srt.kernels.linear_attention import copy_states
+from mysglang.srt.platforms.zeros import release, resume, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,7 @@ class StatePool:
         entries = num_states + 1
         self._layers = {
             spec.layer_id: tuple(
-                torch.zeros(entries, *part.shape, dtype=part.dtype or layout.dtype, device=device)
-                for part in spec.parts
+                zeros(entries, *part.shape, dtype=part.dtype or layout.dtype, device=device) for part in spec.parts
             )
             for spec in layout.specs
         }
@@ -65,14 +65,11 @@ class StatePool:
 
     def release(self) -> None:
         """Gives the memory back to the device. See `KvPool.release`."""
-        for buffer in self._buffers():
-            buffer.untyped_storage().resize_(0)
+        release([*self._buffers()])
 
     def resume(self) -> None:
         """Allocates the memory again. See `KvPool.resume`."""
-        for buffer in self._buffers():
-            buffer.untyped_storage().resize_(buffer.nbytes)
-            buffer.zero_()
+        resume([*self._buffers()])
 
     @property
     def nbytes(self) -> int:
