@@ -240,3 +240,30 @@ def test_a_small_heap_has_no_large_objects_in_it() -> None:
         for kind in ("small", "usual")
     }
     assert {kind: run.stdout.strip() for kind, run in found.items()} == {"small": "False", "usual": "True"}
+
+
+FREED_OBJECTS = """
+import sys
+from mysglang.srt.utils.process import freeze_heap
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+
+pieces = [bytes(1000) for _ in range(100_000)]
+last = bytes(1000)
+full = resident()
+del pieces
+if sys.argv[1] == "frozen":
+    freeze_heap()
+print((full - resident()) * 4096 > 50_000_000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.confstr("CS_GNU_LIBC_VERSION") is None, reason="of glibc")
+def test_a_frozen_heap_holds_no_freed_memory() -> None:
+    """glibc by itself keeps the free memory below an object that is still used."""
+    found = {
+        kind: subprocess.run([sys.executable, "-c", FREED_OBJECTS, kind], check=True, capture_output=True, text=True)
+        for kind in ("frozen", "usual")
+    }
+    assert {kind: run.stdout.strip() for kind, run in found.items()} == {"frozen": "True", "usual": "False"}

@@ -243,9 +243,13 @@ def paused_gc() -> Iterator[None]:
 
 
 def freeze_heap() -> None:
-    """Marks all existing objects as permanent: the garbage collector skips them from now on."""
+    """Marks all existing objects as permanent: the garbage collector skips them from now on. What was freed before, as
+    by reading a tokenizer, goes back to the system, as far as the C allocator of Linux can do that.
+    """
     gc.collect()
     gc.freeze()
+    if trim := _of_glibc("malloc_trim"):
+        trim(0)
 
 
 def collect_rarely() -> None:
@@ -263,10 +267,14 @@ def keep_heap_small() -> None:
 
     Not for a process that computes: it takes and frees large tensors all the time. Linux with glibc only.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if mallopt := _of_glibc("mallopt"):
         for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
             mallopt(threshold, HEAP_BYTES)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Returns a function of the C allocator; None where this is not glibc's."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def raise_file_limit() -> None:
