@@ -48,13 +48,7 @@ def _on(dialect: Dialect) -> dict[str, Declared]:
 
 def _body(name: str, dialect: Dialect) -> type[StrictModel]:
     fields: dict[str, Any] = {name: _form(each) for name, each in _on(dialect).items()}
-    # Nothing is validated by this class. Only classes derived from it need a validator, which takes milliseconds to
-    # build.
-    later = {"defer_build": True}
-    model: type[StrictModel] = create_model(
-        name, __base__=StrictModel, __module__=__name__, __cls_kwargs__=later, **fields
-    )
-    model.model_config["defer_build"] = False
+    model: type[StrictModel] = create_model(name, __base__=StrictModel, __module__=__name__, **fields)
     return model
 
 

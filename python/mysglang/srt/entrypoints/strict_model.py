@@ -41,7 +41,9 @@ def not_here(*fields: str, unless: Sequence[object] = ()) -> dict[str, Sequence[
 class StrictModel(BaseModel):
     """Base of every request body."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # The first body of a kind builds its validator: that takes up to ten milliseconds, and few kinds are ever sent to
+    # one server. Pydantic lets one thread at a time do it.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Name that other servers have for a field -> our name. A body may not hold both with different values."""
