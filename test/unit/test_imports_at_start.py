@@ -42,7 +42,11 @@ def loaded_by(program: str) -> set[str]:
                 *("mysglang.srt.model_loader.gguf_file", "mysglang.srt.model_loader.torch_file"),
                 *("mysglang.srt.model_loader.remote", "mysglang.srt.model_loader.sharded_state"),
                 *("mysglang.srt.utils.gguf.model", "mysglang.srt.utils.torch_archive"),
-                "mysglang.srt.utils.remote_files",
+                *("mysglang.srt.utils.remote_files", "statistics"),
+                *("mysglang.srt.models.stream_layers", "mysglang.srt.layers.altup", "mysglang.srt.layers.sparse_mlp"),
+                *("mysglang.srt.model_executor.draft_model", "mysglang.srt.model_executor.vectors"),
+                *("mysglang.srt.models.encoder_model", "mysglang.srt.models.pooling_decoder"),
+                *("mysglang.srt.layers.pooler", "mysglang.srt.layers.encoder_attention"),
             ),
             id="a dense model's scheduler",
         ),
@@ -60,3 +64,17 @@ def test_a_process_imports_no_code_of_what_it_does_not_serve(
     loaded = loaded_by(program)
     assert needed in loaded
     assert not loaded & set(unneeded)
+
+
+BODIES = """
+from mysglang.srt.entrypoints import http_app
+from mysglang.srt.entrypoints.strict_model import StrictModel
+
+bodies = [body for body in http_app._BODIES if issubclass(body, StrictModel)]
+assert len(bodies) > 20, bodies
+assert not (built := [body for body in bodies if body.__pydantic_complete__]), built
+"""
+
+
+def test_validators_are_built_when_a_body_is_read() -> None:
+    subprocess.run([sys.executable, "-c", BODIES], check=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mysglang.srt.kernels.activation import soft_cap
 from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.layer_inputs import OneStream
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.parameter import WeightParameter
@@ -21,18 +22,6 @@ from mysglang.srt.layers.quantization.unquantized import Unquantized
 
 LEAST_SQUARE = 1e-5
 """Least mean square of a stream that is brought to the size of another."""
-
-
-class OneStream(nn.Module):
-    """The null streams: the residual stream is all there is."""
-
-    def begin(self, embedded: Tensor) -> Tensor:
-        """Computes the input of the first layer from embeddings [T, hidden_size]."""
-        return embedded
-
-    def end(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Converts the last layer's output and the residual stream to the input of the last norm, [W, hidden_size]."""
-        return x, residual
 
 
 class AltUpStreams(OneStream):

@@ -110,3 +110,15 @@ class LayerInput(NoLayerInput):
     def add(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         total = x + residual
         return self(total, batch), total
+
+
+class OneStream(nn.Module):
+    """The null streams: the residual stream is all there is."""
+
+    def begin(self, embedded: Tensor) -> Tensor:
+        """Computes the input of the first layer from embeddings [T, hidden_size]."""
+        return embedded
+
+    def end(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Converts the last layer's output and the residual stream to the input of the last norm, [W, hidden_size]."""
+        return x, residual

@@ -26,7 +26,6 @@ from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.kernels.op import Numerics, use_ops
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
-from mysglang.srt.model_executor.draft_model import drafting
 from mysglang.srt.model_executor.generation import generation
 from mysglang.srt.model_executor.graph_capture import graph_sizes
 from mysglang.srt.model_executor.kv_setup import make_host_pages
@@ -48,10 +47,10 @@ from mysglang.srt.model_executor.programs import (
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.stages import CopiesInOrder, StepsOnDemand
 from mysglang.srt.model_executor.step_rates import step_rates
-from mysglang.srt.model_executor.vectors import bidirectional_decoder, encoder, pooling_decoder
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.profile import described
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.late_import import at_first_call
 from mysglang.srt.utils.logging import measured
 
 logger = logging.getLogger(__name__)
@@ -275,7 +274,15 @@ class StepPrograms:
 SUMS: dict[Numerics, Callable[[Group], Group]] = {"fastest": lambda group: group, "invariant": OrderedGroup}
 """How ranks add up their parts."""
 
-HELPERS: dict[Help, Callable[[Setup, ModelLaunch], LoadHelp]] = {"drafts": drafting}
+HELPERS: dict[Help, Callable[[Setup, ModelLaunch], LoadHelp]] = {
+    "drafts": at_first_call("mysglang.srt.model_executor.draft_model:drafting"),
+}
+
+VECTORS = "mysglang.srt.model_executor.vectors"
+
+_encoder: Callable[[Setup, ModelLaunch], Load] = at_first_call(f"{VECTORS}:encoder")
+_pooling_decoder: Callable[[Setup, ModelLaunch], Load] = at_first_call(f"{VECTORS}:pooling_decoder")
+_bidirectional_decoder: Callable[[Setup, ModelLaunch], Load] = at_first_call(f"{VECTORS}:bidirectional_decoder")
 
 
 def helper(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], LoadHelp]:
@@ -287,7 +294,7 @@ def helper(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], LoadHelp]:
 def recipe(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], Load]:
     """Returns the function that loads and serves a model of this kind."""
     if launch.config.encoder is not None:
-        return encoder
+        return _encoder
     if launch.config.pooling is None:
         return generation
-    return bidirectional_decoder if launch.config.decodes_both_ways else pooling_decoder
+    return _bidirectional_decoder if launch.config.decodes_both_ways else _pooling_decoder

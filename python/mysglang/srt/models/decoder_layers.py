@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
-import torch
 from msgspec import structs
 from torch import Tensor, nn
 
@@ -24,7 +23,6 @@ from mysglang.srt.configs.layer_plan import (
 from mysglang.srt.configs.mixer_plan import NoMixerPlan
 from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
-from mysglang.srt.layers.altup import AltUp, AltUpStreams, Laurel, OneStream
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
 from mysglang.srt.layers.layer_inputs import (
@@ -35,10 +33,10 @@ from mysglang.srt.layers.layer_inputs import (
     NoLayerInput,
     NoLayerInputs,
     NoPositions,
+    OneStream,
 )
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm
 from mysglang.srt.layers.parameter import WeightParameter
-from mysglang.srt.layers.sparse_mlp import SparseMLP
 from mysglang.srt.utils.late_import import at_first_call
 
 
@@ -135,45 +133,6 @@ class NormedStreamLayer(DecoderLayer):
         return self._fed(x, x) * added_last, stream
 
 
-class AltUpLayer(DecoderLayer):
-    """A layer for one of several streams, whose output corrects them all, with LAuReL beside attention and an input of
-    its own for the other streams. Source: Gemma 3n.
-
-    Residual stream and output are [T, streams, hidden_size]: what was predicted of all streams, and corrections of it.
-    """
-
-    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
-        super().__init__(plan, mixer, hidden_size, context)
-        assert plan.altup is not None and plan.input is not None, "as Gemma 3n has both"
-        altup, eps = plan.altup, plan.norms.norm.eps
-        self.altup = AltUp(
-            hidden_size,
-            streams=altup.streams,
-            active=altup.active,
-            scaled=altup.scaled,
-            eps=eps,
-            context=context.under("altup"),
-        )
-        self.laurel = Laurel(hidden_size, altup.rank, eps, context.under("laurel"))
-        self.layer_input = LayerInput(hidden_size, **structs.asdict(plan.input), context=context.under("layer_input"))
-        # Streams, their predictions and the corrections in float32, and corrections in the dtype.
-        self.workspace_per_token = 4 * altup.streams * hidden_size * torch.float32.itemsize
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        (before_attention, before_mlp), (after_attention, after_mlp) = self.norms_before, self.norms_after
-        (mixer,), active = self.mixers, self.altup.active
-        predicted = self.altup.predict(x if residual is None else x + residual)
-        normed, _ = before_attention.add(predicted[:, active].contiguous(), None)
-        attended = after_attention(mixer(normed, batch))
-        predicted = batch.wanted(predicted)
-        stream = (predicted[:, active] + attended + self.laurel(batch.wanted(normed))) * 0.5**0.5
-        fed, stream = before_mlp.add(stream, None)
-        corrections = self.altup.corrections(predicted, stream + after_mlp(self._fed(fed, stream)))
-        first = self.altup.first(predicted[:, active] + corrections[:, active])
-        corrections[:, 1:] += self.layer_input(first, batch).unsqueeze(1)
-        return corrections, predicted
-
-
 class ParallelDecoderLayer(DecoderLayer):
     """A decoder layer with attention and MLP in parallel, on the same norm of the residual stream."""
 
@@ -216,14 +175,23 @@ class MlpLayer(DecoderLayer):
         return after(self.mlp(batch.wanted(x))), batch.wanted(residual)
 
 
-def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
+STREAMS = "mysglang.srt.models.stream_layers"
+
+MakeLayer: TypeAlias = Callable[[LayerPlan, nn.Module, int, LayerContext], DecoderLayer]
+"""(plan, mixer, hidden_size, context) -> the layer."""
+
+_altup_layer: MakeLayer = at_first_call(f"{STREAMS}:AltUpLayer")
+_altup_streams: Callable[..., OneStream] = at_first_call(f"{STREAMS}:AltUpStreams")
+
+
+def layer_kind(plan: LayerPlan) -> MakeLayer:
     """Returns the class of a layer, which decides in which order its parts follow one another."""
     if plan.parallel:
         return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
     if plan.normed_stream is not None:
         return NormedStreamLayer
     if plan.altup is not None:
-        return AltUpLayer
+        return _altup_layer
     assert plan.input is None or plan.scaled_stream, "other layers have no inputs of their own"
     if plan.scaled_stream:
         return ExpertsBesideLayer if isinstance(plan.mlp, MlpAndExpertsPlan) else ScaledDecoderLayer
@@ -259,7 +227,7 @@ def positions_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> 
 
 def streams_of(plan: DecoderPlan, hidden_size: int, context: LayerContext) -> OneStream:
     inside = context.under("streams")
-    return OneStream() if plan.altup is None else AltUpStreams(hidden_size, plan.altup.streams, inside)
+    return OneStream() if plan.altup is None else _altup_streams(hidden_size, plan.altup.streams, inside)
 
 
 def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> GatedMLP:
@@ -275,10 +243,6 @@ def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> 
     return ScaledMLP(hidden_size, plan.intermediate_size, plan.activation, scales, bias=plan.bias, context=context)
 
 
-def sparse_mlp(plan: SparseMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    return SparseMLP(hidden_size, plan.intermediate_size, plan.activation, plan.sparsity, context)
-
-
 _block: Callable[..., nn.Module] = at_first_call("mysglang.srt.models.shared_blocks:block_of")
 
 
@@ -290,7 +254,7 @@ MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
     GatedMlpPlan: gated_mlp,
     PlainMlpPlan: plain_mlp,
     ScaledMlpPlan: scaled_mlp,
-    SparseMlpPlan: sparse_mlp,
+    SparseMlpPlan: at_first_call(f"{STREAMS}:sparse_mlp"),
     MixturePlan: at_first_call("mysglang.srt.models.mixtures:mixture"),
     MlpAndExpertsPlan: at_first_call("mysglang.srt.models.mixtures:mlp_and_experts"),
     NoMlpPlan: no_mlp,
