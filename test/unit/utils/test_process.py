@@ -267,3 +267,28 @@ def test_a_frozen_heap_holds_no_freed_memory() -> None:
         for kind in ("frozen", "usual")
     }
     assert {kind: run.stdout.strip() for kind, run in found.items()} == {"frozen": "True", "usual": "False"}
+
+
+KEPT_IMPORTS = """
+import gc, weakref
+from mysglang.srt.utils.process import freeze_heap, keep_imports
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+gc.disable()
+gc.collect()
+kept = weakref.ref(Cycle())
+before = gc.get_freeze_count()
+keep_imports()
+made = weakref.ref(Cycle())
+assert gc.get_freeze_count() - before > 1000
+freeze_heap()
+print(kept() is not None, made() is None)
+"""
+
+
+def test_what_imports_made_is_not_searched_and_what_came_later_is() -> None:
+    done = subprocess.run([sys.executable, "-c", KEPT_IMPORTS], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"]

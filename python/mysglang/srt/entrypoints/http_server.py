@@ -28,7 +28,7 @@ from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.log_output import flush_logs, never_wait_for_readers
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.network import bind_http_socket
-from mysglang.srt.utils.process import STOP_SIGNALS, paused_gc, raise_file_limit
+from mysglang.srt.utils.process import STOP_SIGNALS, keep_imports, paused_gc, raise_file_limit
 from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ async def _serve(
         with paused_gc():
             from mysglang.srt.entrypoints.server_life import serve
 
+            keep_imports()
         return await serve(server_args, model_config, children, stop.requested, listener)
     finally:
         await children.stop()

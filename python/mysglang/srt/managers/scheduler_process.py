@@ -20,7 +20,7 @@ from mysglang.srt.messages.launch import Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.logging import configure_logging, measured, timed
-from mysglang.srt.utils.process import ParentLink, freeze_heap, paused_gc, set_title
+from mysglang.srt.utils.process import ParentLink, freeze_heap, keep_imports, paused_gc, set_title
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
             os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), ranks.on_device.size)))
         else:
             use_gpu(ranks.gpu)
-        from mysglang.srt.managers.scheduler_builder import build_scheduler
-
-        loop, facts = (build or build_scheduler)(args, launch.port_args, ranks)
+        loop, facts = (build or _builder())(args, launch.port_args, ranks)
     logger.info(
         "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each.",
         facts.max_total_num_tokens,
@@ -71,6 +69,16 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     report_to_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
     while True:
         loop.step()
+
+
+def _builder() -> Build:
+    """Imports all code of a real scheduler, torch among it, and returns the function that builds one."""
+    from mysglang.srt.managers import worker_factory
+    from mysglang.srt.managers.scheduler_builder import build_scheduler
+
+    assert worker_factory, "the builder would import it in the middle of its work"
+    keep_imports()
+    return build_scheduler
 
 
 def cpu_threads(num_cores: int, num_ranks: int) -> int:
