@@ -17,6 +17,8 @@ MAX_REQUESTS = 512
 ALONE = 0.85
 """Share of the device for a peer that is alone on it; the peers' defaults differ, and the workloads need less."""
 OURS = "mysglang"
+HALF_WIDTH = 0.02 * 3**0.5
+"""mysglang's dummy weights are uniform within so much of their centre, which is 1 for norms and otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,18 @@ class Sglang:
 
 
 class Vllm:
-    """vllm.LLM."""
+    """vllm.LLM, with weights that are drawn as mysglang draws them.
+
+    Its own dummy values, norms among them, are within 0.001 of zero. The logits of routers are then so much alike that
+    many rows choose the same few experts, of which a step reads less.
+    """
 
     def __init__(self, seat: Seat) -> None:
         import vllm
+        from vllm.model_executor.model_loader import dummy_loader
 
+        # The process that holds the model is forked from this one, so it finds this function, too.
+        dummy_loader.initialize_dummy_weights = _fill_as_ours
         self.version = vllm.__version__
         defaults = {
             "max_model_len": seat.context,
@@ -173,6 +182,17 @@ ENVIRONMENT = {
     "sglang": {"HF_HUB_OFFLINE": "1"},
 }
 """Set for an engine's process: nothing may be looked up or reported while the clock runs."""
+
+
+def _fill_as_ours(module: Any, *_: Any) -> None:
+    """Fills the weights of a vLLM module as `fill_with_dummy_weights` of mysglang does those of its models."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    for name, values in module.state_dict().items():
+        if torch.is_floating_point(values):
+            centre = 1.0 if values.dim() == 1 and "norm" in name else 0.0
+            values.uniform_(centre - HALF_WIDTH, centre + HALF_WIDTH, generator=generator)
 
 
 def _installed(package: str) -> bool:

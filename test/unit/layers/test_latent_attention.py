@@ -1,18 +1,30 @@
 """Attention over latent rows in both of its ways: over the rows, and over keys and values that are made of them."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
-from fixtures.transformers_pair import SCENARIOS, Pair, Scenario, check_scenario, load_pair, native_attention
+from fixtures.transformers_pair import (
+    SCENARIOS,
+    MakeAttention,
+    Pair,
+    Scenario,
+    check_scenario,
+    load_pair,
+    native_attention,
+)
+from mysglang.srt.forward.forward_batch import AttentionBackend
 from mysglang.srt.forward.worker_batch import ForwardMode
-from mysglang.srt.layers import latent_attention
-from mysglang.srt.layers.attention import expanding
-from mysglang.srt.layers.attention.expanding import MergedParts, expansion_of
+from mysglang.srt.kernels.latent import Part
+from mysglang.srt.layers.attention import expanding, packed_rows
+from mysglang.srt.layers.attention.expanding import ExpandingBackend, LoneExpandedRows, MergedParts, expansion_of
+from mysglang.srt.layers.attention.packed_rows import PackedRows, pieces_of
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.latent_attention import HeadsOfRows, LatentSizes
 from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.models.checkpoint_model import TokenModel
 
 SIZES = LatentSizes(query_rank=None, key_dim=6, value_dim=4, interleaved=True)
 
@@ -25,18 +37,31 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are expanded from few tokens on, in small pieces."""
-    monkeypatch.setattr(expanding, "LONG", 7)
-    monkeypatch.setattr(expanding, "FRESH", 4)
-    monkeypatch.setattr(latent_attention, "PIECE", 9)
+    for way in (expanding, packed_rows):
+        monkeypatch.setattr(way, "LONG", 7)
+        monkeypatch.setattr(way, "FRESH", 4)
+    monkeypatch.setattr(expanding, "PIECE", 9)
+
+
+def packed_attention(model: TokenModel, pages: PageRows) -> AttentionBackend:
+    """Rows are expanded together, in pieces of eleven keys, which cut rows and their new tokens."""
+    inner = native_attention(model, pages)
+    assert isinstance(inner, ExpandingBackend)
+    packed = PackedRows(inner.kv_pool, torch.from_numpy(pages.table), num_heads=1)
+    packed.room = 11
+    return ExpandingBackend(inner, inner.kv_pool, packed)
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("attention", [native_attention, packed_attention])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest.mark.parametrize("last_only", [False, True])
-def test_as_transformers(pair: Pair, scenario: Scenario, page_size: int, last_only: bool) -> None:
+def test_as_transformers(
+    pair: Pair, scenario: Scenario, page_size: int, last_only: bool, attention: MakeAttention
+) -> None:
     """Beside rows that are not expanded, over prefixes of several pieces that other rows may write in the same step."""
-    check_scenario(pair, scenario, page_size, last_only=last_only, attention=native_attention)
+    check_scenario(pair, scenario, page_size, last_only=last_only, attention=attention)
 
 
 @pytest.mark.usefixtures("short")
@@ -47,13 +72,28 @@ def test_which_rows_are_expanded(pair: Pair) -> None:
     batch = forward_batch(worker_batch(rows, pages), backend)
     found = expansion_of(backend, batch)
     assert found is not None and found.others is not None
-    assert [row.tokens for row in found.rows] == [slice(0, 4), slice(7, 14)]
-    assert [len(row.keys) for row in found.rows] == [4, 11]
+    assert isinstance(found.rows, LoneExpandedRows)
+    assert [row.tokens for row in found.rows.rows] == [slice(0, 4), slice(7, 14)]
+    assert [len(row.keys) for row in found.rows.rows] == [4, 11]
     assert found.others.tokens.tolist() == [4, 5, 6, *range(14, 20)]
     few = forward_batch(worker_batch([Row(1, [5] * 3), Row(3, [5], 4)], pages), backend)
     assert expansion_of(backend, few) is None
     decoding = forward_batch(worker_batch([Row(0, [5], 4)], pages, mode=ForwardMode.DECODE), backend)
     assert expansion_of(backend, decoding) is None
+
+
+def test_pieces_hold_every_key_once() -> None:
+    """Rows are cut where a piece is full, and go on in the next one."""
+    slots, firsts = np.array([4, 2, 9]), np.array([0, 5, 8], dtype=np.int32)
+    new, lengths = np.array([5, 3, 20], dtype=np.int32), np.array([5, 9, 20], dtype=np.int32)
+    pieces = pieces_of(slots, firsts, new, lengths, 10)
+    assert [parts[:, Part.KEYS].tolist() for parts in pieces] == [[5, 5], [4, 6], [10], [4]]
+    assert [parts[:, Part.AT].tolist() for parts in pieces] == [[0, 5], [0, 4], [0], [0]]
+    assert [parts[:, Part.BEGIN].tolist() for parts in pieces] == [[0, 0], [5, 0], [6], [16]]
+    assert [parts[:, Part.AGAIN].tolist() for parts in pieces] == [[0, 0], [1, 0], [1], [1]]
+    assert [parts[:, Part.SLOT].tolist() for parts in pieces] == [[4, 2], [2, 9], [9], [9]]
+    assert pieces[1][:, [Part.TOKEN, Part.NEW, Part.FIRST]].tolist() == [[5, 3, 6], [8, 20, 0]]
+    assert len(pieces_of(slots, firsts, new, lengths, 34)) == 1
 
 
 def test_what_is_loaded_comes_back() -> None:

@@ -349,16 +349,29 @@ class LoneRow:
     """[L] int64 KV slots of all tokens of the row, the new ones last."""
 
 
+Expand: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Latent rows [L, head_dim] -> what is made of them for each head: keys [num_heads, L, key_dim] without their rotary
+part, and values [num_heads, L, value_dim]."""
+
+
+class ExpandedRows(Protocol):
+    """Rows of a step whose latent rows are expanded to keys and values of heads, for the new tokens to attend to."""
+
+    def attend(self, q: Tensor, expand: Expand, spec: AttentionSpec, out: Tensor) -> None:
+        """Writes the attention of these rows' tokens to out [T, num_heads, value_dim]; others may change, too.
+
+        q: [T, num_heads, key_dim + rope_dim], of all tokens of the step. spec: the layer's, over latent rows.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Keys and values that some rows of a step attend to in layers with latent rows."""
+    """Two ways of attention in one step, in layers with latent rows."""
 
-    rows: tuple[LoneRow, ...]
-    """Their latent rows are expanded to keys and values of heads, for the new tokens to attend to."""
+    rows: ExpandedRows
     others: Tail | None
     """The tokens of the other rows, and they alone as a step; None: there are no others."""
-    slots: Callable[[int], tuple[Tensor, Tensor]]
-    """For a layer: the latent rows [KV slots, 1, head_dim], and their beginnings."""
 
 
 @dataclass(frozen=True, slots=True)

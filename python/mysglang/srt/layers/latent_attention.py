@@ -31,11 +31,9 @@ from mysglang.srt.forward.forward_batch import (
     ForwardBatch,
     IndexQueries,
 )
-from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.gemm import heads_linear
 from mysglang.srt.kernels.latent import absorb_queries, norm_and_turn
 from mysglang.srt.kernels.norm import rms_norm
-from mysglang.srt.layers.attention.expanding import MergedParts
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.indexer import Chooser
 from mysglang.srt.layers.layernorm import RMSNorm
@@ -46,9 +44,6 @@ from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
 AttendOthers: TypeAlias = Callable[[Tensor, ForwardBatch], Tensor]
 """(tokens [N] of the rows that are not expanded, these rows as a step) -> [N, num_heads * value_dim]"""
-
-PIECE = 2048
-"""Tokens of a cached beginning that keys and values of heads are made of at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +91,12 @@ class HeadsOfRows(nn.Module):
         return heads_linear(sums, self._parts()[1])
 
     def expand(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Expands rows [L, latent_dim + rope_dim] to keys [num_heads, L, key_dim + rope_dim] and values [num_heads, L,
-        value_dim] of every head.
+        """Expands rows [L, latent_dim + rope_dim] to what is made of them for each head: keys [num_heads, L, key_dim],
+        without the part that all heads share, and values [num_heads, L, value_dim].
         """
         up_keys, up_values = self._parts()
-        latent, turned = rows[:, : self._shape[2]], rows[:, self._shape[2] :]
-        keys = torch.matmul(latent, up_keys)
-        return torch.cat((keys, turned.expand(len(keys), -1, -1)), dim=-1), torch.matmul(latent, up_values.mT)
+        latent = rows[:, : self._shape[2]].expand(self.num_heads, -1, -1)
+        return torch.bmm(latent, up_keys), torch.bmm(latent, up_values.mT)
 
     def process_weights_after_loading(self) -> None:
         if isinstance(self.weight, WeightParameter):
@@ -221,29 +215,13 @@ class LatentAttention(nn.Module):
         """Attends, with some rows over expanded keys and values: [T, num_heads, key_dim + rope_dim] -> [T, num_heads *
         value_dim].
         """
-        out = q.new_empty(len(q), self.kv_b_proj.num_heads * self._sizes.value_dim)
-        cache, _ = expansion.slots(self.attn.spec.layer_id)
-        for row in expansion.rows:
-            out[row.tokens] = self._expand(q[row.tokens].transpose(0, 1), cache, row.keys)
+        up = self.kv_b_proj
+        out = q.new_empty(len(q), up.num_heads, self._sizes.value_dim)
+        expansion.rows.attend(q, up.expand, self.attn.spec, out)
         if (rest := expansion.others) is not None:
             assert rest.step is not None, "they are a step"
-            out[rest.tokens] = others(rest.tokens, rest.step)
-        return out
-
-    def _expand(self, q: Tensor, cache: Tensor, keys: Tensor) -> Tensor:
-        """Attends with q [num_heads, n, key_dim + rope_dim], the last n of the tokens at `keys` [L] in the cache.
-        Returns [n, num_heads * value_dim].
-
-        Reads what is stored, also for new tokens. Keys and values are expanded a piece at a time, since those of a long
-        beginning would take much memory. The new tokens are one piece, of which each query sees a part.
-        """
-        begin, merged = len(keys) - q.shape[1], MergedParts()
-        pieces = [(start, min(start + PIECE, begin)) for start in range(0, begin, PIECE)]
-        for start, end in (*pieces, (begin, len(keys))):
-            rows = cache.index_select(0, keys[start:end]).squeeze(1)
-            k, v = self.kv_b_proj.expand(rows)
-            merged.add(*dense_attention(q, k, v, self.attn.spec.scale, start == begin))
-        return merged.out.transpose(0, 1).flatten(1).to(q.dtype)
+            out[rest.tokens] = others(rest.tokens, rest.step).view(-1, *out.shape[1:])
+        return out.flatten(1)
 
     def _query_input(self, x: Tensor) -> Tensor:
         """Returns [T, query_rank] that queries are made from, or the hidden states themselves."""

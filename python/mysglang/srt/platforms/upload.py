@@ -68,3 +68,9 @@ def fill(host: Tensor, columns: Mapping[str, Column], offsets: Mapping[str, int]
 def view(buffer: Tensor, column: Column, offset: int) -> Tensor:
     """Returns the column inside the buffer, as a tensor like it."""
     return buffer[offset : offset + column.nbytes].view(DTYPES[column.dtype]).view(column.shape)
+
+
+def to_device(column: Column, device: torch.device) -> Tensor:
+    """Returns one array on a device; the host does not wait for a copy."""
+    host = torch.from_numpy(column)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -22,8 +22,9 @@ from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
 from mysglang.srt.layers.attention.choosing import ChoosingBackend
-from mysglang.srt.layers.attention.expanding import ExpandingBackend
+from mysglang.srt.layers.attention.expanding import RowByRow, Way, expanding
 from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
+from mysglang.srt.layers.attention.packed_rows import PACKED_BYTES, PackedRows
 from mysglang.srt.layers.attention.prefill_runs import copied_bytes, hopper
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.stand_in import NOTHING_TO_BUILD, BackgroundBuild, KernelBuild
@@ -278,6 +279,8 @@ def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, ma
     """
     if names.prefill == "flashinfer" and hopper():
         return max((copied_bytes(each, max_context) for each in specs), default=0)
+    if names.prefill == "triton" and any(each.latent_dim is not None for each in specs):
+        return PACKED_BYTES
     if "invariant_triton" not in (names.prefill, names.decode):
         return 0
     return max((partial_bytes(max_tokens, max_context, each.num_heads, each.head_dim) for each in specs), default=0)
@@ -310,14 +313,24 @@ def _create(
     prefill = names.build.backend(partial(make, names.stand_in), partial(make, names.prefill))
     one = names.decode == names.prefill and not names.stand_in
     both = split(prefill, prefill if one else make(names.decode))
-    latent = any(spec.latent_dim is not None for spec in specs)
     top_k = next((spec.chosen.top_k for spec in specs if spec.chosen is not None), None)
     if top_k is not None:
         both = ChoosingBackend(both, pool, page_table, top_k=top_k)
-    # Deterministic inference attends in one way, and elsewhere than on a CPU dense attention has no kernel.
-    if latent and names.prefill in ("cpu", "torch_native") and page_table.device.type == "cpu":
-        return ExpandingBackend(both, pool, page_table, longest=top_k)
-    return both
+    way = _way(names.prefill, pool, page_table, specs)
+    return both if way is None else expanding(both, pool, way, longest=top_k)
+
+
+def _way(name: str, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]) -> Way | None:
+    """Returns how rows of latent layers are expanded beside this backend for prompts; None if none is.
+
+    Deterministic inference attends in one way, and elsewhere than on a CPU dense attention has no kernel.
+    """
+    if all(spec.latent_dim is None for spec in specs):
+        return None
+    if name == "triton":
+        return PackedRows(pool, page_table, max(spec.num_heads for spec in specs))
+    on_cpu = name in ("cpu", "torch_native") and page_table.device.type == "cpu"
+    return RowByRow(pool, page_table) if on_cpu else None
 
 
 def _make(name: str, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch, LoneRow, Tail
-from mysglang.srt.forward.worker_batch import Longs
+from mysglang.srt.forward.worker_batch import ForwardMode, Longs
 from mysglang.srt.layers.attention.page_reader import PageReader
+from mysglang.srt.platforms.upload import to_device
 
 
 def lone_rows(batch: ForwardBatch, rows: Longs, pages: PageReader) -> tuple[LoneRow, ...]:
@@ -27,14 +27,19 @@ def lone_rows(batch: ForwardBatch, rows: Longs, pages: PageReader) -> tuple[Lone
 
 
 def rows_alone(batch: ForwardBatch, rows: Longs, plan: Callable[[ForwardBatch], AttentionMetadata]) -> Tail:
-    """Returns the tokens of these rows, and the step with them alone, planned by `plan`."""
+    """Returns the tokens of these rows, and the step with them alone, planned by `plan`: a decode step if each row has
+    one new token.
+    """
     host, device = batch.host, batch.input_ids.device
     tokens = np.flatnonzero(np.isin(np.repeat(np.arange(host.num_rows), host.extend_lens), rows))
-    at, of = torch.from_numpy(tokens).to(device), torch.from_numpy(rows).to(device)
+    at, of = to_device(tokens, device), to_device(rows, device)
+    mode = ForwardMode.DECODE if (host.extend_lens[rows] == 1).all() else batch.mode
     step = replace(
         batch,
+        mode=mode,
         host=replace(
             host,
+            mode=mode,
             input_ids=host.input_ids[tokens],
             slots=host.slots[rows],
             seq_lens=host.seq_lens[rows],

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
+
+from mysglang.srt.platforms.upload import to_device
 
 Indices = npt.NDArray[np.int64]
 
@@ -29,4 +30,4 @@ class PageReader:
 
     def on_device(self, values: npt.NDArray[np.generic]) -> Tensor:
         """Copies an array to the device of the page table."""
-        return torch.from_numpy(values).to(self.page_table.device)
+        return to_device(values, self.page_table.device)
