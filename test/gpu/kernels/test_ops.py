@@ -9,6 +9,7 @@ from fixtures.sampling_cases import assert_true, random_draws
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.kernels.cuda.mixture import Mixture
+from mysglang.srt.kernels.experts import Selection, route_experts
 from mysglang.srt.kernels.gemm import gated_linear
 from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
 
@@ -82,3 +83,14 @@ def test_list_pages(page_size: int) -> None:
     rows = [table[slot, :count] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)]
     assert torch.equal(indices[:total], torch.cat(rows))
     assert (indices[total:] == -1).all()
+
+
+def test_logits_of_routers_in_float32() -> None:
+    """A weight with the numbers of bfloat16 gives the experts and gates of a product of float32 numbers."""
+    torch.manual_seed(0)
+    x, short = (torch.randn(rows, 1024, device="cuda").bfloat16() for rows in (300, 64))
+    selection = Selection(score="softmax", top_k=6, renormalize=False)
+    found = route_experts(x, short.float() / 16, None, None, selection, short / 16)
+    expected = route_experts.reference(x, short.float() / 16, None, None, selection)
+    assert float((found[0] == expected[0]).float().mean()) > 0.999  # two logits may be equal but for rounding
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-6)

@@ -20,6 +20,7 @@ from fixtures.triton_compiled import compile_launches
 from mysglang.srt.kernels.cuda import (
     attention,
     delta_rule,
+    expanded_attention,
     experts_blocks,
     experts_plans,
     kvcache,
@@ -164,12 +165,30 @@ def test_latent_attention(decode: bool, capability: int) -> None:
         QUERIES=latent_attention.DECODE_QUERIES if decode else latent_attention.EXTEND_QUERIES,
         LATENT_WIDTH=512,
         TURNED_WIDTH=64,
-        KEYS=latent_attention.KEYS,
+        KEYS=latent_attention.DECODE_KEYS if decode else latent_attention.KEYS,
         OVERLAP=decode and capability == 90,
         num_warps=4 if decode else 8,
         num_stages=2,
     )
     assert shared <= SHARED_BYTES[capability]
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_heads_made_of_latent_rows(capability: int) -> None:
+    """At the sizes of DeepSeek-V2 and V3."""
+    signature = {
+        **dict.fromkeys(("q", "keys", "values", "turned", "out"), "*bf16"),
+        **dict.fromkeys(("q_stride", "q_head_stride", "turned_stride", "total"), "i32"),
+        "piece": "*i32",
+        "out_lse": "*fp32",
+        "scale": "fp32",
+    }
+    sizes = {"KEY": 128, "TURNED": 64, "VALUE": 128}
+    wide = {f"{name}_WIDE": size for name, size in sizes.items()}
+    tile = expanded_attention.tile_of(torch.bfloat16)
+    kernel = expanded_attention._heads_attend_kernel
+    used = shared_bytes(kernel, capability, signature, PARTS=expanded_attention.PARTS, **sizes, **wide, **tile)
+    assert used <= SHARED_BYTES[capability]
 
 
 def test_prompts_through_states() -> None:

@@ -95,10 +95,18 @@ def _select_experts(logits: Tensor, correction: Tensor | None, selection: Select
 
 
 def _route_experts(
-    x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, selection: Selection
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    selection: Selection,
+    short: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the logits `linear(x, weight, bias)` of x [N, input] and chooses experts as `select_experts` does. x is
     rounded to the dtype of the weight [E, input] first.
+
+    short: the numbers of a float32 weight in the dtype of x, if that has all of them. A product of two such numbers is
+    exact in float32, so that an implementation may multiply with these and add in float32.
     """
     return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
 

@@ -148,10 +148,15 @@ def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:
     device.
 
     They are drawn around each parameter's own centre, 1 for most norms and 0 for the others, so that activations keep
-    the size that they have in a real model.
+    the size that they have in a real model. A parameter in float32 beside others of 16 bits has numbers of 16 bits, as
+    from a checkpoint.
     """
-    for name, parameter in weight_parameters(model).items():
+    parameters = weight_parameters(model)
+    halves = any(parameter.dtype is not torch.float32 for parameter in parameters.values())
+    for name, parameter in parameters.items():
         values: Tensor = parameter.data
         generator = torch.Generator(values.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         half_width = DUMMY_STD * 3**0.5  # of the uniform distribution with that deviation
         values.uniform_(parameter.centre - half_width, parameter.centre + half_width, generator=generator)
+        if halves and values.dtype is torch.float32:
+            values.copy_(values.bfloat16())

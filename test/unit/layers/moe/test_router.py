@@ -127,3 +127,20 @@ def test_the_correction_is_for_the_choice_alone() -> None:
     ids, gates = router.route(torch.tensor([[3.0, 0.0, -1.0, 0.0]]))
     assert ids.tolist() == [[2]]
     assert float(gates) == pytest.approx(float(torch.tensor(-1.0).sigmoid()))
+
+
+def test_a_float32_weight_with_the_numbers_of_bfloat16_is_kept_as_these_too() -> None:
+    """Until it is loaded again, and only if none of its numbers has more bits."""
+    routing = Routing(kind="softmax", top_k=1, renormalize=False, float32=True)
+    router = Router(8, 3, routing, LayerContext(dtype=torch.bfloat16))
+    layouts = {"weight": router.weight.without_memory()}
+    values = torch.randn(3, 8).bfloat16()
+    router.weight.load(values.float())
+    assert router.short is None
+    router.process_weights_after_loading()
+    assert router.short is not None and torch.equal(router.short, values)
+    router.reopen_weights(layouts)
+    assert router.short is None
+    router.weight.load(values.float() * (1 + 2**-12))
+    router.process_weights_after_loading()
+    assert router.short is None

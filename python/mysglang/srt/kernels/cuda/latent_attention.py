@@ -19,13 +19,20 @@ from mysglang.srt.kernels.cuda.attention import _join_kernel, _kv_slots
 from mysglang.srt.kernels.cuda.overlap import overlapping
 
 KEYS = 32
-"""Read at once. At the sizes of DeepSeek (512 and 64) a decoding program then takes 58 KiB of shared memory."""
+"""Keys that a program reads at once."""
+DECODE_KEYS = 64
+"""Keys that a program of a decode step reads at once, where its keys are that many. The matrix instructions of a tile
+wait for one another, and so do its warps, whatever the number of keys is. At the sizes of DeepSeek (512 and 64) the
+program takes 92 KiB of shared memory.
+"""
 DECODE_QUERIES, EXTEND_QUERIES = 16, 32
 """Queries of a program."""
 
-SPLITS = (4, 64), (24, 16), (48, 8)
+SPLITS = (4, 64), (24, 16), (48, 8), (128, 4)
 """Tiles of queries in a step at most, and the splits of each row's keys then."""
-FEWEST_SPLITS = 4
+FEWEST_SPLITS = 2
+MANY_SPLITS = 64
+"""Splits from which most have so few keys that DECODE_KEYS would be too many."""
 
 
 class LatentShape(Protocol):
@@ -174,7 +181,7 @@ def latent_decode_attention(
         QUERIES=DECODE_QUERIES,
         num_warps=4,
         num_stages=2,
-        **_sizes(spec, page_size, rows.dtype),
+        **_sizes(spec, page_size, rows.dtype, KEYS if splits >= MANY_SPLITS else DECODE_KEYS),
         **overlapping(q),
     )
     out = torch.empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype, device=q.device)
@@ -245,12 +252,12 @@ def latent_extend_attention(
         OVERLAP=False,
         num_warps=8,
         num_stages=2,
-        **_sizes(spec, page_size, rows.dtype),
+        **_sizes(spec, page_size, rows.dtype, KEYS),
     )
     return out
 
 
-def _sizes(spec: LatentShape, page_size: int, dtype: torch.dtype) -> dict[str, int]:
+def _sizes(spec: LatentShape, page_size: int, dtype: torch.dtype, keys: int) -> dict[str, int]:
     turned = spec.head_dim - spec.value_dim
     return {
         "LATENT": spec.value_dim,
@@ -258,5 +265,5 @@ def _sizes(spec: LatentShape, page_size: int, dtype: torch.dtype) -> dict[str, i
         "PAGE": page_size,
         "LATENT_WIDTH": max(16, triton.next_power_of_2(spec.value_dim)),
         "TURNED_WIDTH": max(16, triton.next_power_of_2(turned)),
-        "KEYS": KEYS if dtype.itemsize == 2 else KEYS // 2,
+        "KEYS": keys if dtype.itemsize == 2 else KEYS // 2,
     }

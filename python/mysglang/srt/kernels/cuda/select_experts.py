@@ -246,12 +246,20 @@ def select_experts(logits: Tensor, correction: Tensor | None, selection: Selecti
 
 
 def route_experts(
-    x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, selection: Selection
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    selection: Selection,
+    short: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Implements the op `route_experts`. `kernels/experts.py` describes its arguments and result."""
     (rows, inputs), experts = x.shape, len(weight)
     if not 0 < rows <= ROUTED_ROWS or x.stride(1) != 1 or not weight.is_contiguous():
-        return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
+        if short is None or bias is not None or short.dtype is not x.dtype:
+            return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
+        # A product of float32 numbers runs on no tensor core, and x would be copied first.
+        return select_experts(torch.mm(x, short.T, out_dtype=torch.float32), correction, selection)
     ids, gates = _results(x, selection)
     logits = weight.new_empty(rows, experts)
     _route_kernel[(experts, rows)](

@@ -67,6 +67,23 @@ class Router(ReplicatedLinear):
         self.routing = routing
         shape = (1, experts) if routing.corrections_in_row else (experts,)
         self.e_score_correction_bias = WeightParameter(shape, dtype=torch.float32) if routing.corrected else None
+        self._model_dtype = context.dtype
+        self.short: Tensor | None = None
+        """The numbers of a float32 weight in the dtype of the model, if that has all of them, as in a checkpoint of
+        that dtype; None before the weight is loaded, too.
+        """
+
+    def process_weights_after_loading(self) -> None:
+        super().process_weights_after_loading()
+        weight = self.weight
+        assert isinstance(weight, Tensor)
+        if weight.dtype is torch.float32 and self._model_dtype is not torch.float32:
+            short = weight.to(self._model_dtype)
+            self.short = short if torch.equal(short.float(), weight) else None
+
+    def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
+        super().reopen_weights(layouts)
+        self.short = None
 
     def values_of(self, name: str) -> Tensor:
         if name == "e_score_correction_bias":
@@ -78,12 +95,13 @@ class Router(ReplicatedLinear):
         """Routes x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
         weight = self.weight
         assert isinstance(weight, Tensor)
-        return ROUTERS[self.routing.kind](x, weight, self.bias, self.routing, self.e_score_correction_bias)
+        return ROUTERS[self.routing.kind](x, weight, self.bias, self.routing, self.e_score_correction_bias, self.short)
 
 
-Route = Callable[[Tensor, Tensor, Tensor | None, Routing, Tensor | None], tuple[Tensor, Tensor]]
-"""x [N, hidden], a linear's weight [experts, hidden] and bias, and what corrects the scores for the choice [experts]
--> experts [N, top_k] int32, and their gates [N, top_k] float32. Logits are computed in the dtype of the weight."""
+Route = Callable[[Tensor, Tensor, Tensor | None, Routing, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
+"""x [N, hidden], a linear's weight [experts, hidden] and bias, what corrects the scores for the choice [experts], and
+the weight in the dtype of x if that has all its numbers -> experts [N, top_k] int32, and their gates [N, top_k]
+float32. Logits are computed in the dtype of the weight."""
 
 
 def _best(score: Literal["softmax", "sigmoid"]) -> Route:
@@ -93,7 +111,12 @@ def _best(score: Literal["softmax", "sigmoid"]) -> Route:
     """
 
     def route(
-        x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        routing: Routing,
+        correction: Tensor | None,
+        short: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         selection = Selection(
             score=score,
@@ -104,13 +127,18 @@ def _best(score: Literal["softmax", "sigmoid"]) -> Route:
             scale=routing.scale,
             least_sum=routing.least_sum,
         )
-        return route_experts(x, weight, bias, correction, selection)
+        return route_experts(x, weight, bias, correction, selection, short)
 
     return route
 
 
 def _sparsemixer(
-    x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    correction: Tensor | None,
+    short: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Chooses experts one after another, each the best of the remaining ones.
 
