@@ -41,11 +41,11 @@ def made(count: int) -> list[SharedNames]:
 
 def test_in_a_file(tmp_path: Path) -> None:
     here, there = (SharedNames.at(tmp_path / "names", 2, front) for front in range(2))
-    assert here.note(["a"]) is None
-    assert there.note(["b", "a", "c"]) == "a"
-    assert here.note(["b", "c"]) is None, "of those that were refused nothing stays"
-    here.forget(["a", "never there"])
-    assert there.note(["a"]) is None
+    assert here.note("k", ["a"]) is None
+    assert there.note("k", ["b", "a", "c"]) == "a"
+    assert here.note("k", ["b", "c"]) is None, "of those that were refused nothing stays"
+    here.forget("k", ["a", "never there"])
+    assert there.note("k", ["a"]) is None
 
 
 def test_whatever_is_opened_and_closed_where() -> None:
@@ -57,30 +57,30 @@ def test_whatever_is_opened_and_closed_where() -> None:
             others = rng.sample([f"r{number}" for number in range(40)], rng.randrange(3))
             names = list(dict.fromkeys([name, *(other for other in others if opened.get(other) != front)]))
             clash = {other for other in names if other in opened}
-            found = known[front].note(names)
+            found = known[front].note("k", names)
             assert (found in clash) if clash else (found is None)
             opened |= {} if clash else dict.fromkeys(names, front)
         elif rng.random() < 0.7:
-            known[opened.pop(name)].forget([name])
+            known[opened.pop(name)].forget("k", [name])
         else:
             elsewhere = (opened[name] + 1 + rng.randrange(2)) % 3
-            assert known[elsewhere].note([name]) == name
+            assert known[elsewhere].note("k", [name]) == name
 
 
 def test_a_full_bucket_costs_nothing_but_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fronts, "BUCKETS", 1)
     here, there = made(2)
     names = [f"r{number}" for number in range(fronts.WAYS + 3)]
-    assert here.note(names) is None
-    refused = [name for name in names if there.note([name]) is not None]
+    assert here.note("k", names) is None
+    refused = [name for name in names if there.note("k", [name]) is not None]
     assert len(refused) == fronts.WAYS
-    here.forget(names)
-    there.forget(names)
-    assert there.note(names[: fronts.WAYS]) is None
+    here.forget("k", names)
+    there.forget("k", names)
+    assert there.note("k", names[: fronts.WAYS]) is None
 
 
 def test_a_server_with_one_front() -> None:
     alone = NoOthers()
-    assert alone.note(["a"]) is None
-    alone.forget(["a"])
-    assert alone.note(["a"]) is None
+    assert alone.note("k", ["a"]) is None
+    alone.forget("k", ["a"])
+    assert alone.note("k", ["a"]) is None

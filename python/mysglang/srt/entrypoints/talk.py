@@ -106,14 +106,16 @@ class _TalkStream:
             await self._talk.chunks.aclose()
 
     async def pour(self, wire: Wire) -> None:
-        """Writes all remaining chunks directly to the connection. If the chunks come from another generator, a reader
+        """Writes all remaining frames directly to the connection. If the chunks come from another generator, a reader
         asks for their frames.
         """
         talk = self._talk
         assert talk is not None, "there was a first frame"
-        if isinstance(talk.chunks, Generation):
+        if isinstance(talk.chunks, Generation) and not self._over:
             with own_words(talk.names):
                 await talk.chunks.pour(_ToWire(talk, wire))
+            self._over = True
+            wire.write_piece(talk.renderer.end())
 
 
 class _ToWire:

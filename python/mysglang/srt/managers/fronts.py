@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -101,13 +101,13 @@ def board_bytes(num_fronts: int) -> int:
 class OpenNames(Protocol):
     """The names of all open requests, as one front reads and writes them."""
 
-    def note(self, names: Collection[str]) -> str | None:
-        """Records that requests with these names, none of which is recorded here, are open. If one of the names is open
-        at another front, records none, and returns that name.
+    def note(self, owner: str, names: Collection[str]) -> str | None:
+        """Records that requests of `owner` with these names, none of which is recorded here, are open. If one of the
+        names is open at another front, records none, and returns that name.
         """
         ...
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, owner: str, names: Collection[str]) -> None:
         """Removes names of requests that are no longer open."""
         ...
 
@@ -115,26 +115,26 @@ class OpenNames(Protocol):
 class NoOthers:
     """A null object for a server with one front, which knows its own names."""
 
-    def note(self, names: Collection[str]) -> str | None:
+    def note(self, owner: str, names: Collection[str]) -> str | None:
         return None
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, owner: str, names: Collection[str]) -> None:
         pass
 
 
 class SharedNames:
     """Implements OpenNames as a table in memory that all fronts share.
 
-    A key is eight bytes of a name's digest, and says its bucket; 0 stands for no name. A name whose bucket is full is
-    not noted: of ten thousand open names hardly ever one.
+    A key is eight bytes of the digest of an owner and a name, and says its bucket; 0 stands for no name. A name whose
+    bucket is full is not noted: of ten thousand open names hardly ever one.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray, front: int) -> None:
         self._table: Keys = np.frombuffer(memory, dtype=np.int64).reshape(-1, BUCKETS, WAYS)
         self._own: Keys = self._table[front]
         self._others = np.delete(np.arange(len(self._table)), front)
-        self._places: dict[str, tuple[int, int]] = {}
-        """Name -> bucket and way, for the names that this front has noted."""
+        self._places: dict[tuple[str, str], tuple[int, int]] = {}
+        """Owner and name -> bucket and way, for the names that this front has noted."""
 
     @classmethod
     def at(cls, path: Path, num_fronts: int, front: int) -> SharedNames:
@@ -146,29 +146,31 @@ class SharedNames:
             file.truncate(size)
             return cls(mmap.mmap(file.fileno(), size), front)
 
-    def note(self, names: Collection[str]) -> str | None:
-        keys = np.asarray([_key(name) for name in names], dtype=np.int64)
+    def note(self, owner: str, names: Collection[str]) -> str | None:
+        keys = np.asarray([_key(owner, name) for name in names], dtype=np.int64)
         buckets = keys % BUCKETS
         # Written down first: of two fronts that do so at the same moment, both may be refused, but never both let in.
         for name, key, bucket in zip(names, keys.tolist(), buckets.tolist(), strict=True):
             free = np.flatnonzero(self._own[bucket] == 0)
             if len(free):
                 self._own[bucket, free[0]] = key
-                self._places[name] = (bucket, int(free[0]))
+                self._places[owner, name] = (bucket, int(free[0]))
         found = (self._table[self._others[:, None], buckets] == keys[:, None]).any(axis=(0, 2))
         if not found.any():
             return None
-        self.forget(names)
+        self.forget(owner, names)
         return list(names)[int(found.argmax())]
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, owner: str, names: Collection[str]) -> None:
         for name in names:
-            if (place := self._places.pop(name, None)) is not None:
+            if (place := self._places.pop((owner, name), None)) is not None:
                 self._own[place] = 0
 
 
-def _key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=KEY_BYTES).digest(), "little", signed=True) or 1
+def _key(owner: str, name: str) -> int:
+    # Names of API keys have a fixed length, so no two of them share an entry.
+    digest = hashlib.blake2b(f"{owner}/{name}".encode(), digest_size=KEY_BYTES).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
 
 
 def names_bytes(num_fronts: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, TypeAlias
@@ -30,6 +30,8 @@ class Call:
     """Number of answers whose last chunk was not read yet."""
     owner: str
     """The API key that asks; its names are its own."""
+    names: Collection[str]
+    """Names of the call and of its answers, each once."""
 
     def take(self, state: ReqState) -> GenerationChunk:
         """Returns the new part of one of its answers. Raises the errors of `ReqState.take`."""
@@ -219,11 +221,13 @@ class _Pouring:
 
     def _take_all(self) -> None:
         call, outlet = self._call, self._outlet
-        frames_of_text = outlet.frames_of_text
+        news, frames_of_text = call.inbox.news, outlet.frames_of_text
         breather = Breather() if call.open_answers > 1 else None
-        while call.open_answers and (state := call.inbox.next()) is not None:
-            if state.only_text and state.finish_reason is None and state.index in frames_of_text:
-                outlet.write(frames_of_text[state.index](*state.take_text()))
+        while news and call.open_answers:
+            state = news.popleft()
+            goes_on = state.only_text and state.finish_reason is None
+            if goes_on and (frames_of := frames_of_text.get(state.index)) is not None:
+                outlet.write(frames_of(*state.take_text()))
             else:
                 chunk = call.take(state)
                 if chunk.with_numbers and outlet.is_long(chunk):
@@ -236,6 +240,8 @@ class _Pouring:
                 return
         if not call.open_answers:
             self._done.set_result(None)
+        elif call.inbox.failure is not None:
+            raise call.inbox.failure.again()
 
     def _go_on(self) -> None:
         self._resting = False

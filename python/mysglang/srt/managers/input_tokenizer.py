@@ -175,8 +175,8 @@ class InputTokenizer:
     def _build(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
         """Builds the requests for a piece of a job's prompts."""
         obj, unfolded, caller = job.obj, job.unfolded, job.caller
-        first, end, _ = piece
-        prompts, n = unfolded.prompts[first:end], unfolded.n
+        first, n = piece.first, unfolded.n
+        prompts = unfolded.prompts[first : piece.end]
         packed = self._ids(obj, prompts)
         priority, routing_key = self._priority(obj), _routing_key(obj, caller)
         namespace, spare = self._namespace(unfolded, caller), 0 if obj.pool else 1

@@ -156,21 +156,20 @@ class Inbox:
 
     def __init__(self, post: Post | None = None) -> None:
         self._post = post or Post()
-        self._ready: deque[ReqState] = deque()
-        self._failure: ServerEnded | None = None
+        self.news: deque[ReqState] = deque()
+        """States with news; a reader that is called takes them from here, and then asks for the `failure`."""
+        self.failure: ServerEnded | None = None
+        """The error that follows the last news."""
         self._waiting: asyncio.Future[None] | None = None
         self._reader: Callable[[], None] | None = None
 
     def put(self, state: ReqState) -> None:
-        self._ready.append(state)
-        if self._reader is not None:
-            self._post.notify_soon(self._reader)
-        else:
-            self._ring()
+        self.news.append(state)
+        self._ring()
 
     def fail(self, error: ServerEnded) -> None:
         """Ends the request with an error: its reader gets the remaining states, then this error."""
-        self._failure = error
+        self.failure = error
         self._ring()
 
     async def get(self) -> ReqState:
@@ -182,10 +181,10 @@ class Inbox:
 
     def next(self) -> ReqState | None:
         """Returns the next state with news, or None if there is none. Raises ServerEnded."""
-        if self._ready:
-            return self._ready.popleft()
-        if self._failure is not None:
-            raise self._failure.again()
+        if self.news:
+            return self.news.popleft()
+        if self.failure is not None:
+            raise self.failure.again()
         return None
 
     def call_with_news(self, reader: Callable[[], None] | None) -> None:
@@ -224,6 +223,7 @@ class ReqState:
         "rid",
         "sent",
         "tenant",
+        "weight_version",
         "wire_rid",
         "wish",
     )
@@ -269,6 +269,8 @@ class ReqState:
         self.drafts = b""
         """Draft counts of the last message."""
         self._vector: Floats | None = None
+        self.weight_version: str | None = None
+        """Name of the weights that computed the last tokens."""
         self._weight_versions: tuple[tuple[str, int], ...] = ()
 
     def add(self, text: str, ids: bytes, counters: RowCounters, finish_reason: FinishReason | None) -> None:
@@ -298,9 +300,9 @@ class ReqState:
         return self._unread.too_much
 
     def note_weights(self, version: str) -> None:
-        """Notes that the next tokens of `add` were computed with the weights of that name."""
-        if not self._weight_versions or self._weight_versions[-1][0] != version:
-            self._weight_versions += ((version, self._counters[1]),)
+        """Notes that the next tokens of `add` were computed with the weights of that name, and not those before."""
+        self.weight_version = version
+        self._weight_versions += ((version, self._counters[1]),)
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request from the front's side."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,7 +25,7 @@ PIECE_TEXT = 1 << 15
 """Token ids, or characters, that are made requests at once: some third of a millisecond, and some milliseconds."""
 
 
-class Settled(NamedTuple):
+class Settled(msgspec.Struct, frozen=True):
     """Values that are equal for prompts of a call with the same parameters and the same length of answers."""
 
     params: SamplingParams
@@ -36,7 +36,7 @@ class Settled(NamedTuple):
     thought_start: int | None
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True):
     """Prompts of a call that are made requests together."""
 
     first: int

@@ -316,9 +316,9 @@ class TokenizerManager:
             self._check_params_room(owner, unfolded)
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
-        if (elsewhere := self._fronts.names.note(_owned(owner, names))) is not None:
+        if (elsewhere := self._fronts.names.note(owner, names)) is not None:
             self._publish()
-            raise _in_use(elsewhere.removeprefix(f"{owner}/"))
+            raise _in_use(elsewhere)
         self._serial += 1
         inbox = Inbox(self._post)
         bounded = obj.stream and caller.remote
@@ -335,7 +335,7 @@ class TokenizerManager:
         self._named[owner, unfolded.name] = states
         self._fronts.board.write(Column.NAMES, len(self._named))
         self._params_room.take(owner, unfolded.held_bytes)
-        return Call(unfolded, inbox, states, count, owner)
+        return Call(unfolded, inbox, states, count, owner, names)
 
     def _check_params_room(self, owner: str, unfolded: Unfolded) -> None:
         """Raises InvalidRequest or Overloaded if the parameters of so many answers take too much memory."""
@@ -391,7 +391,7 @@ class TokenizerManager:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
         self._params_room.give(call.owner, call.unfolded.held_bytes)
         self._named.pop((call.owner, call.unfolded.name), None)
-        self._fronts.names.forget(_owned(call.owner, {call.unfolded.name, *call.unfolded.rids}))
+        self._fronts.names.forget(call.owner, call.names)
         self._publish()
 
     def _publish(self) -> None:
@@ -424,6 +424,7 @@ class TokenizerManager:
     def _handle_batch_output(self, output: BatchStrOutput) -> None:
         """Passes each row to the state of its request. Rows of requests that are gone are dropped."""
         state_of, grew, finished = self.rid_to_state.get, self._fronts.metrics.grew, output.finished
+        token_ids, drafts, weights = output.token_ids, output.drafts, output.weight_version
         has_numbers = bool(output.logprobs or output.vectors or output.hidden_states)
         ends = (np.cumsum(unpack_ids(output.token_counts), dtype=np.int64) * ID_BYTES).tolist()
         rows, start = zip(output.rids, output.texts, ends, _rows(output.counters), strict=True), 0
@@ -435,11 +436,12 @@ class TokenizerManager:
                 finish_reason = finished.get(row)
                 if finish_reason is not None:
                     self._complete(state, finish_reason, output.times.get(row))
-                state.note_weights(output.weight_version)
-                if output.drafts:
-                    state.drafts = output.drafts.get(row, b"")
+                if state.weight_version != weights:
+                    state.note_weights(weights)
+                if drafts:
+                    state.drafts = drafts.get(row, b"")
                 grown = _add_numbers(state, output, row) if has_numbers else 0
-                state.add(text, output.token_ids[start:end], counters, finish_reason)
+                state.add(text, token_ids[start:end], counters, finish_reason)
                 if grown and state.is_neglected(grown):
                     self._cut_off(state)
             start = end
@@ -466,11 +468,6 @@ class TokenizerManager:
     def _check_alive(self) -> None:
         if self._death is not None:
             raise self._death.again()
-
-
-def _owned(owner: str, names: Iterable[str]) -> list[str]:
-    """Returns the names as fronts send them: after the key's name, of fixed length, so that no two keys share one."""
-    return [f"{owner}/{name}" for name in names]
 
 
 def _in_use(name: str) -> InvalidRequest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -63,7 +63,7 @@ def unfolding(obj: GenerateReqInput) -> int:
     return params.checking + len(obj.token_ids_logprob or ())
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt; `params.n` answers are wanted."""
 
     content: str | list[int] | Embeds
@@ -252,8 +252,9 @@ def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple
     rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
     # Printable, because names are in logs: a line break would let a client write lines of its own. Our names are.
     given = () if rid is None else (name,) if bases[0] is name else {name, *bases}
-    if not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in given):
-        raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
+    for one in given:
+        if not (0 < len(one) <= MAX_RID_LENGTH and one.isprintable()):
+            raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
     if len(rids) > 1 and len(set(rids)) != len(rids):
         raise InvalidRequest("rid: every request of a batch needs its own.", param="rid")
     return name, rids

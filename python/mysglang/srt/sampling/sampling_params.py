@@ -6,7 +6,8 @@ for by is declared in the feature's own file, all else here. Knows no tokenizer 
 
 import reprlib
 from collections.abc import Callable, Collection, Iterable
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -261,10 +262,11 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
             self._verify_large(vocab_size)
 
     def _verify_bounds(self, bounds: "_Bounds") -> None:
-        for value, (name, default, holds, limit) in zip(bounds.values(self), bounds.rows, strict=True):
-            # A default keeps its bounds. Most fields hold the very object that is their default.
-            if value is not default and value is not None and not holds(value):
-                raise _out_of(name, limit, value)
+        values = bounds.values(self)
+        # A default keeps its bounds. Most fields hold the very object that is their default.
+        for value, bound in compress(zip(values, bounds.rows, strict=True), map(is_not, values, bounds.defaults)):
+            if value is not None and not bound.holds(value):
+                raise _out_of(bound.name, bound.limit, value)
 
     def _verify_large(self, vocab_size: int) -> None:
         """Verifies the fields that can hold much."""
@@ -299,7 +301,6 @@ class _Held(NamedTuple):
     """A bound of a field that is checked for every request."""
 
     name: str
-    default: object
     holds: Callable[[Any], bool]
     limit: str
 
@@ -308,13 +309,16 @@ class _Bounds(NamedTuple):
     """Bounds of several fields."""
 
     rows: tuple[_Held, ...]
+    defaults: tuple[object, ...]
+    """The default of the field of each row."""
     values: Callable[[SamplingParams], tuple[Any, ...]]
     """Returns the value of the field of each row."""
 
     @classmethod
     def of(cls, fields: Iterable[Declared]) -> "_Bounds":
-        rows = tuple(_Held(each.name, each.default, *bound) for each in fields for bound in each.facts.bounds)
-        return cls(rows, attrgetter(*(row.name for row in rows)))
+        bounded = [(each, bound) for each in fields for bound in each.facts.bounds]
+        rows = tuple(_Held(each.name, *bound) for each, bound in bounded)
+        return cls(rows, tuple(each.default for each, _ in bounded), attrgetter(*(row.name for row in rows)))
 
 
 _Measure = tuple[tuple[str, Callable[[Any], int]], ...]

@@ -132,6 +132,7 @@ class _Frames:
         if chunk.finish_reason is None and self._choice_builder.has_only_text and not self._usage_so_far:
             frame = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
             self.frames_of_text[chunk.index] = frame.of_chunk
+            return frame.of_chunk(str(choice["text"]), chunk.token_bytes)
         # There may be nothing to send, while a character or a stop string is incomplete.
         if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
             return b""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.messages.weights import FIRST_VERSION
 
 
-class _Counts(NamedTuple):
+class _Counts(msgspec.Struct, frozen=True):
     prompt: int
     completion: int
     cached: int
