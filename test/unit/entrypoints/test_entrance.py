@@ -3,6 +3,7 @@ refuses a request answers it; and no other spelling of its own headers is left b
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,13 +123,41 @@ def test_notes_hold_while_the_request_is_answered() -> None:
         raise LookupError
 
     async def ask() -> None:
-        async def unused(*_: object) -> Message:
-            raise AssertionError
-
-        scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-        with pytest.raises(LookupError):
-            await Entrance(app, log=FieldLog(), shapes={}, notes=[Named()])(scope, unused, unused)
+        sent = await failing(Entrance(app, log=FieldLog(), shapes={}, notes=[Named()]), LookupError)
+        assert [message.get("status") for message in sent] == [500, None]
         seen.append(CALLER.get())
 
     asyncio.run(ask())
     assert [one.api_key for one in seen] == ["named", ""]
+
+
+async def failing(app: ASGIApp, error: type[Exception]) -> list[Message]:
+    """The messages that `app` sends for a request before it raises `error`."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing of a body is read")
+
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"7")]}
+    with pytest.raises(error):
+        await app(scope, receive, send)
+    return sent
+
+
+def test_an_unexpected_error_is_answered_once_and_raised() -> None:
+    async def at_once(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError("a secret")
+
+    async def later(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ZeroDivisionError("a secret")
+
+    head, body = asyncio.run(failing(Entrance(at_once, log=FieldLog(), shapes={}), ZeroDivisionError))
+    assert head["status"] == 500 and dict(head["headers"])[b"x-request-id"] == b"7"
+    assert json.loads(body["body"])["error"]["type"] == "InternalServerError"
+    assert b"secret" not in body["body"]
+    [head] = asyncio.run(failing(Entrance(later, log=FieldLog(), shapes={}), ZeroDivisionError))
+    assert head["status"] == 200

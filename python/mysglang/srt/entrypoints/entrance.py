@@ -4,6 +4,7 @@
               checks: may it come in?                                   the first refusal is the answer
               context notes                                             for all code that works on the request
     answer    `Vary`, ignored fields, the request's id                  one list of headers
+    error     one that no route expected                                the answer, and then the log
 
 A middleware for each rule would be a coroutine around a coroutine, and a call for each message of each answer. A rule
 here is a plain function of the scope, so a rule more costs one call more.
@@ -15,11 +16,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
 from mysglang.srt.entrypoints.context_notes import ContextNote
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, ErrorShape, error_response, shape_of, speak
+from mysglang.srt.entrypoints.error_responses import (
+    ErrorFacts,
+    ErrorShape,
+    error_response,
+    respond,
+    shape_of,
+    speak,
+)
 from mysglang.srt.entrypoints.headers import Headers
 from mysglang.srt.entrypoints.ignored_fields import FieldLog, log_to, with_ignored_fields
 from mysglang.srt.entrypoints.invitations import by_origin, has_origin
@@ -67,9 +76,12 @@ class Entrance:
         pages = self._pages
         from_page = pages is not None and has_origin(scope)
         varies = pages is not None and not from_page
+        begun = False
 
         async def send_complete(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 headers: Headers = message.get("headers", ())
                 if varies:
                     headers = by_origin(headers)
@@ -77,10 +89,15 @@ class Entrance:
                 message = {**message, "headers": headers}
             await send(message)
 
-        if pages is not None and from_page:
-            await pages(scope, receive, send_complete)
-        else:
-            await self._admit(scope, receive, send_complete)
+        try:
+            if pages is not None and from_page:
+                await pages(scope, receive, send_complete)
+            else:
+                await self._admit(scope, receive, send_complete)
+        except Exception as error:
+            if not begun:
+                await (await respond(Request(scope), error))(scope, receive, send)
+            raise  # for the log of the server, which closes the connection
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on to the routes, or answers with the refusal of a check."""

@@ -13,6 +13,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -88,7 +90,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
 
     # What every request passes before it reaches a route.
     access = steering.access(options)
-    app: FastAPI = FastAPI(
+    app: FastAPI = _App(
         title="mysglang",
         version=__version__,
         description="LLM inference: the OpenAI-compatible API, and the native one of SGLang.",
@@ -129,6 +131,24 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
         unknown_fields=options.unknown_fields,
     )
     return app
+
+
+class _App(FastAPI):
+    """FastAPI without the layers that the Entrance makes unnecessary: each of them is a coroutine around each request,
+    and one of them a call for each message of an answer.
+    """
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Returns the middlewares without Starlette's outermost one, which answers errors that no route expected."""
+        outermost = super().build_middleware_stack()
+        assert isinstance(outermost, ServerErrorMiddleware)
+        return outermost.app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        await self.middleware_stack(scope, receive, send)
 
 
 def _desk(front: Front, options: AppOptions, speaking: _Speaking, field_log: FieldLog, *, is_owner: bool) -> Desk:
