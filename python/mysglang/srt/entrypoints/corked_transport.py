@@ -52,20 +52,18 @@ class CorkedTransport:
 
     def write(self, data: bytes) -> None:
         """Writes data at the end of this turn of the event loop, or with the next `flush`."""
-        if self._lingering is not None:
-            return
         if not self._parts:
+            if self._lingering is not None:
+                return
             self._cork.hold(self)
         self._parts.append(data)
 
     def flush(self) -> None:
         """Send the collected data, if the connection is still open."""
-        parts = self._parts
-        if not parts:
-            return
-        self._parts = []
-        if not self._transport.is_closing():
-            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        data = b"".join(self._parts)  # of one part, it is the part itself
+        self._parts.clear()
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close after the collected data was sent. A second call closes at once."""

@@ -227,7 +227,8 @@ class _Pouring:
             state = news.popleft()
             goes_on = state.only_text and state.finish_reason is None
             if goes_on and (frames_of := frames_of_text.get(state.index)) is not None:
-                outlet.write(frames_of(*state.take_text()))
+                text, token_bytes = state.take_text()
+                outlet.write(frames_of(text, token_bytes))
             else:
                 chunk = call.take(state)
                 if chunk.with_numbers and outlet.is_long(chunk):

@@ -165,7 +165,10 @@ class Inbox:
 
     def put(self, state: ReqState) -> None:
         self.news.append(state)
-        self._ring()
+        if self._reader is not None:
+            self._post.notify_soon(self._reader)
+        else:
+            self._ring()
 
     def fail(self, error: ServerEnded) -> None:
         """Ends the request with an error: its reader gets the remaining states, then this error."""

@@ -6,7 +6,7 @@ LogprobRoom    the log-probabilities that the answers of one call over HTTP may 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -27,9 +27,9 @@ class QueueShares(Protocol):
         """Returns the tenant that this request belongs to."""
         ...
 
-    def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: int) -> bool:
-        """True if `tenant` may open `count` more answers in addition to those in `opened`, while `free` places are
-        left.
+    def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: Callable[[], int]) -> bool:
+        """True if `tenant` may open `count` more answers in addition to those in `opened`. `free` returns how many
+        places are left for all tenants.
         """
         ...
 
@@ -40,7 +40,7 @@ class OneForAll:
     def tenant(self, obj: GenerateReqInput, unfolded: Unfolded) -> str:
         return ""
 
-    def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: int) -> bool:
+    def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: Callable[[], int]) -> bool:
         return True
 
 
@@ -65,9 +65,9 @@ class EqualShares:
             case "routing_key":
                 return caller.routing_key_of(obj.routing_key)
 
-    def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: int) -> bool:
+    def has_room(self, tenant: str, count: int, opened: Iterable[ReqState], free: Callable[[], int]) -> bool:
         mine = sum(state.tenant == tenant for state in opened)
-        return mine + count <= max(free, self._max_running)
+        return mine + count <= max(free(), self._max_running)
 
 
 MAX_LOGPROBS = 1 << 24

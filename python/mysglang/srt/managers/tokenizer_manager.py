@@ -312,7 +312,7 @@ class TokenizerManager:
         if taken := [name for name in names if (owner, name) in self._named]:
             raise _in_use(min(taken))
         count = len(unfolded.rids)
-        if caller.remote:  # a caller in this process uses its own memory
+        if caller.remote and unfolded.held_bytes:  # a caller in this process uses its own memory
             self._check_params_room(owner, unfolded)
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
@@ -343,7 +343,7 @@ class TokenizerManager:
         if size > most:
             message = f"sampling_params take {size} bytes, copied for {len(unfolded.rids)} answers; at most {most}."
             raise InvalidRequest(message, param="sampling_params")
-        if size and not self._params_room.has_room(owner, size):
+        if not self._params_room.has_room(owner, size):
             self.counters.refused += len(unfolded.rids)
             raise Overloaded("The parameters of open requests take too much memory.")
 
@@ -408,10 +408,14 @@ class TokenizerManager:
             len(self._named),
         )
 
+    def _free(self) -> int:
+        """Returns how many more answers all fronts may open."""
+        return self._max_open - self.open_requests
+
     def _take_room(self, count: int, tenant: str) -> None:
         """Raises Overloaded if so many more answers exceed the limit of all fronts, or the share of `tenant`."""
         board = self._fronts.board
-        if not self._shares.has_room(tenant, count, self.rid_to_state.values(), self._max_open - self.open_requests):
+        if not self._shares.has_room(tenant, count, self.rid_to_state.values(), self._free):
             self.counters.refused += count
             raise Overloaded("The request queue is full: the rest of it is for other clients.")
         # Written down first: of two fronts that do so at the same moment, both may be refused, but never both let in.

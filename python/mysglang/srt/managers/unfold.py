@@ -111,7 +111,7 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
     hidden = _hidden_wishes(obj, len(contents), batch)
     processors = _per_prompt("custom_logit_processor", obj.custom_logit_processor, len(contents), batch)
     name, rids = _rids(obj.rid, len(contents), n, batch)
-    prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, hidden, processors, strict=True)]
+    prompts = list(map(Prompt, contents, params, clips, wishes, hidden, processors))
     return Unfolded(name, rids, prompts, n, _cache_namespace(obj), _held_bytes(params, different, n))
 
 

@@ -262,9 +262,9 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
             self._verify_large(vocab_size)
 
     def _verify_bounds(self, bounds: "_Bounds") -> None:
-        values = bounds.values(self)
         # A default keeps its bounds. Most fields hold the very object that is their default.
-        for value, bound in compress(zip(values, bounds.rows, strict=True), map(is_not, values, bounds.defaults)):
+        for bound in compress(bounds.rows, map(is_not, bounds.values(self), bounds.defaults)):
+            value = getattr(self, bound.name)
             if value is not None and not bound.holds(value):
                 raise _out_of(bound.name, bound.limit, value)
 

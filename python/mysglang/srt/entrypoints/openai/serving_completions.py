@@ -60,7 +60,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     async def _talk(self, body: CompletionRequest, envelope: Envelope) -> Talk:
         frames = _Frames(body, envelope, self._meter(body), await self._choice_builder(body))
         chunks = self._front.tokenizer_manager.generate_request(await self._converted(body, envelope))
-        names = {**self.names, **names_of(body.response_format)}
+        names = self.names if body.response_format is None else {**self.names, **names_of(body.response_format)}
         return Talk(chunks, frames, names, self._front.text_pool)
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
@@ -116,7 +116,8 @@ class _Frames:
         self._choice_builder = builder
         self._total = options.include_usage
         self._usage_so_far = options.continuous_usage_stats
-        self._frames = StreamFrames(envelope.head("text_completion"), usage_key=self._total or self._usage_so_far)
+        self._has_usage = self._total or self._usage_so_far
+        self._frames = StreamFrames(envelope.head("text_completion"), usage_key=self._has_usage)
         self.frames_of_text: dict[int, Callable[[str, bytes], bytes]] = {}
         """Choices that send only text until they end -> the frame with a text."""
 
@@ -127,14 +128,15 @@ class _Frames:
         of_text = self.frames_of_text.get(chunk.index)
         if of_text is not None and chunk.finish_reason is None:
             return of_text(chunk.text, chunk.token_bytes)
-        note_usage(self._meter, chunk)
+        if self._has_usage:
+            note_usage(self._meter, chunk)
         choice = self._choice_builder.choice(chunk)
         if chunk.finish_reason is None and self._choice_builder.has_only_text and not self._usage_so_far:
             frame = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
             self.frames_of_text[chunk.index] = frame.of_chunk
             return frame.of_chunk(str(choice["text"]), chunk.token_bytes)
         # There may be nothing to send, while a character or a stop string is incomplete.
-        if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
+        if chunk.finish_reason is None and not any(choice.get(name) for name in ("text", "logprobs", "token_ids")):
             return b""
         return self._frames.choice(choice, self._meter.of(chunk.index) if self._usage_so_far else None)
 

@@ -11,6 +11,7 @@ import orjson
 
 _MARK = "\0text\0"
 """Placeholder of a text. It cannot occur elsewhere in a frame, because names and ids are printable."""
+_MARK_AS_JSON = orjson.dumps(_MARK)
 
 
 class StreamFrames:
@@ -36,7 +37,7 @@ class TextFrame:
     """A frame that differs from the others of its choice only by a text. All around the text is rendered once."""
 
     def __init__(self, frame_with: Callable[[str], bytes]) -> None:
-        self._before, self._behind = frame_with(_MARK).split(orjson.dumps(_MARK))
+        self._before, self._behind = frame_with(_MARK).split(_MARK_AS_JSON)
 
     def of_chunk(self, text: str, _token_bytes: bytes) -> bytes:
         """Returns the frame for what a chunk brings; empty if that is no text."""
