@@ -100,7 +100,7 @@ def test_a_scope_of_another_server_has_none() -> None:
 
 async def test_a_scope_keeps_no_connection() -> None:
     wired, app, wire = await begun()
-    scope = wired.protocol.scope
+    scope = wired.protocol.cycle.scope
     app.go_on.set()
     await wired.answer()
     wired.leave()

@@ -11,7 +11,8 @@ is complete is not taken, and the connection is closed behind that answer; HTTP 
 uvicorn stops writing while more than 64 KiB wait for a client, and then waits for ever. Here a client that goes on
 taking nothing is cut off, which ends its request like any other departure.
 
-What an answer needs beside ASGI it finds in the scope: this connection as a `Wire`. Knows no route.
+Each request and its answer is an `Exchange` (`exchange.py`). What an answer needs beside ASGI it finds in the scope:
+this connection as a `Wire`. Knows no route.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 from weakref import ref
 
 import httptools
 from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mysglang.srt.entrypoints.arrival import Arrival
@@ -35,6 +38,7 @@ from mysglang.srt.entrypoints.body import MAX_BODY_BYTES
 from mysglang.srt.entrypoints.body_room import MemoryReturn
 from mysglang.srt.entrypoints.corked_transport import Cork, CorkedTransport
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
+from mysglang.srt.entrypoints.exchange import Exchange
 from mysglang.srt.entrypoints.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, Framing
 from mysglang.srt.entrypoints.head_rules import fault_in_head
 from mysglang.srt.entrypoints.wire import STATE, WIRE
@@ -100,6 +104,7 @@ class OneAtATime(HttpToolsProtocol):
     """
 
     transport: CorkedTransport  # type: ignore[assignment]  # all that is used of one
+    cycle: Exchange
 
     def __init__(self, *args: Any, common: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -143,7 +148,7 @@ class OneAtATime(HttpToolsProtocol):
             self._parse(data)
         else:
             self._parse_in_pieces(memoryview(data))
-        if not self._answering and not self._arriving:
+        if not self._arriving and not self._answering:
             # Empty lines, which are the beginning of a head as much as any other byte.
             self._arriving = True
         self._arrival.came(len(data), in_head=self._framing.in_head, whole=self._deaf or not self._arriving)
@@ -247,7 +252,7 @@ class OneAtATime(HttpToolsProtocol):
 
     async def end(self) -> None:
         # Not through the middlewares: what they do to an answer, they do to its head.
-        await self.cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.cycle.end()
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         self._when_room = call
@@ -358,12 +363,12 @@ class OneAtATime(HttpToolsProtocol):
         if not self.flow.write_paused:
             # The rest of the previous answer says nothing about the next one.
             self._look_no_more()
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_url(self, url: bytes) -> None:
         if self._deaf:
             return
-        super().on_url(url)
+        self.url += url
         if len(self.url) > MAX_URL_BYTES:
             self._refuse(URL_TOO_LONG)
 
@@ -374,16 +379,53 @@ class OneAtATime(HttpToolsProtocol):
             raise _EnoughRead
         # Data after the body arrives after access was decided, so it must not count as headers.
         if self._framing.in_head:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._deaf:
             return
-        if fault := fault_in_head(self.parser.get_http_version(), self.url, self.headers):
+        version = self.parser.get_http_version()
+        if fault := fault_in_head(version, self.url, self.headers):
             self._refuse(fault)
-        else:
-            self._framing.head_complete()
-            super().on_headers_complete()
+            return
+        self._framing.head_complete()
+        self.cycle = Exchange(
+            self._scope(version),  # type: ignore[arg-type]  # of this protocol alone
+            self.transport,  # type: ignore[arg-type]  # all that is used of one
+            self.flow,
+            self.logger,
+            self.access_logger,
+            self.access_log,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            version != "1.0" and self.parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        self._start_asgi_task(self.cycle, self.app)
+
+    def _scope(self, version: str) -> Scope:
+        """Returns the ASGI scope of the request whose head is complete."""
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+            "method": self.parser.get_method().decode("ascii"),
+            "path": self.root_path + (unquote(path) if "%" in path else path),
+            "raw_path": self.root_path.encode("ascii") + url.path,
+            "query_string": url.query or b"",
+        }
 
     def on_chunk_header(self) -> None:
         self._framing.chunk()
@@ -392,11 +434,16 @@ class OneAtATime(HttpToolsProtocol):
         if self._deaf:
             return
         self._framing.body(len(body))
-        if self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle.response_complete:
             self._droppable -= len(body)
             if self._droppable < 0:
                 self._refuse(TOO_LATE)
-        super().on_body(body)
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self._deaf:
@@ -407,4 +454,6 @@ class OneAtATime(HttpToolsProtocol):
         self._framing.complete()
         # Behind the last request of a connection nothing is read.
         self._deaf = not self.cycle.keep_alive
-        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
