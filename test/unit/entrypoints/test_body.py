@@ -87,11 +87,15 @@ async def test_unfinished_bodies_have_a_bound_together(monkeypatch: pytest.Monke
     with pytest.raises(BodyRoomFull, match="100 together"):
         await read_body(long)
     assert taken == [40, 20] and room.held == 0
-    short, _ = request([b'{"a": 1}'])
-    held = await read_body(short)
+    slow, _ = request([b'{"a"', b": 1}"])
+    held = await read_body(slow)
     assert room.held == 8
-    assert await bodies.make_of(short, held, dict) == {"a": 1}
+    assert await bodies.make_of(slow, held, dict) == {"a": 1}
     assert room.held == 0
+    whole, _ = request([b'{"a": 1}'])
+    held = await read_body(whole)
+    assert room.held == 0, "a short body in one piece is not counted"
+    assert await bodies.make_of(whole, held, dict) == {"a": 1}
     wrong, _ = request([b"{"])
     with pytest.raises(InvalidRequest):
         await read_as(wrong, dict)

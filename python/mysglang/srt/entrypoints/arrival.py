@@ -42,7 +42,8 @@ class Arrival:
     def came(self, size: int, *, in_head: bool, whole: bool) -> None:
         """Count `size` bytes. `in_head`: the head is not complete; `whole`: nothing of a request is missing."""
         if whole:
-            self.stop()
+            if self._watch is not None:
+                self.stop()
         elif in_head or self._watch is None or self._in_head:
             self._begin(size, in_head=in_head)
         else:

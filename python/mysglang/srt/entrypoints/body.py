@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
@@ -19,6 +20,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
+from starlette.types import Message
 
 from mysglang.srt.entrypoints.body_room import BodyHold, BodyRoom, MemoryReturn, caller_of
 from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
@@ -59,6 +61,8 @@ BODY_BYTES: ContextVar[int] = ContextVar("body_bytes", default=0)
 
 _HOLD = "mysglang.body_hold"
 """The key of a request's scope under which the body's share of the room is kept until the body was checked."""
+_NO_HOLD = nullcontext()
+"""Share of a body that is checked as soon as it comes."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -89,18 +93,14 @@ async def make_of(
     """Returns the result of `make` for a `body` that was read already. A long body is dropped when its client
     leaves.
     """
-    with _hold_of(request):
+    hold: AbstractContextManager[object] = request.scope.pop(_HOLD, _NO_HOLD)
+    with hold:
         if len(body) < LONG_BODY:
             return make(parse_json(body))
         try:
             return await while_connected(request, _pool().run(LONG_TEXT, lambda: make(parse_json(body, limits))))
         finally:
             _MEMORY.soon()
-
-
-def _hold_of(request: Request) -> BodyHold:
-    hold: BodyHold | None = request.scope.pop(_HOLD, None)
-    return _ROOM.hold("") if hold is None else hold
 
 
 def _pool() -> TextPool:
@@ -124,15 +124,21 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     """Reads the whole body, which must be of a JSON content type and no longer than `limit` bytes.
 
     Raises InvalidRequest for another content type, BodyTooLarge as soon as the excess is known, BodyRoomFull,
-    ClientDisconnected. The body is counted until `make_of` is through with it.
+    ClientDisconnected. A body that is long, or does not come in one piece, is counted until `make_of` is through with
+    it.
     """
     require_json(request)
     declared = header(request.scope, b"content-length")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
+    message = await _next_part(request)
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False) and len(body) < min(LONG_BODY, limit):
+        BODY_BYTES.set(len(body))
+        return body
     hold = _ROOM.hold(caller_of(request.scope))
     try:
-        body = await _read_parts(request, hold, limit)
+        body = await _read_parts(request, message, hold, limit)
     except BaseException:
         hold.release()
         raise
@@ -140,22 +146,29 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     return body
 
 
-async def _read_parts(request: Request, hold: BodyHold, limit: int) -> bytes:
+async def _read_parts(request: Request, message: Message, hold: BodyHold, limit: int) -> bytes:
+    """Reads the whole body, of which `message` is the first part."""
     parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected("The client left while it sent its request.")
+    size = 0
+    while True:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
             raise _too_large(limit)
         hold.take(len(part))
         parts.append(part)
-        more = message.get("more_body", False)
+        if not message.get("more_body", False):
+            break
+        message = await _next_part(request)
     BODY_BYTES.set(size)
     return b"".join(parts)
+
+
+async def _next_part(request: Request) -> Message:
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected("The client left while it sent its request.")
+    return message
 
 
 def require_json(request: Request) -> None:
