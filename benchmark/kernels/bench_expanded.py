@@ -84,7 +84,7 @@ class Layer:
     def attend(self) -> None:
         turned, most = self.latent[:, LATENT:], int(self.new.max())
         expanded_attention.attend_to_heads(
-            self.q, self.keys, self.values, turned, self.piece, most, SCALE, self.out, self.lse
+            self.q, self.keys, self.values, turned, self.piece, most, SCALE, self.out, self.lse, self.lse
         )
 
     def with_tile(self, tile: str) -> float:

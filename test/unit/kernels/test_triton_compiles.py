@@ -180,6 +180,7 @@ def test_heads_made_of_latent_rows(capability: int) -> None:
         **dict.fromkeys(("q", "keys", "values", "turned", "out"), "*bf16"),
         **dict.fromkeys(("q_stride", "q_head_stride", "turned_stride", "total"), "i32"),
         "piece": "*i32",
+        "out_sums": "*fp32",
         "out_lse": "*fp32",
         "scale": "fp32",
     }

@@ -15,7 +15,7 @@ from fixtures.late_row_cases import random_case
 from fixtures.sampling_cases import random_draws
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
-from mysglang.srt.kernels.cuda import attention, experts, gemm, invariant_attention, invariant_gemm, kvcache
+from mysglang.srt.kernels.cuda import attention, expanded_attention, experts, gemm, invariant_attention, invariant_gemm, kvcache
 from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling
 from mysglang.srt.platforms.cuda import CudaPlatform
 
@@ -84,6 +84,13 @@ def prompts(rows, length):
     attention.extend_attention(q, *pages, table, slots, lens, lens, starts, length, 1, spec)
     turned = torch.zeros(rows * length, HEADS * (DIM + 16), dtype=DTYPE)
     latent_attention.latent_extend_attention(turned, latents, table, slots, lens, lens, starts, length, 1, latent)
+    made = torch.zeros(HEADS, rows * length, 32, dtype=DTYPE)
+    q_heads = torch.zeros(rows * length, HEADS, 48, dtype=DTYPE)
+    piece, lse = torch.zeros(rows, 9, dtype=torch.int32), torch.zeros(rows * length, HEADS)
+    side_by_side = expanded_attention.gather_rows(latents, table, piece, rows * length, length, 1)
+    out = torch.zeros_like(q_heads[..., :32])
+    expanded_attention.attend_to_heads(
+        q_heads, made, made, side_by_side[:, DIM:], piece, length, 0.1, out, lse, lse)
     invariant_attention.invariant_attention(
         q, *pages, table, slots, lens, lens, starts, length, 1, spec, decoding=False)
     indptr = ints(rows + 1)

@@ -91,6 +91,7 @@ def test_pieces_hold_every_key_once() -> None:
     assert [parts[:, Part.AT].tolist() for parts in pieces] == [[0, 5], [0, 4], [0], [0]]
     assert [parts[:, Part.BEGIN].tolist() for parts in pieces] == [[0, 0], [5, 0], [6], [16]]
     assert [parts[:, Part.AGAIN].tolist() for parts in pieces] == [[0, 0], [1, 0], [1], [1]]
+    assert [parts[:, Part.MORE].tolist() for parts in pieces] == [[0, 1], [0, 1], [1], [0]]
     assert [parts[:, Part.SLOT].tolist() for parts in pieces] == [[4, 2], [2, 9], [9], [9]]
     assert pieces[1][:, [Part.TOKEN, Part.NEW, Part.FIRST]].tolist() == [[5, 3, 6], [8, 20, 0]]
     assert len(pieces_of(slots, firsts, new, lengths, 34)) == 1

@@ -61,6 +61,8 @@ class Part(IntEnum):
     """The first of them among the keys of the piece."""
     AGAIN = 7
     """1 if the row has attended to keys of an earlier piece."""
+    MORE = 8
+    """1 if keys of the row are in a later piece, too."""
 
 
 def _gather_rows(cache: Tensor, table: Tensor, piece: Tensor, keys: int, most_keys: int, page_size: int) -> Tensor:
@@ -86,12 +88,14 @@ def _attend_to_heads(
     most_new: int,
     scale: float,
     out: Tensor,
+    sums: Tensor,
     lse: Tensor,
 ) -> None:
     """Attends with the new tokens of a piece's rows over the keys of the piece, each token over those up to its own.
 
-    Merges the result with that of earlier pieces. Writes out [T, heads, value_dim], in any dtype, and the logarithms of
-    the sums of exponents, lse [T, heads] float32, both for the tokens of these rows only.
+    Merges the result with that of earlier pieces. Writes, for the tokens of these rows only, the result to out [T,
+    heads, value_dim], or to sums, of the same shape in float32, if more pieces of the row follow; and the logarithms of
+    the sums of exponents to lse [T, heads] float32. If no row goes on in another piece, sums may be any float32.
 
     q: [T, heads, key_dim + rope_dim]; keys: [heads, L, key_dim]; values: [heads, L, value_dim]; turned: [L, rope_dim],
     the part of a key that all heads share, maybe a slice of rows; piece: [N, len(Part)] int32. most_new: new tokens of
@@ -107,15 +111,16 @@ def _attend_to_heads(
         behind = part[Part.BEGIN] + torch.arange(part[Part.KEYS], device=q.device)
         seen_by = part[Part.FIRST] + torch.arange(part[Part.NEW], device=q.device)
         scores = scores.masked_fill(behind > seen_by[:, None], float("-inf"))
-        sums = scores.logsumexp(dim=-1)
+        total = scores.logsumexp(dim=-1)
         # A token that sees no key of the piece has seen some of an earlier one.
-        weights = torch.exp(scores - sums.masked_fill(sums == float("-inf"), 0.0)[..., None])
-        result, sums = torch.matmul(weights, values[:, own].float()).transpose(0, 1), sums.T
+        weights = torch.exp(scores - total.masked_fill(total == float("-inf"), 0.0)[..., None])
+        result, total = torch.matmul(weights, values[:, own].float()).transpose(0, 1), total.T
         if part[Part.AGAIN]:
-            both = torch.logaddexp(lse[tokens], sums)
-            before = out[tokens].float() * torch.exp(lse[tokens] - both)[..., None]
-            result, sums = before + result * torch.exp(sums - both)[..., None], both
-        out[tokens], lse[tokens] = result.to(out.dtype), sums
+            both = torch.logaddexp(lse[tokens], total)
+            before = sums[tokens] * torch.exp(lse[tokens] - both)[..., None]
+            result, total = before + result * torch.exp(total - both)[..., None], both
+        target = sums if part[Part.MORE] else out
+        target[tokens], lse[tokens] = result.to(target.dtype), total
 
 
 norm_and_turn = Op(

@@ -121,7 +121,7 @@ class CudaPlatform(Platform):
     has_graphs = True
     # Tiles of attention have up to 16, 32 or 64 queries. Products of one row, of two and of a few are kernels of their
     # own, and so are greedy tokens of many rows. Keys of latent rows are cut by the number of rows and heads.
-    warm_up_prompts, warm_up_rows, warm_up_copies = (16, 32, 64), (1, 2, 3, 6, 8, 16, 32, 128), (4, 32, 256)
+    warm_up_prompts, warm_up_rows, warm_up_copies = (16, 32, 64), (1, 2, 3, 6, 8, 16, 32, 64, 128), (4, 32, 256)
     steps_are_done = False
     graph_steps = ((1, 1), (2, 2), (4, 4), (16, 8), (256, 32))
     attention_backends = ("sgl_kernel", "flashinfer", "triton", "torch_native")

@@ -24,7 +24,7 @@ for name in ("chunks", "prompt then decode"):
     check_story(TritonBackend, STORIES[name], replace(small, window=5, chunked=True), page_size=4, tolerance=1e-4)
     check_story(TritonBackend, STORIES[name], replace(small, sinks=sinks), page_size=4, tolerance=1e-4)
 check_shared_pages(TritonBackend)
-assert [latent_attention.splits_of(tiles) for tiles in (1, 4, 5, 48, 49, 129)] == [64, 64, 16, 8, 4, 2]
+assert [latent_attention.splits_of(tiles) for tiles in (1, 4, 5, 48, 49, 97)] == [64, 64, 16, 8, 4, 2]
 # Fewer programs, which the interpreter runs one after another.
 latent_attention.SPLITS = ((1, 8),)
 # One row for all heads: more heads than a tile holds, and fewer; sizes that are no powers of two.

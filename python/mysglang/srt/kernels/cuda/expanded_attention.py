@@ -18,7 +18,7 @@ from mysglang.srt.kernels.latent import Part
 
 LN2 = 0.6931471805599453
 PARTS = len(Part)
-SLOT, TOKEN, NEW, FIRST, BEGIN, COUNT, AT, AGAIN = (tl.constexpr(int(field)) for field in Part)
+SLOT, TOKEN, NEW, FIRST, BEGIN, COUNT, AT, AGAIN, MORE = (tl.constexpr(int(field)) for field in Part)
 GATHERED = 16
 """Rows that a program of `gather_rows` copies."""
 
@@ -114,7 +114,7 @@ def _attended(
     return top, sums, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _heads_attend_kernel(
     q,
     keys,
@@ -122,6 +122,7 @@ def _heads_attend_kernel(
     turned,
     piece,
     out,
+    out_sums,
     out_lse,
     q_stride,
     q_head_stride,
@@ -222,17 +223,20 @@ def _heads_attend_kernel(
     lse = tl.where(sums > 0, highest + tl.log2(tl.maximum(sums, 1e-30)), float("-inf"))
 
     place = token * heads + head
-    at_out = out + place[:, None] * VALUE + v[None, :]
+    at_out = place[:, None] * VALUE + v[None, :]
     written = live[:, None] & (v < VALUE)[None, :]
     if again:
         before = tl.load(out_lse + place, mask=live, other=0.0) * 1.4426950408889634
         most = tl.maximum(lse, before)
         own, other = tl.exp2(lse - most), tl.exp2(before - most)
         both = own + other
-        earlier = tl.load(at_out, mask=written, other=0.0).to(tl.float32)
+        earlier = tl.load(out_sums + at_out, mask=written, other=0.0)
         acc = acc * (own / both)[:, None] + earlier * (other / both)[:, None]
         lse = most + tl.log2(both)
-    tl.store(at_out, acc, mask=written)
+    if tl.load(part + MORE) != 0:
+        tl.store(out_sums + at_out, acc, mask=written)
+    else:
+        tl.store(out + at_out, acc, mask=written)
     tl.store(out_lse + place, lse * 0.6931471805599453, mask=live)
 
 
@@ -261,6 +265,7 @@ def attend_to_heads(
     most_new: int,
     scale: float,
     out: Tensor,
+    sums: Tensor,
     lse: Tensor,
 ) -> None:
     """Implements the op `attend_to_heads`. `kernels/latent.py` describes its arguments."""
@@ -270,7 +275,7 @@ def attend_to_heads(
     turned_dim, value_dim = turned.shape[1], values.shape[2]
     sizes = tile_of(q.dtype)
     _heads_attend_kernel[(triton.cdiv(most_new, sizes["QUERIES"]), heads, len(piece))](
-        *(q, keys, values, turned, piece, out, lse),
+        *(q, keys, values, turned, piece, out, sums, lse),
         *(q.stride(0), q.stride(1), turned.stride(0), total, scale / LN2),
         PARTS=PARTS,
         KEY=key_dim,

@@ -28,7 +28,7 @@ program takes 92 KiB of shared memory.
 DECODE_QUERIES, EXTEND_QUERIES = 16, 32
 """Queries of a program."""
 
-SPLITS = (4, 64), (24, 16), (48, 8), (128, 4)
+SPLITS = (4, 64), (24, 16), (48, 8), (96, 4)
 """Tiles of queries in a step at most, and the splits of each row's keys then."""
 FEWEST_SPLITS = 2
 MANY_SPLITS = 64

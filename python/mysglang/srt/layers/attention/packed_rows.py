@@ -80,8 +80,8 @@ class PackedRows:
             )
             for parts, on_device in zip(found, uploaded, strict=True)
         )
-        again = any(parts[:, Part.AGAIN].any() for parts in found)
-        return PackedExpandedRows(pieces, again, self._pool, self._page_table)
+        cut = any(parts[:, Part.MORE].any() for parts in found)
+        return PackedExpandedRows(pieces, cut, self._pool, self._page_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +89,23 @@ class PackedExpandedRows:
     """Rows that are expanded together (`ExpandedRows`)."""
 
     pieces: tuple[Piece, ...]
-    again: bool
+    cut: bool
     """True if a row has keys in several pieces."""
     pool: KvPool
     page_table: Tensor
 
     def attend(self, q: Tensor, expand: Expand, spec: AttentionSpec, out: Tensor) -> None:
         cache, _ = self.pool.slots(spec.layer_id)
-        # Results that are merged again and again are kept in float32.
-        sums = torch.empty(out.shape, dtype=torch.float32, device=out.device) if self.again else out
         lse = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
+        # Results that are merged again and again are kept in float32.
+        sums = torch.empty(out.shape, dtype=torch.float32, device=out.device) if self.cut else lse
         for piece in self.pieces:
             where = (self.page_table, piece.parts, piece.keys, piece.most_keys, self.pool.page_size)
             rows = gather_rows(cache, *where)
             made = expand(rows)
-            attend_to_heads(q, *made, rows[:, spec.value_dim :], piece.parts, piece.most_new, spec.scale, sums, lse)
-        if self.again:
-            out.copy_(sums)
+            attend_to_heads(
+                q, *made, rows[:, spec.value_dim :], piece.parts, piece.most_new, spec.scale, out, sums, lse
+            )
 
 
 def pieces_of(slots: Longs, firsts: Ints, extend_lens: Ints, seq_lens: Ints, room: int) -> list[Ints]:
@@ -120,7 +120,8 @@ def pieces_of(slots: Longs, firsts: Ints, extend_lens: Ints, seq_lens: Ints, roo
         begin = 0
         while begin < length:
             keys = min(int(length) - begin, room - used)
-            lines.append((slot, token, new, length - new, begin, keys, used, begin > 0))
+            ends = begin + keys == length
+            lines.append((slot, token, new, length - new, begin, keys, used, begin > 0, not ends))
             begin, used = begin + keys, used + keys
             if used == room:
                 pieces.append(np.array(lines, dtype=np.int32))
