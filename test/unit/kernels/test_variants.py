@@ -86,9 +86,10 @@ def prompts(rows, length):
     latent_attention.latent_extend_attention(turned, latents, table, slots, lens, lens, starts, length, 1, latent)
     made = torch.zeros(HEADS, rows * length, 32, dtype=DTYPE)
     q_heads = torch.zeros(rows * length, HEADS, 48, dtype=DTYPE)
-    piece, lse = torch.zeros(rows, 9, dtype=torch.int32), torch.zeros(rows * length, HEADS)
+    out, lse = torch.zeros_like(q_heads[..., :32]), torch.zeros(rows * length, HEADS)
+    # The lines of a later piece begin anywhere among those of all pieces.
+    piece = torch.zeros(rows + 1, 9, dtype=torch.int32)[rows % 2 :]
     side_by_side = expanded_attention.gather_rows(latents, table, piece, rows * length, length, 1)
-    out = torch.zeros_like(q_heads[..., :32])
     expanded_attention.attend_to_heads(
         q_heads, made, made, side_by_side[:, DIM:], piece, length, 0.1, out, lse, lse)
     invariant_attention.invariant_attention(

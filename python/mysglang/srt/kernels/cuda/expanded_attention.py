@@ -23,7 +23,7 @@ GATHERED = 16
 """Rows that a program of `gather_rows` copies."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["piece"])
 def _gather_kernel(
     cache,
     table,
@@ -114,7 +114,7 @@ def _attended(
     return top, sums, acc
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["piece"])
 def _heads_attend_kernel(
     q,
     keys,
