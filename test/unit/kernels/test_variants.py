@@ -15,7 +15,8 @@ from fixtures.late_row_cases import random_case
 from fixtures.sampling_cases import random_draws
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
-from mysglang.srt.kernels.cuda import attention, expanded_attention, experts, gemm, invariant_attention, invariant_gemm, kvcache
+from mysglang.srt.kernels.cuda import attention, experts, expanded_attention, gemm, invariant_attention
+from mysglang.srt.kernels.cuda import invariant_gemm, kvcache
 from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling
 from mysglang.srt.platforms.cuda import CudaPlatform
 
