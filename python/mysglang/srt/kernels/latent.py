@@ -93,9 +93,9 @@ def _attend_to_heads(
 ) -> None:
     """Attends with the new tokens of a piece's rows over the keys of the piece, each token over those up to its own.
 
-    Merges the result with that of earlier pieces. Writes, for the tokens of these rows only, the result to out [T,
-    heads, value_dim], or to sums, of the same shape in float32, if more pieces of the row follow; and the logarithms of
-    the sums of exponents to lse [T, heads] float32. If no row goes on in another piece, sums may be any float32.
+    Merges the result with that of earlier pieces. Writes it to out [T, heads, value_dim], or to sums, of the same shape
+    in float32, if more pieces of the row follow. The logarithms of the sums of exponents go to lse [T, heads] float32.
+    Nothing is written for the tokens of other rows. If no row goes on in another piece, sums may be any float32.
 
     q: [T, heads, key_dim + rope_dim]; keys: [heads, L, key_dim]; values: [heads, L, value_dim]; turned: [L, rope_dim],
     the part of a key that all heads share, maybe a slice of rows; piece: [N, len(Part)] int32. most_new: new tokens of
