@@ -152,14 +152,7 @@ class RowByRow:
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
         self._pool = pool
         self._pages = PageReader(page_table, pool.page_size)
-
-    @property
-    def long(self) -> int:
-        return LONG
-
-    @property
-    def fresh(self) -> int:
-        return FRESH
+        self.long, self.fresh = LONG, FRESH
 
     def rows(self, batch: ForwardBatch, rows: Longs) -> ExpandedRows:
         return LoneExpandedRows(lone_rows(batch, rows, self._pages), self._pool)

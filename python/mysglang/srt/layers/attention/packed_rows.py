@@ -56,14 +56,7 @@ class PackedRows:
         self._page_table = page_table
         self.room = max(LEAST_KEYS, PACKED_BYTES // (num_heads * HEAD_NUMBERS * pool.dtype.itemsize))
         """Keys of a piece."""
-
-    @property
-    def long(self) -> int:
-        return LONG
-
-    @property
-    def fresh(self) -> int:
-        return FRESH
+        self.long, self.fresh = LONG, FRESH
 
     def rows(self, batch: ForwardBatch, rows: Longs) -> ExpandedRows:
         host = batch.host
@@ -80,8 +73,7 @@ class PackedRows:
             )
             for parts, on_device in zip(found, uploaded, strict=True)
         )
-        cut = any(parts[:, Part.MORE].any() for parts in found)
-        return PackedExpandedRows(pieces, cut, self._pool, self._page_table)
+        return PackedExpandedRows(pieces, self._pool, self._page_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +81,14 @@ class PackedExpandedRows:
     """Rows that are expanded together (`ExpandedRows`)."""
 
     pieces: tuple[Piece, ...]
-    cut: bool
-    """True if a row has keys in several pieces."""
     pool: KvPool
     page_table: Tensor
 
     def attend(self, q: Tensor, expand: Expand, spec: AttentionSpec, out: Tensor) -> None:
         cache, _ = self.pool.slots(spec.layer_id)
         lse = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
-        # Results that are merged again and again are kept in float32.
-        sums = torch.empty(out.shape, dtype=torch.float32, device=out.device) if self.cut else lse
+        # Results of rows that are cut are kept in float32, since they are merged again and again.
+        sums = torch.empty(out.shape, dtype=torch.float32, device=out.device) if len(self.pieces) > 1 else lse
         for piece in self.pieces:
             where = (self.page_table, piece.parts, piece.keys, piece.most_keys, self.pool.page_size)
             rows = gather_rows(cache, *where)
