@@ -12,20 +12,16 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from shapes import EXPERTS_SHAPES, write_shape
+from random_worker import random_worker
+from shapes import EXPERTS_SHAPES
 from torch import Tensor
 
 from mysglang.bench.one_batch import OneBatch
-from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.layers.moe.router import Router
-from mysglang.srt.managers.child import ranks_of
-from mysglang.srt.managers.worker_factory import make_worker
-from mysglang.srt.server_args import ServerArgs
 
 
 def recording(hits: list[int]) -> None:
@@ -47,14 +43,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=32, help="decoding steps; the last one is counted")
     args, rest = parser.parse_known_args()
-    own = ["--load-format", "dummy", "--skip-tokenizer-init", "--context-length", str(args.context + args.steps + 8)]
     sizes = ["--max-running-requests", str(max(args.batch_size)), "--disable-cuda-graph"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(write_shape(args.model, Path(folder)))
-        server_args, model = find_model(ServerArgs.from_cli(["--model-path", path, *own, *sizes, *rest]))
-        worker = make_worker(server_args, model, ranks_of(server_args.parallel)[0])
-    schedule = server_args.schedule
-    bench = OneBatch(worker, schedule.prefill_chunk or schedule.max_prefill_tokens)
+    length = ["--context-length", str(args.context + args.steps + 8)]
+    bench = OneBatch(*random_worker(args.model, [*length, *sizes, *rest]))
     hits: list[int] = []
     recording(hits)
     results = []

@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,20 +20,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from shapes import SHAPES, write_shape
+from random_worker import random_worker
+from shapes import SHAPES
 from step_profile.bench import by_kernel, recorded
 
 from mysglang.bench.one_batch import OneBatch, Rows
-from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.forward.worker_batch import LogprobColumns, ModelWorkerBatch, SamplingColumns
-from mysglang.srt.managers.child import ranks_of
-from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.sampling import logit_bias, penalties
 from mysglang.srt.sampling.drawing import TOP_K_ALL, drawing_columns
 from mysglang.srt.sampling.feature import FeatureColumns
 from mysglang.srt.sampling.logit_edits import edits
-from mysglang.srt.server_args import ServerArgs
 
 BIASED_TOKENS = 50
 """Tokens that a row with logit_bias names."""
@@ -193,14 +189,8 @@ def table(model: str, batch_size: int, found: dict[str, dict[str, Any]]) -> str:
 def start(model: str, args: argparse.Namespace, rest: list[str]) -> tuple[Worker, int]:
     """A worker of this shape with random weights, and how many tokens a prefill step may have."""
     length = args.context + args.steps + WARM_STEPS + 2
-    own = ["--load-format", "dummy", "--skip-tokenizer-init", "--context-length", str(length)]
     sizes = ["--max-running-requests", str(max(args.batch_size)), "--cuda-graph-bs", *map(str, args.batch_size)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(write_shape(model, Path(folder)))
-        server_args, config = find_model(ServerArgs.from_cli(["--model-path", path, *own, *sizes, *rest]))
-        worker = make_worker(server_args, config, ranks_of(server_args.parallel)[0])
-    schedule = server_args.schedule
-    return worker, schedule.prefill_chunk or schedule.max_prefill_tokens
+    return random_worker(model, ["--context-length", str(length), *sizes, *rest])
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,16 +21,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from shapes import SHAPES, write_shape
+from random_worker import random_worker
+from shapes import SHAPES
 
 from mysglang.bench.one_batch import NO_IDS, make_kv
-from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.forward.worker_batch import ON_DEVICE, ForwardMode, Ints, Longs, ModelWorkerBatch
-from mysglang.srt.managers.child import ranks_of
-from mysglang.srt.managers.worker_factory import make_worker
-from mysglang.srt.server_args import ServerArgs
 
 WARM_STEPS = 2
 
@@ -98,12 +94,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     args, rest = parser.parse_known_args()
     most = max(args.rows)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = ("--model-path", str(write_shape(args.model, Path(folder))), "--load-format", "dummy")
-        server_args, model = find_model(
-            ServerArgs.from_cli([*flags, "--skip-tokenizer-init", "--max-running-requests", str(most + 1), *rest])
-        )
-        worker = make_worker(server_args, model, ranks_of(server_args.parallel)[0])
+    worker, _ = random_worker(args.model, ["--max-running-requests", str(most + 1), *rest])
     steps = Steps(worker, most, args.context, max(args.tokens))
     shapes = [
         *((rows, 0) for rows in args.rows),

@@ -14,7 +14,6 @@ import json
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -25,14 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from shapes import EXPERTS_SHAPES, SHAPES, write_shape
+from random_worker import random_worker
+from shapes import EXPERTS_SHAPES, SHAPES
 
 from mysglang.bench.one_batch import OneBatch
-from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.forward.worker import Worker
-from mysglang.srt.managers.child import ranks_of
-from mysglang.srt.managers.worker_factory import make_worker
-from mysglang.srt.server_args import ServerArgs
 
 WARM_STEPS = 8
 
@@ -176,14 +172,9 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     length = args.context + 2 * WARM_STEPS + 2 * args.steps + args.recorded + 2
     rows = str(max(args.batch_size))
-    own = ["--load-format", "dummy", "--skip-tokenizer-init", "--context-length", str(length)]
     sizes = ["--max-running-requests", rows, "--cuda-graph-bs", *map(str, args.batch_size)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(write_shape(args.model, Path(folder)))
-        server_args, model = find_model(ServerArgs.from_cli(["--model-path", path, *own, *sizes, *rest]))
-        worker = make_worker(server_args, model, ranks_of(server_args.parallel)[0])
-    schedule = server_args.schedule
-    bench = OneBatch(worker, schedule.prefill_chunk or schedule.max_prefill_tokens)
+    worker, chunk = random_worker(args.model, ["--context-length", str(length), *sizes, *rest])
+    bench = OneBatch(worker, chunk)
     results = []
     for batch_size in args.batch_size:
         one = argparse.Namespace(**{**vars(args), "batch_size": batch_size})
