@@ -121,6 +121,19 @@ def test_packed_weights(outputs: int, inputs: int, num_rows: int, with_bias: boo
     assert torch.equal(unpack_linear_weight(packed), weight)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("inputs", [1, 7, 23, 64])
+def test_a_row_without_numbers_reaches_no_other(inputs: int, dtype: torch.dtype) -> None:
+    """Also where a row ends in the middle of a pair that the processor multiplies at once."""
+    weight, x = torch.randn(96, inputs).to(dtype), torch.randn(9, inputs).to(dtype)
+    expected = linear(x, weight, None)
+    x[[3, 8]] = math.nan
+    for each in (weight, pack_linear_weight(weight), onednn.pack_linear_weight(weight)):
+        found = linear(x, each, None)
+        assert found[[3, 8]].isnan().all()
+        torch.testing.assert_close(found[[0, 1, 2, 4, 5, 6, 7]], expected[[0, 1, 2, 4, 5, 6, 7]])
+
+
 def projections(tokens: int, layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of 4 heads, keys of 2, and the tensor that they are slices of; its last two heads are none of theirs."""
     qkv = torch.randn(tokens, 9 * HEAD_DIM).to(dtype)

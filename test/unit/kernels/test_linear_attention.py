@@ -142,6 +142,19 @@ def test_convolution_goes_on_from_the_newest_inputs(cuts: list[int], plain: bool
     assert torch.equal(after, recent)
 
 
+def test_convolution_leaves_zeros_for_tokens_in_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a product would take up numbers that memory held before."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    x, weight, recent = randn(9, CHANNELS), randn(CHANNELS, KERNEL), randn(5, KERNEL - 1, CHANNELS)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = conv_runs(x, weight, recent, one_run(8, AT))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not found[8].any()
+    assert found[:8].all()
+
+
 def test_gated_norm() -> None:
     x, gate, weight = randn(3, 2, 8), randn(3, 2, 8, seed=1), randn(8)
     expected = F.rms_norm(x, (8,), weight, 1e-6) * F.silu(gate)

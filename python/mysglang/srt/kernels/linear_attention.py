@@ -118,7 +118,7 @@ def _conv_runs(
     x: Tensor, weight: Tensor, recent: Tensor, runs: Runs, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
     """Returns the convolution of consecutive tokens of some rows. x: [T, channels]. Returns the same shape; tokens in
-    no run are unspecified.
+    no run are zeros, since layers multiply the result with weights, and products want numbers.
     """
 
     def run(part: slice, entry: int) -> Tensor:
@@ -127,7 +127,7 @@ def _conv_runs(
         recent[entry] = seen[len(tokens) :]
         return _convolved(seen.unsqueeze(0), weight, bias, silu).squeeze(0).to(x.dtype)
 
-    return take_runs(runs, x.new_empty(x.shape), recent, run)
+    return take_runs(runs, x.new_zeros(x.shape), recent, run)
 
 
 def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:

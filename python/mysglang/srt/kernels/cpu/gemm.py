@@ -18,12 +18,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.is_mkldnn:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return out
+    if x.element_size() == 2 and x.shape[-1] % 2:
+        # Such rows oneDNN may read in pairs. The pair behind the last whole one has the first number of the next row,
+        # times zero: a row with NaN would reach the row before it.
+        return F.linear(F.pad(x, (0, 1)), F.pad(weight, (0, 1)), bias)
     return F.linear(x, weight, bias)
 
 
 def pack_linear_weight(weight: Tensor) -> Tensor:
     """See `kernels/gemm.py`. The copy is opaque; `to_dense` gives the weight back."""
-    if weight.dtype is torch.bfloat16 and _onednn_knows_bfloat16():
+    if weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and _onednn_knows_bfloat16():
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         return packed
     return weight
