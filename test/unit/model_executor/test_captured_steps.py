@@ -123,19 +123,35 @@ def test_as_eagerly(start: Callable[..., Executor], chunk: int, page_size: int) 
         assert mine == plain
 
 
-def test_prompts_are_captured_once_their_kernels_are_compiled(
-    start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between steps of a busy worker only the backend changes; the captures wait for an idle moment."""
+@pytest.fixture
+def with_late_kernels(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Prompts wait for a compiler that waits for this event."""
     may_end = threading.Event()
-
-    def with_late_kernels(chosen: ChosenBackends, *_: Any) -> ChosenBackends:
-        return replace(chosen, stand_in="torch_native", build=BackgroundBuild("cpu", "torch_native", wait))
 
     def wait() -> None:
         may_end.wait()
 
-    monkeypatch.setattr(model_launch, "without_waiting", with_late_kernels)
+    def without_waiting(chosen: ChosenBackends, *_: Any) -> ChosenBackends:
+        return replace(chosen, stand_in="torch_native", build=BackgroundBuild("cpu", "torch_native", wait))
+
+    monkeypatch.setattr(model_launch, "without_waiting", without_waiting)
+    return may_end
+
+
+def end_compiling(worker: Executor, may_end: threading.Event) -> None:
+    """Returns when the busy worker has changed its backend."""
+    may_end.set()
+    (build,) = worker.builds
+    while build.waits_for:
+        worker.catch_up(idle=False)
+
+
+def test_prompts_are_captured_once_their_kernels_are_compiled(
+    start: Callable[..., Executor], with_late_kernels: threading.Event
+) -> None:
+    """Between steps of a busy worker only the backend changes; the captures wait for an idle moment. Captured decode
+    steps stay as they are.
+    """
     worker = start(cuda_graph_max_bs_prefill=64)
     assert [*programs_of(worker)][-1] != CAPTURED_PROMPTS and CAPTURED_PROMPTS not in programs_of(worker)
     assert (
@@ -144,15 +160,27 @@ def test_prompts_are_captured_once_their_kernels_are_compiled(
     )
     worker.catch_up(idle=True)
     before = Driver.start(worker, CHOICES).generate(PROMPTS, 9)
-    may_end.set()
-    (build,) = worker.builds
-    while build.waits_for:
-        worker.catch_up(idle=False)
+    end_compiling(worker, with_late_kernels)
     assert CAPTURED_PROMPTS not in programs_of(worker)
+    decode = programs_of(worker)[CAPTURED_DECODE]
     worker.catch_up(idle=True)
-    assert CAPTURED_PROMPTS in programs_of(worker)
+    assert CAPTURED_PROMPTS in programs_of(worker) and programs_of(worker)[CAPTURED_DECODE] is decode
+    assert "not used" not in worker.steps.described()[CAPTURED_PROMPTS]
     for answers in (before, Driver.start(worker, CHOICES).generate(PROMPTS, 9)):
         assert [len(answer) for answer in answers] == [9] * len(PROMPTS)
+
+
+def test_prompts_are_captured_once_where_all_captures_were_dropped_meanwhile(
+    start: Callable[..., Executor], with_late_kernels: threading.Event
+) -> None:
+    worker = start(cuda_graph_max_bs_prefill=64)
+    worker.steps.drop()
+    end_compiling(worker, with_late_kernels)
+    worker.catch_up(idle=True)
+    worker.steps.restore()
+    prompts = programs_of(worker)[CAPTURED_PROMPTS]
+    worker.catch_up(idle=True)
+    assert [program for program in worker.steps.captured.programs if program.name == CAPTURED_PROMPTS] == [prompts]
 
 
 def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,14 +184,13 @@ class Executor:
 
     def catch_up(self, *, idle: bool) -> None:
         """Uses kernels that have been compiled since the start. Called between two steps. If nothing runs (`idle`),
-        steps are captured again with them, which takes seconds.
+        the steps that waited for them are captured, which takes seconds.
         """
         for build in self.builds:
             self._behind |= build.catch_up()
         if self._behind and idle and self.steps.complete:
             self._behind = False
-            self.steps.drop()
-            self.steps.restore()
+            self.steps.extend()
             self.steps.warm_up()
 
     def _weights_changed(self) -> None:
@@ -249,6 +248,15 @@ class StepPrograms:
         """Captures all graphs again."""
         self.captured = self._runnable.capture()
         self._captured_over = addresses(self._served.model)
+        self._arrange()
+
+    def extend(self) -> None:
+        """Captures the graphs that wait for kernels, if some do. Those that are there stay."""
+        if self.captured.waits:
+            self.captured.add(self._runnable.capture_late())
+            self._arrange()
+
+    def _arrange(self) -> None:
         captured, runnable = self.captured, self._runnable
         self._programs = (*captured.first, *runnable.special, *captured.programs, runnable.eager)
 

@@ -11,7 +11,7 @@ eager               all other steps
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -181,6 +181,17 @@ class GenerationModel:
             parts,
             lambda layers: HiddenStates(layers, parts.backend, parts.buffers, uploader, parts.states),
         )
+        captures = TokenCaptures(
+            self._setup,
+            self._launch,
+            self.model,
+            parts,
+            drafter,
+            self._chosen.build,
+            tried,
+            compiled,
+            left_out=work.not_captured or self._setup.tp.not_captured,
+        )
         return Runnable(
             eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
             warm_ups=self._warm_ups(memory),
@@ -191,17 +202,8 @@ class GenerationModel:
                 *drafter.slot_buffers,
             ),
             why_exact="" if tried is None else tried.why_exact,
-            capture=TokenCaptures(
-                self._setup,
-                self._launch,
-                self.model,
-                parts,
-                drafter,
-                self._chosen.build,
-                tried,
-                compiled,
-                left_out=work.not_captured or self._setup.tp.not_captured,
-            ).take,
+            capture=captures.take,
+            capture_late=captures.take_prompts,
         )
 
     def _warm_ups(self, memory: ModelMemory) -> list[ModelWorkerBatch]:
@@ -319,24 +321,33 @@ class TokenCaptures:
         """Captures all declared programs. A capture that fails ends the start, unless the platform reports that it
         cannot capture such a step.
         """
-        captured = Captured()
         if self._left_out:
             drafts = (CAPTURED_VERIFICATION,) if self._tried else ()
             names = (WHOLE_STEP, CAPTURED_DECODE, CAPTURED_MIXED, CAPTURED_PROMPTS, *drafts)
-            captured.left_out = dict.fromkeys(names, self._left_out)
-            return captured
-        for name, capture in (
-            (CAPTURED_DECODE, self._decode_steps),
-            (CAPTURED_PROMPTS, self._prompts),
-            (CAPTURED_VERIFICATION, self._verification),
-        ):
+            return Captured(left_out=dict.fromkeys(names, self._left_out))
+        captured = self._all_of(
+            {
+                CAPTURED_DECODE: self._decode_steps,
+                CAPTURED_PROMPTS: self._prompts,
+                CAPTURED_VERIFICATION: self._verification,
+            }
+        )
+        captured.programs[:0] = map(self._drafter.beside, self._compiled.programs)
+        captured.left_out |= self._compiled.left_out
+        return captured
+
+    def take_prompts(self) -> Captured:
+        """Captures the programs of prompts alone, as `take` does."""
+        return self._all_of({CAPTURED_PROMPTS: self._prompts})
+
+    def _all_of(self, captures: Mapping[str, Callable[[Captured], None]]) -> Captured:
+        captured = Captured()
+        for name, capture in captures.items():
             try:
                 capture(captured)
             except CannotCapture as error:
                 logger.warning("The program %s is left out, so its steps run without a graph: %s.", name, error)
                 captured.left_out[name] = str(error)
-        captured.programs[:0] = self._compiled.programs
-        captured.left_out |= self._compiled.left_out
         captured.programs = [self._drafter.beside(program) for program in captured.programs]
         return captured
 
@@ -433,7 +444,7 @@ class TokenCaptures:
             reason = "its attention backend cannot be captured with these layers and KV pages"
             if self._build.waits_for:
                 # Steps are planned as they will be then.
-                reason = f"not before {self._build.waits_for}"
+                reason, captured.waits = f"not before {self._build.waits_for}", True
                 captured.prompt_tokens = self._prompt_sizes
                 captured.mixed_steps = () if self._setup.config.draft_tokens else self._mixed_sizes()
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}

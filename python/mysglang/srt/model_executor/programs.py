@@ -145,6 +145,8 @@ class Captured:
     """Programs that are tried before all others, since those would not see what is special about a step."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Name of a program -> why it does not cover this model."""
+    waits: bool = False
+    """True if programs are missing because their kernels are still being compiled."""
     nbytes: int = 0
     """Device memory that the captures took."""
     decode_rows: int = 0
@@ -153,6 +155,16 @@ class Captured:
     """New tokens of the steps with prompts, ascending."""
     mixed_steps: tuple[tuple[int, int], ...] = ()
     """(new tokens, room for decoding rows among them) of the steps of prompts beside decoding rows."""
+
+    def add(self, later: Captured) -> None:
+        """Adds programs that were captured later, and forgets why they were missing."""
+        made = {program.name for program in later.programs}
+        missing = {name: reason for name, reason in self.left_out.items() if name not in made}
+        self.left_out = missing | later.left_out
+        self.programs += later.programs
+        self.waits = later.waits
+        self.nbytes += later.nbytes
+        self.prompt_tokens, self.mixed_steps = later.prompt_tokens, later.mixed_steps
 
     @property
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -176,6 +188,8 @@ class Runnable:
     """Why the host must know how long all rows of a step are, a clause; empty: it need not."""
     capture: Callable[[], Captured] = Captured
     """Makes the other programs: at the start, and again after weights or memory have moved."""
+    capture_late: Callable[[], Captured] = Captured
+    """Makes the programs that `capture` left out because they waited for kernels."""
 
 
 @dataclass(frozen=True, slots=True)
