@@ -146,6 +146,18 @@ def test_only_allowed_tokens(server: ServerProcess) -> None:
         assert set(answer["output_ids"]) <= {300, 301, 302}
 
 
+@pytest.mark.parametrize("few", [{"max_tokens": 0}, {"allowed_token_ids": [300]}, {"allowed_token_ids": [2]}])
+@pytest.mark.parametrize("more", [{}, {"min_tokens": 3}])
+def test_as_many_answers_as_asked_for(tiny_server: ServerProcess, few: dict[str, Any], more: dict[str, Any]) -> None:
+    """Also where there are fewer different ones. Token 2 ends an answer."""
+    body = {"prompt": "Once", "n": 3, "beam_width": 3, "max_tokens": 4, **more, **few}
+    if few == {"max_tokens": 0}:
+        body.pop("min_tokens", None)
+    answer = httpx.post(f"{tiny_server.url}/v1/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_as_vllm_asks(tiny_server: ServerProcess, path: str, stream: bool) -> None:

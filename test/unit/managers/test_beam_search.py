@@ -74,3 +74,15 @@ def test_an_abort_gives_beginnings_behind_answers() -> None:
     best = found.best(3, why)
     assert ids(best) == [(EOS,), (5,), (6,)]
     assert [beam.finish for beam in best] == [Stop(EOS), why, why]
+
+
+def test_the_last_answer_is_repeated_where_there_are_fewer_than_asked_for() -> None:
+    found = search(width=3, max_new=1)
+    found.advance([[(5, -0.1)]])
+    assert found.done and ids(found.best(3)) == [(5,)] * 3
+
+
+def test_where_only_ends_are_allowed_a_short_answer_ends() -> None:
+    found = search(min_new=2)
+    found.advance([[(EOS, -0.1)]])
+    assert found.done and ids(found.best(2)) == [(EOS,)] * 2

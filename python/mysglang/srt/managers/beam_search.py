@@ -95,16 +95,21 @@ class Search:
             long_enough = isinstance(reason, Length) or len(beam.ids) > self.min_new
             if rank < self.width and long_enough:
                 self.whole.append(Beam(beam.ids, beam.logprob, reason))
-        self.whole = sorted(self.whole, key=lambda beam: -self.score(beam))[: self.width]
         over = {rank for rank, _, _ in ended}
         self.open = [beam for rank, beam in enumerate(grown) if rank not in over][: self.width]
+        if not (self.open or self.whole):
+            # Only tokens that end an answer are allowed. An answer that is too short is better than none.
+            self.whole = [Beam(beam.ids, beam.logprob, reason) for _, beam, reason in ended]
+        self.whole = sorted(self.whole, key=lambda beam: -self.score(beam))[: self.width]
 
     def best(self, count: int, aborted: Abort | None = None) -> list[Beam]:
-        """Returns the best answers, best first. For an `aborted` search, unfinished answers follow the finished
-        ones.
+        """Returns the `count` best answers, best first. For an `aborted` search, unfinished answers follow the finished
+        ones. If there are fewer answers, for example because few tokens are allowed, the last one is repeated: a client
+        gets as many as it asked for.
         """
         begun = sorted(self.open, key=lambda beam: -self.score(beam)) if aborted is not None else []
-        return [*self.whole, *(Beam(beam.ids, beam.logprob, aborted) for beam in begun)][:count]
+        found = [*self.whole, *(Beam(beam.ids, beam.logprob, aborted) for beam in begun)][:count]
+        return found + found[-1:] * (count - len(found))
 
     def score(self, beam: Beam) -> float:
         """Returns the score by which beams are compared; the empty beam has none."""
