@@ -131,6 +131,7 @@ async def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch) -> None:
     assert response.status_code == 500
     assert "secret" not in response.text
     assert response.headers["x-request-id"] == response.json()["error"]["request_id"] == "mine"
+    assert response.headers["connection"] == "close", "the server closes it, so the client must not use it again"
 
 
 @pytest.mark.promise(30)

@@ -96,7 +96,9 @@ class Entrance:
                 await self._admit(scope, receive, send_complete)
         except Exception as error:
             if not begun:
-                await (await respond(Request(scope), error))(scope, receive, send)
+                response = await respond(Request(scope), error)
+                response.headers["connection"] = "close"  # a client must not send its next request into a reset
+                await response(scope, receive, send)
             raise  # for the log of the server, which closes the connection
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
