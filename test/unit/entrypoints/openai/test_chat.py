@@ -96,11 +96,17 @@ async def test_a_stream_with_usage_to_the_byte() -> None:
     ]
 
 
-async def test_usage_on_every_text_frame() -> None:
+async def test_usage_on_every_frame() -> None:
     async with serve() as served:
         found = await frames(served, stream_options={"continuous_usage_stats": True})
     told = [orjson.loads(frame)["usage"] for frame in found[:-1]]
-    assert [usage and usage["completion_tokens"] for usage in told] == [None, 1, 4, None]
+    assert [usage["completion_tokens"] for usage in told] == [1, 1, 4, 4]
+
+
+async def test_the_last_usage_counts_a_token_without_text() -> None:
+    async with serve(lambda _: [Step("a"), Step("", [2], Stop(2))]) as served:
+        found = await frames(served, stream_options={"continuous_usage_stats": True})
+    assert orjson.loads(found[-2])["usage"]["completion_tokens"] == 2
 
 
 async def test_two_choices_take_turns() -> None:

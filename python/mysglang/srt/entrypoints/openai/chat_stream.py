@@ -46,6 +46,9 @@ def chat_message(parts: Sequence[AnswerPart]) -> dict[str, object]:
 
 NO_IDS: Mapping[str, object] = MappingProxyType({})
 
+Usage = Mapping[str, object]
+"""The `usage` of a choice so far, for streams that have it in every frame."""
+
 
 class ChatStream:
     """Renders the answer of one chat request as stream frames. If it has several choices, their frames may alternate,
@@ -58,19 +61,19 @@ class ChatStream:
         self._texts: dict[int, TextFrame] = {}
         """Frames of choices that have already sent text of their answer."""
 
-    def begin(self, index: int) -> bytes:
+    def begin(self, index: int, usage: Usage | None = None) -> bytes:
         """Returns the frame with the role for the first call with this `index`, and nothing for later calls."""
         if index in self._begun:
             return b""
         self._begun.add(index)
-        return self._frame(index, {"role": "assistant", "content": "", "reasoning_content": None})
+        return self._frame(index, {"role": "assistant", "content": "", "reasoning_content": None}, usage=usage)
 
     def say(
         self,
         index: int,
         parts: Sequence[AnswerPart],
         logprobs: object = None,
-        usage: Mapping[str, object] | None = None,
+        usage: Usage | None = None,
         ids: Mapping[str, object] = NO_IDS,
     ) -> bytes:
         """Returns one frame for each new part of choice `index`. Logprobs and ids are in the first frame, usage is in
@@ -95,13 +98,13 @@ class ChatStream:
             self._texts[index] = TextFrame(lambda text: self._frame(index, _delta(NormalText(text))))
         return self._texts[index].with_text(text)
 
-    def finish(self, index: int, reason: str, matched: int | str | None) -> bytes:
+    def finish(self, index: int, reason: str, matched: int | str | None, usage: Usage | None = None) -> bytes:
         """Returns the last frame of `index`."""
-        return self._frame(index, {"reasoning_content": None}, None, reason, matched)
+        return self._frame(index, {"reasoning_content": None}, None, reason, matched, usage)
 
-    def add(self, index: int, said: Mapping[str, object]) -> bytes:
+    def add(self, index: int, said: Mapping[str, object], usage: Usage | None = None) -> bytes:
         """Returns a frame after the last one of `index`, with fields beside its message."""
-        return self._frame(index, {**said, "reasoning_content": None})
+        return self._frame(index, {**said, "reasoning_content": None}, usage=usage)
 
     def _frame(
         self,
@@ -110,7 +113,7 @@ class ChatStream:
         logprobs: object = None,
         reason: str | None = None,
         matched: int | str | None = None,
-        usage: Mapping[str, object] | None = None,
+        usage: Usage | None = None,
         ids: Mapping[str, object] = NO_IDS,
     ) -> bytes:
         choice = {

@@ -106,10 +106,10 @@ class _Frames:
         if self._usage_so_far or news.ending is not None:
             note_usage(self._meter, chunk, news.reasoning_tokens)
             usage = self._meter.of(index) if self._usage_so_far else None
-        said = stream.begin(index)
+        said = stream.begin(index, usage)
         said += stream.say(index, news.parts, self._logprobs(news), usage, self._ids.of(chunk))
         if news.ending is not None:
-            said += stream.finish(index, news.ending.reason, news.ending.matched)
+            said += stream.finish(index, news.ending.reason, news.ending.matched, usage)
         elif not (self._usage_so_far or self._ids_with_text) and self._call.passes_text(index):
             self.frames_of_text[index] = partial(self._pass_on, index)
         # A chunk yields no frame while its content is incomplete.
@@ -120,5 +120,7 @@ class _Frames:
         return self._stream.say_text(index, text) if text else b""
 
     def end(self) -> bytes:
-        last = b"".join(self._stream.add(index, said) for index, said in self._states.all())
+        last = b""
+        for index, said in self._states.all():
+            last += self._stream.add(index, said, self._meter.of(index) if self._usage_so_far else None)
         return last + (self._frames.usage(self._meter.total()) if self._total else b"") + DONE

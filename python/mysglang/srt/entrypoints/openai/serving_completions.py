@@ -143,7 +143,8 @@ class _Frames:
     def end(self) -> bytes:
         last = b""
         for index, said in self._choice_builder.states.all():
-            last += self._frames.choice(_text_choice(index, "") | said)
+            usage = self._meter.of(index) if self._usage_so_far else None
+            last += self._frames.choice(_text_choice(index, "") | said, usage)
         return last + (self._frames.usage(self._meter.total()) if self._total else b"") + DONE
 
 
