@@ -156,8 +156,8 @@ async def test_json_by_any_spelling(kind: str) -> None:
         (b"null", "got null"),
         (b"true", "got a boolean"),
         (b"1", "got a number"),
-        (b"[" * 10_000 + b"]" * 10_000, "not valid JSON"),
-        (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "not valid JSON"),
+        (b"[" * 10_000 + b"]" * 10_000, f"deeper than {MAX_DEPTH} levels"),
+        (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, f"deeper than {MAX_DEPTH} levels"),
         (b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", f"deeper than {MAX_DEPTH} levels"),
     ],
 )

@@ -203,10 +203,12 @@ def _parse_short(body: bytes) -> object:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if error.msg.startswith("depth limit"):  # the parser's own, which is far beyond ours
+            raise _too_nested() from None
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     # Depth cannot exceed the number of brackets: most bodies need no walk.
     if (brackets := body.count(b"{") + body.count(b"[")) > MAX_DEPTH and too_deep(data, brackets):
-        raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+        raise _too_nested()
     return data
 
 
@@ -294,6 +296,10 @@ def _finding(error: ErrorDetails) -> str:
 
 def _path(error: ErrorDetails) -> str:
     return ".".join(str(part) for part in error["loc"])
+
+
+def _too_nested() -> InvalidRequest:
+    return InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _too_large(limit: int) -> BodyTooLarge:
