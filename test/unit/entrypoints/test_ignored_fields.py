@@ -58,6 +58,10 @@ async def test_an_unknown_field_can_be_refused(path: str) -> None:
     [
         ({"messages": [{"role": "user", "content": "Hi", "mood": 1}]}, "mood"),
         ({"messages": USER, "stream": True, "stream_options": {"usage": True}}, "usage"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {}}]}]},
+            "cache_control",
+        ),
     ],
 )
 async def test_fields_of_inner_objects(body: dict[str, Any], name: str) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
-from mysglang.srt.entrypoints.field_bounds import MAX_NUMBERS, check_joined
+from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, MAX_NUMBERS, check_joined
 from mysglang.srt.entrypoints.openai.response_format import ResponseFormat, StructuredOutputs, as_schema, choice_regex
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
 from mysglang.srt.entrypoints.sampling_body import OPENAI_ALIASES, WITHOUT_EFFECT, OpenAISampling, Texts
 from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.generate import REFUSED, FieldReport
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 USUAL_EFFORT: ReasoningEffort = "medium"
@@ -348,18 +349,32 @@ class TextPart(StrictModel):
     text: str
 
 
-def _content(value: object) -> object:
+def _content(value: object, info: ValidationInfo) -> object:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of content parts")
-    for place, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"part {place} is of type {kind!r}; this server reads parts of type 'text' only")
-        if not isinstance(part.get("text"), str) or part.keys() - {"type", "text"}:
-            raise ValueError(f'part {place} must be {{"type": "text", "text": "..."}}')
-    return value
+    report: FieldReport = REFUSED if info.context is None else info.context
+    return [_text_part(place, part, report) for place, part in enumerate(value)]
+
+
+def _text_part(place: int, part: object, report: FieldReport) -> object:
+    """Returns a part without the fields that have no effect, as every StrictModel does. A conversation may have many
+    thousands of parts: a model for each takes several times longer.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind != "text":
+        raise ValueError(f"part {place} is of type {kind!r}; this server reads parts of type 'text' only")
+    if not isinstance(text := part.get("text"), str):
+        raise ValueError(f'part {place} must be {{"type": "text", "text": "..."}}')
+    if len(part) == len(TextPart.model_fields):
+        return part
+    if len(part) > MAX_FIELDS:
+        raise ValueError(f"part {place} must have at most {MAX_FIELDS} fields, got {len(part)}")
+    for name in part.keys() - TextPart.model_fields.keys():
+        if not report.unknown(name):
+            raise ValueError(f"part {place}: {name}: this server does not know the field")
+    return {"type": kind, "text": text}
 
 
 ContentTypes = str | list[TextPart]
