@@ -217,6 +217,36 @@ def test_all_findings_in_one_line_with_their_paths() -> None:
     assert error.value.param == "name"
 
 
+@pytest.mark.parametrize(
+    ("model", "fields", "place"),
+    [
+        (ChatCompletionRequest, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            ChatCompletionRequest,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+            "response_format.json_schema.schema",
+        ),
+        (ChatCompletionRequest, {"response_format": {"type": "xml"}}, "response_format"),
+        (ChatCompletionRequest, {"response_format": {}}, "response_format"),
+        (ChatCompletionRequest, {"tool_choice": "f"}, "tool_choice"),
+        (ChatCompletionRequest, {"json_schema": 5}, "json_schema"),
+        (ChatCompletionRequest, {"guided_json": 5}, "guided_json"),
+        (ChatCompletionRequest, {"messages": [5]}, "messages.0"),
+        (ResponsesRequest, {"input": [{"type": "function_call"}]}, "input.0.call_id"),
+        (ResponsesRequest, {"input": [{"role": "user", "content": 5}]}, "input.0.content"),
+        (ResponsesRequest, {"input": [{"type": "nothing"}]}, "input.0"),
+    ],
+)
+def test_the_place_of_an_error_is_one_that_the_client_wrote(
+    model: type[BaseModel], fields: dict[str, Any], place: str
+) -> None:
+    """Also in a field that may be one of several things. Words of Python and pydantic mean nothing to a client."""
+    with pytest.raises(InvalidRequest) as error:
+        validate(model, {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", **fields})
+    assert error.value.param == place
+    assert all(word not in error.value.message for word in ("literal[", "dict", "instance", "tag '", "_kind"))
+
+
 def test_many_findings_are_counted_not_told() -> None:
     with pytest.raises(InvalidRequest) as error:
         validate(Sample, {f"field{i}": i for i in range(100)})

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -49,6 +49,9 @@ MAX_DEPTH = 64
 
 MAX_FINDINGS = 8
 """Largest number of errors that one answer lists."""
+
+_ABSENT = frozenset({"missing", "extra_forbidden"})
+"""Kinds of errors whose place ends with the name of a field."""
 
 LIMITS = JsonLimits(depth=MAX_DEPTH)
 
@@ -252,11 +255,12 @@ def validate(model: type[Model], data: dict[str, object], fields: FieldReport = 
     try:
         return model.model_validate(data, context=fields)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, data, getattr(model, "aliases", {})) from None
 
 
-def _refusal(error: ValidationError) -> InvalidRequest:
-    """Returns the error in words. It keeps no reference to the checked data.
+def _refusal(error: ValidationError, data: dict[str, object], aliases: Mapping[str, str]) -> InvalidRequest:
+    """Returns the error in words. It keeps no reference to the checked data. `aliases`: other names of fields of
+    `data`.
 
     What a validator of ours raised has a traceback, whose frames lead back to the caller of pydantic and to all that it
     holds: the body. That would be a cycle, and a whole body would stay until the garbage collector runs.
@@ -265,7 +269,34 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     for each in found:
         if isinstance(raised := each.get("ctx", {}).get("error"), BaseException):
             raised.__traceback__ = None
+        each["loc"] = _place(each, data, aliases)
     return InvalidRequest(flatten(found), param=_path(found[0]) or None)
+
+
+def _place(error: ErrorDetails, data: dict[str, object], aliases: Mapping[str, str]) -> tuple[int | str, ...]:
+    """Returns where in `data` the error is. Pydantic's own place also has the name of each member of a union that it
+    tried, such as `literal['none','auto']`, which no client sent.
+    """
+    place: list[int | str] = []
+    here: Any = data
+    for number, part in enumerate(error["loc"]):
+        if number == 0 and part not in data:
+            part = next((given for given, name in aliases.items() if name == part and given in data), part)
+        if _holds(here, part):
+            here = here[part]
+        elif number == 0:
+            here = None  # a field that the translation of the body has made
+        elif here is not None and not (error["type"] in _ABSENT and number == len(error["loc"]) - 1):
+            continue
+        place.append(part)
+    return tuple(place)
+
+
+def _holds(value: object, part: int | str) -> bool:
+    """True if `value` is an object with this key, or a list with this index."""
+    if isinstance(value, dict):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
 def flatten(errors: Sequence[ErrorDetails]) -> str:
@@ -288,6 +319,12 @@ def _finding(error: ErrorDetails) -> str:
             message = f"must have at most {error['ctx']['max_length']} items, got {error['ctx']['actual_length']}"
         case "value_error":
             message = str(error["ctx"]["error"])
+        case "dict_type" | "model_type" | "model_attributes_type":
+            message = "should be an object"
+        case "union_tag_invalid":
+            message = f"type should be one of {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
+        case "union_tag_not_found":
+            message = "should be an object with a type"
         case _:
             message = error["msg"].removeprefix("Input ")
     path = _path(error)
