@@ -121,6 +121,14 @@ async def test_errors_of_the_router(method: str, path: str, status: int, message
     assert {"message", "type", "param", "code", "request_id"} <= body["error"].keys()
 
 
+async def test_anthropics_clients_are_told_in_their_form_of_an_unknown_model() -> None:
+    async with serve() as served:
+        response = await served.client.get("/v1/models/nothing", headers={"anthropic-version": "2023-06-01"})
+    body = response.json()
+    assert response.status_code == 404
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+
+
 async def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_self: object, _message: object) -> None:
         raise ZeroDivisionError("secret")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mysglang.srt.entrypoints.anthropic.errors import AnthropicShape
 from mysglang.srt.entrypoints.anthropic.model_info import asked_by_anthropic, model_info, model_page
-from mysglang.srt.entrypoints.error_responses import OpenAIError
+from mysglang.srt.entrypoints.error_responses import OpenAIError, speak
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.answers import (
@@ -82,6 +83,8 @@ def openai_router(
         """
         if not model:
             return await list_models(request)
+        if asked_by_anthropic(request):
+            speak(request.scope, AnthropicShape())
         card = models.get(model)
         return json_response(model_info(card) if asked_by_anthropic(request) else card)
 
