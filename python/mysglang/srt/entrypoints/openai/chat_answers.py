@@ -40,7 +40,6 @@ from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, NO_NAMES, ow
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_params
 from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
 from mysglang.srt.entrypoints.openai.usage import finish_words
@@ -196,9 +195,7 @@ class ChatAnswers:
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )
-        own_names = (
-            CHAT_NAMES | body.own_names | names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
-        )
+        own_names = CHAT_NAMES | body.own_names | body.grammar_names | dict.fromkeys(plan.grammar or (), "tools")
         return ChatCall(
             obj,
             own_names,
@@ -241,7 +238,7 @@ class ChatAnswers:
             return_logprob=body.logprobs is not None,
             top_logprobs_num=body.logprobs or 0,
         )
-        own_names = CHAT_NAMES | names_of(body.response_format) | {"text": "prompt"}
+        own_names = CHAT_NAMES | body.grammar_names | {"text": "prompt"}
         return ChatCall(obj, own_names, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
 
     def thinking_words(self, *, with_tools: bool) -> ThinkingWords:

@@ -12,7 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
 from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, MAX_NUMBERS, check_joined
-from mysglang.srt.entrypoints.openai.response_format import ResponseFormat, StructuredOutputs, as_schema, choice_regex
+from mysglang.srt.entrypoints.openai.response_format import (
+    ResponseFormat,
+    StructuredOutputs,
+    as_schema,
+    choice_regex,
+    names_of,
+)
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
 from mysglang.srt.entrypoints.sampling_body import OPENAI_ALIASES, WITHOUT_EFFECT, OpenAISampling, Texts
 from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here
@@ -154,6 +160,17 @@ class GenerationRequest(OpenAISampling):
             words = "json_schema, regex, ebnf, guided_choice and structured_outputs"
             raise InvalidRequest(f"{words}: only one of them can say what the answer must be.", param="regex")
         return named[0] if named else {}
+
+    @property
+    def grammar_names(self) -> dict[str, str]:
+        """Maps the parameters of grammars to the field that this client sent, if that has another name."""
+        if self.response_format is not None:
+            return names_of(self.response_format)
+        if self.guided_choice is not None:
+            return {"regex": "guided_choice"}
+        if self.structured_outputs is not None:
+            return dict.fromkeys(self.structured_outputs.grammars(), "structured_outputs")
+        return {}
 
     @property
     def beams(self) -> int | None:

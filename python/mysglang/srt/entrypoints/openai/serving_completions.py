@@ -12,7 +12,6 @@ from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_wo
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
-from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -44,7 +43,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter, builder = self._meter(body), await self._choice_builder(body)
         found: dict[int, GenerationChunk] = {}
-        names = {**names_of(body.response_format), **({} if body.best_of is None else {"n": "best_of"})}
+        names = {**body.grammar_names, **({} if body.best_of is None else {"n": "best_of"})}
         async with self._chunks(await self._converted(body, envelope), names) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
@@ -60,7 +59,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     async def _talk(self, body: CompletionRequest, envelope: Envelope) -> Talk:
         frames = _Frames(body, envelope, self._meter(body), await self._choice_builder(body))
         chunks = self._front.tokenizer_manager.generate_request(await self._converted(body, envelope))
-        names = self.names if body.response_format is None else {**self.names, **names_of(body.response_format)}
+        names = {**self.names, **own} if (own := body.grammar_names) else self.names
         return Talk(chunks, frames, names, self._front.text_pool)
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
