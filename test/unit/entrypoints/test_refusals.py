@@ -180,6 +180,8 @@ REFUSALS: list[tuple[Dialect, dict[str, Any], str | None, str]] = [
     (OLLAMA_CHAT, {"options": {"repeat_penalty": -1}}, None, "repeat_penalty"),
     (OLLAMA_CHAT, {"keep_alive": 0}, None, "keep_alive"),
     (OLLAMA_CHAT, {"keep_alive": "0s"}, None, "keep_alive"),
+    (OLLAMA_CHAT, {"keep_alive": "0h0m"}, None, "keep_alive .. cannot unload"),
+    (OLLAMA_CHAT, {"keep_alive": "soon"}, None, "keep_alive .. 1h30m"),
     (OLLAMA_CHAT, {"format": "yaml"}, None, "format"),
     (OLLAMA_CHAT, {"messages": [{"role": "user", "images": ["x"]}]}, None, "images"),
     (OLLAMA_CHAT, {"messages": [{"role": "robot"}]}, None, "messages.0.role"),

@@ -17,7 +17,8 @@ from mysglang.srt.entrypoints.sampling_body import OllamaSampling, Texts
 from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
-_NOTHING = re.compile(r"[+-]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+_DURATION = re.compile(r"|[+-]?(\d+(\.\d*)?|(\d+(\.\d*)?(ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
+"""A number of seconds, or numbers with units as in `1h30m`; empty for Ollama's default."""
 
 
 def _num_predict(value: int) -> int:
@@ -33,10 +34,13 @@ def _format(value: object) -> object:
 
 
 def _keep_alive(value: object) -> object:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number and not isinstance(value, str):
-        raise ValueError("must be a duration")
-    if value == 0 or (isinstance(value, str) and _NOTHING.fullmatch(value)):
+    if isinstance(value, str):
+        known, nothing = _DURATION.fullmatch(value) is not None, bool(value) and re.search("[1-9]", value) is None
+    else:
+        known, nothing = isinstance(value, int | float) and not isinstance(value, bool), value == 0
+    if not known:
+        raise ValueError("must be a duration: a number of seconds, or a text such as 5m or 1h30m")
+    if nothing:
         raise ValueError("this server cannot unload its model")
     return value
 
