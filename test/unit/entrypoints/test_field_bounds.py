@@ -70,6 +70,9 @@ def test_lists_of_chat_messages_and_tools_have_a_greatest_length() -> None:
     assert validate(ChatCompletionRequest, {"messages": [message], "logit_bias": biases})
     with pytest.raises(InvalidRequest, match=f"^stop_token_ids: must have at most {MAX_NUMBERS} items"):
         validate(ChatCompletionRequest, {"messages": [message], "stop_token_ids": [1] * (MAX_NUMBERS + 1)})
+    # The keys of an object are not all counted.
+    with pytest.raises(InvalidRequest, match=f"^metadata: must have at most {MAX_ITEMS} items$"):
+        validate(ChatCompletionRequest, {"messages": [message], "metadata": biases})
 
 
 class Plain(StrictModel):

@@ -316,7 +316,8 @@ def _finding(error: ErrorDetails) -> str:
         case "too_short":
             message = f"must have at least {error['ctx']['min_length']} item"
         case "too_long":
-            message = f"must have at most {error['ctx']['max_length']} items, got {error['ctx']['actual_length']}"
+            got = error["ctx"]["actual_length"]  # None where the counting ended at the limit
+            message = f"must have at most {error['ctx']['max_length']} items{'' if got is None else f', got {got}'}"
         case "value_error":
             message = str(error["ctx"]["error"])
         case "dict_type" | "model_type" | "model_attributes_type":
