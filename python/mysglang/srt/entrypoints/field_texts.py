@@ -56,7 +56,7 @@ _REQUEST: Mapping[str, str] = {
     "include_usage": "If true, the last frame of a stream has `usage`. Default: false.",
     "input_file_id": "Id of the uploaded file whose lines are the requests.",
     "input_schema": "JSON schema of the tool's arguments, which is that of an object.",
-    "instances": "The requests, as bodies of /generate.",
+    "instances": "The prompts: objects with `text`, or all with `input_ids`.",
     "instructions": "The system's message before the input.",
     "is_error": "If true, the call failed. Default: false.",
     "item_first": "If true, an item comes before the query instead of after it. Default: false.",
