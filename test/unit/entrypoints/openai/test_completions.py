@@ -235,6 +235,7 @@ async def test_a_server_without_a_tokenizer_takes_ids() -> None:
     for response in refused:
         assert response.status_code == 400
         assert "tokenizer" in response.json()["error"]["message"]
+    assert [response.json()["error"]["param"] for response in refused] == ["prompt", "echo", "logprobs"]
 
 
 async def test_a_refused_value_is_not_sent_back_whole() -> None:

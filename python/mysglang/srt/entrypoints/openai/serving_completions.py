@@ -92,9 +92,11 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         )
 
     async def _choice_builder(self, body: CompletionRequest) -> _ChoiceBuilder:
-        if body.logprobs is not None and self._front.tokenizer is None:
-            message = "logprobs contain text, and this server runs without a tokenizer."
-            raise InvalidRequest(message, param="logprobs")
+        if self._front.tokenizer is None:
+            for field, wanted in (("logprobs", body.logprobs is not None), ("echo", body.echo)):
+                if wanted:
+                    message = f"{field}: contains text, and this server runs without a tokenizer."
+                    raise InvalidRequest(message, param=field)
         echoes = [await self._text_of(prompt, body) for prompt in body.prompt] if body.echo else []
         return _ChoiceBuilder(body, echoes, self._front.tokenizer)
 
