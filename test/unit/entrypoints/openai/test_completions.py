@@ -9,6 +9,7 @@ import pytest
 
 from fixtures.dialects import COMPLETIONS
 from fixtures.scripted_engine import CONTEXT_LEN, Length, Step, Stop, events, logprob_row, serve, small
+from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, TokenLogprob
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
 from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -154,6 +155,18 @@ async def test_columns_of_logprobs() -> None:
     assert found["top_logprobs"][0] == {"bytes:\\xc3": -0.5}
     # The token itself, and the likeliest.
     assert found["top_logprobs"][2] == {tokenizer.token_text(6): pytest.approx(-0.2), "!": -1.5}
+
+
+def test_of_two_tokens_with_one_text_the_likelier_one_is_shown() -> None:
+    """In vocabularies with bytes, an ASCII character is a token twice."""
+    tokenizer = small("metaspace")
+    twice = [token_id for token_id in range(300) if tokenizer.token_bytes(token_id) == b"!"]
+    assert len(twice) == 2
+    other = tokenizer.encode("a")[-1]
+    for first, second in (twice, reversed(twice)):
+        columns = CompletionLogprobs(tokenizer, skip_special_tokens=True, top_num=2)
+        found = columns.columns([TokenLogprob(other, -9.0, [(first, -0.1), (second, -5.0)])])["top_logprobs"]
+        assert found == [{"!": -0.1, tokenizer.token_text(other): -9.0}]
 
 
 async def test_logprobs_without_alternatives() -> None:

@@ -106,5 +106,8 @@ class CompletionLogprobs:
         """Returns the `top_num` likeliest tokens, and the token itself where it is not among them."""
         if position.logprob is None or not self._top_num:
             return None
-        words = {self._word(token_id): logprob for token_id, logprob in position.top}
+        words: dict[str, float] = {}
+        for token_id, logprob in position.top:
+            # Some vocabularies have two tokens with one text, of which the likelier one stays.
+            words.setdefault(self._word(token_id), logprob)
         return words | {self._word(position.token_id): position.logprob}
