@@ -129,7 +129,7 @@ REFUSALS: list[tuple[Dialect, dict[str, Any], str | None, str]] = [
     (RESPONSES, {"input": [{"type": "function_call", "call_id": "c9", "name": "f", "arguments": "{}"}]}, None, "c9"),
     (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "?"}]}, None, "encrypted_content"),
     (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "é"}]}, None, "encrypted_content"),
-    (RESPONSES, {"input": [{"type": "reasoning"}]}, None, "input"),
+    (RESPONSES, {"input": [{"type": "reasoning"}]}, "input.0", "input.0"),
     (RESPONSES, {"max_output_tokens": 0}, None, "max_output_tokens"),
     (RESPONSES, {"temperature": -1}, None, "temperature"),
     (RESPONSES, {"tools": [{"type": "web_search"}]}, None, "tools.0"),

@@ -35,4 +35,12 @@ class own_words:  # used like a function
         if isinstance(error, InvalidRequest) or (isinstance(error, Aborted) and error.param is not None):
             names = self._names
             message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
-            raise error.reworded(message, names.get(error.param or "", error.param)) from None
+            raise error.reworded(message, _reworded(error.param, names)) from None
+
+
+def _reworded(param: str | None, names: Mapping[str, str]) -> str | None:
+    """Returns the place of an error, such as `messages.0.role`, with the client's name of its field."""
+    if param is None:
+        return None
+    field, dot, rest = param.partition(".")
+    return f"{names.get(field, field)}{dot}{rest}"
