@@ -28,6 +28,7 @@ from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_in_pieces import JsonFault, PieceReader
 from mysglang.srt.entrypoints.json_layout import JsonLimits, lay_out
+from mysglang.srt.entrypoints.strict_model import UNSUPPORTED
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool, checkpoint
 from mysglang.srt.messages.generate import REFUSED, FieldReport
@@ -289,6 +290,8 @@ def _place(error: ErrorDetails, data: dict[str, object], aliases: Mapping[str, s
         elif here is not None and not (error["type"] in _ABSENT and number == len(error["loc"]) - 1):
             continue
         place.append(part)
+    if error["type"] == UNSUPPORTED:
+        place.append(error["ctx"]["field"])
     return tuple(place)
 
 

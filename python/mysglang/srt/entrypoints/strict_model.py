@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, LiteralString
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, bound
 from mysglang.srt.errors import InvalidRequest
@@ -21,6 +21,9 @@ from mysglang.srt.managers.text_pool import checkpoint
 from mysglang.srt.messages.generate import REFUSED, FieldReport, asks_for_nothing
 
 OFF: Sequence[object] = (False,)
+
+UNSUPPORTED: LiteralString = "unsupported"
+"""Type of pydantic's error for a field that is refused; its context has the field's name."""
 
 
 def empty(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
@@ -110,4 +113,7 @@ def _refuse_unless_neutral(name: str, value: object, neutral: Sequence[object]) 
     if asks_for_nothing(value, neutral):
         return
     allowed = f", except {' or '.join(map(repr, neutral))}" if neutral else ""
-    raise InvalidRequest(f"{name}: not supported by this server{allowed}.", param=name)
+    # Pydantic knows where this object is in the body.
+    raise PydanticCustomError(
+        UNSUPPORTED, "not supported by this server{allowed}.", {"field": name, "allowed": allowed}
+    )

@@ -136,7 +136,7 @@ async def test_options_that_change() -> None:
         ("/set_internal_state", {}, "server_args"),
         ("/set_internal_state", {"server_args": {"tp_size": 2}}, "server_args.tp_size"),
         ("/set_internal_state", {"server_args": {"stream_interval": 0}}, "server_args.stream_interval"),
-        ("/set_internal_state", {"server_args": {"pp_max_micro_batch_size": 2}}, "pp_max_micro_batch_size"),
+        ("/set_internal_state", {"server_args": {"pp_max_micro_batch_size": 2}}, "server_args.pp_max_micro_batch_size"),
     ],
 )
 async def test_refusals_name_the_field(path: str, body: dict[str, Any], param: str) -> None:
