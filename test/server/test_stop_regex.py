@@ -30,3 +30,19 @@ def test_a_pattern_ends_the_answer(tiny_server: ServerProcess) -> None:
         assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
         refused = http.post("/v1/completions", json={**completion, "stop_regex": "(?=a)"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_regex")
+
+
+def test_no_stop_string_ends_an_answer_that_is_too_short(tiny_server: ServerProcess) -> None:
+    with httpx.Client(base_url=tiny_server.url, timeout=PATIENCE_S) as http:
+        completion = {"prompt": PROMPT, "temperature": 0, "max_tokens": 40, "min_tokens": 12}
+        free = http.post("/v1/completions", json=completion).json()["choices"][0]["text"]
+        stop = free[0]
+        body = {**completion, "stop": stop, "stop_regex": "."}
+        answer = http.post("/v1/completions", json=body).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        text = answer["choices"][0]["text"]
+        assert stop in text and free.startswith(text)
+        assert answer["usage"]["completion_tokens"] >= 12
+        lines = http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+        frames = [orjson.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+        assert "".join(frame["choices"][0]["text"] for frame in frames) == text

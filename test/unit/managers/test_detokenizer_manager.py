@@ -46,6 +46,7 @@ class Row:
     stops: Sequence[str] = ()
     flags: int = SKIP
     logprobs: RowLogprobs | None = None
+    min_new: int = 0
 
 
 class Bench:
@@ -84,6 +85,7 @@ def message(*rows: Row) -> BatchTokenIDOutput:
         finished={i: row.finish for i, row in enumerate(rows) if row.finish is not None},
         logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None},
         stops={i: list(row.stops) for i, row in enumerate(rows) if row.stops},
+        min_new_tokens={i: row.min_new for i, row in enumerate(rows) if row.min_new},
     )
 
 
@@ -192,7 +194,8 @@ class TestAgreesWithTheScheduler:
         whole = tokenizer.incremental_decoder(skip_special_tokens=skip).feed(ids)
         cuts = data.draw(st.lists(st.tuples(st.integers(0, len(whole)), st.integers(1, 5)), max_size=3))
         stops = [stop for start, length in cuts if (stop := whole[start : start + length])]
-        text = tokenizer.output_text(stops, skip_special_tokens=skip)
+        min_new = data.draw(st.integers(0, 10))
+        text = tokenizer.output_text(stops, skip_special_tokens=skip, min_new=min_new)
         generated, finish, expected = [], None, ""
         for token in ids:
             generated.append(token)
@@ -207,7 +210,15 @@ class TestAgreesWithTheScheduler:
         for end in ends:
             last = end == len(generated)
             flags = SKIP if skip else 0
-            row = Row("a", generated[start:end], (finish or Length(len(generated))) if last else None, stops, flags)
+            row = Row(
+                "a",
+                generated[start:end],
+                (finish or Length(len(generated))) if last else None,
+                stops,
+                flags,
+                None,
+                min_new,
+            )
             shown += bench(row)[0]
             start = end
         assert shown == expected

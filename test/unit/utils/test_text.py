@@ -268,6 +268,51 @@ class TestStoppableText:
         rest = IncrementalDecoder.finish(self.fed(tokenizer, ids)) if met is None else ""
         assert shown + text.finish() == expected + rest
 
+    @pytest.mark.promise(28)
+    @pytest.mark.parametrize("kind", KINDS)
+    @given(data=st.data())
+    def test_no_stop_string_counts_that_is_complete_too_early(
+        self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
+    ) -> None:
+        tokenizer = tokenizers[kind]
+        ids = data.draw(st.lists(st.sampled_from(tokenizer.encode("abab baa\n")), max_size=25))
+        stops = data.draw(st.lists(st.text(alphabet="ab \n", min_size=1, max_size=4), min_size=1, max_size=3))
+        min_new = data.draw(st.integers(0, 12))
+        text, shown, matched = tokenizer.output_text(stops, min_new=min_new), "", None
+        for piece in pieces(data, ids):
+            delta, matched = text.feed(piece)
+            shown += delta
+        one, feed = "", tokenizer.output_text(stops, min_new=min_new).feeder
+        for token_id in ids:
+            one += feed(token_id)
+        assert one == shown
+        decoder = tokenizer.incremental_decoder()
+        early, whole = decoder.feed(ids[: max(min_new - 1, 0)]), tokenizer.incremental_decoder().feed(ids)
+        ends = [
+            (end, -len(stop), stop)
+            for stop in stops
+            for end in range(len(early) + 1, len(whole) + 1)
+            if whole[:end].endswith(stop)
+        ]
+        if ends:
+            end, minus_length, stop = min(ends)
+            assert (shown + text.finish(), matched) == (whole[: end + minus_length], stop)
+        else:
+            assert (shown + text.finish(), matched) == (whole + self.fed(tokenizer, ids).finish(), None)
+
+    def test_a_pattern_counts_again_after_a_match_that_was_too_early(self, tokenizers: dict[str, Tokenizer]) -> None:
+        tokenizer = tokenizers["byte_level"]
+        ids = tokenizer.encode("1a22b333")
+        for min_new, expected in ((0, ""), (2, "1a"), (len(ids), "1a22b33")):
+            text = tokenizer.output_text(regexes=[r"\d"], min_new=min_new)
+            shown, matched = "", None
+            for token_id in ids:
+                delta, matched = text.feed([token_id])
+                shown += delta
+                if matched is not None:
+                    break
+            assert (shown, matched) == (expected, r"\d"), min_new
+
     @staticmethod
     def fed(tokenizer: Tokenizer, ids: Sequence[int]) -> IncrementalDecoder:
         decoder = tokenizer.incremental_decoder()

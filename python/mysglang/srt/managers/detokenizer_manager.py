@@ -73,12 +73,15 @@ class DecodeStatus:
 
     __slots__ = ("_text", "_trims", "advance_one")
 
-    def __init__(self, tokenizer: Tokenizer, flags: int, stops: Sequence[str], regexes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, flags: int, stops: Sequence[str], regexes: Sequence[str] = (), min_new: int = 0
+    ) -> None:
         self._trims = not flags & NO_STOP_TRIM
         if not self._trims:
             # Text that will not be trimmed need not be held back.
             stops = regexes = ()
-        self._text = tokenizer.output_text(stops, regexes, skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS))
+        skips = bool(flags & SKIP_SPECIAL_TOKENS)
+        self._text = tokenizer.output_text(stops, regexes, skip_special_tokens=skips, min_new=min_new)
         self.advance_one = self._text.feeder
 
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
@@ -172,7 +175,8 @@ class DetokenizerManager:
         if self._tokenizer is None:
             return NoText()
         stops, regexes = message.stops.get(row, ()), message.stop_regexes.get(row, ())
-        return DecodeStatus(self._tokenizer, message.decode_flags[row], stops, regexes)
+        min_new = message.min_new_tokens.get(row, 0)
+        return DecodeStatus(self._tokenizer, message.decode_flags[row], stops, regexes, min_new)
 
     def _keep(self, rid: str, status: Status) -> None:
         self.decode_status[rid] = status

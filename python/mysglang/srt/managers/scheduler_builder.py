@@ -456,7 +456,8 @@ def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:
         return _no_tokenizer
 
     def make(params: SamplingParams) -> StopText:
-        return tokenizer.output_text(params.stop, params.stop_regex, skip_special_tokens=params.skip_special_tokens)
+        skips, min_new = params.skip_special_tokens, params.min_new_tokens
+        return tokenizer.output_text(params.stop, params.stop_regex, skip_special_tokens=skips, min_new=min_new)
 
     return make
 

@@ -117,6 +117,8 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
     stop_regexes: dict[int, list[str]] = {}
     """Row -> stop patterns of requests that are sent for the first time."""
+    min_new_tokens: dict[int, int] = {}
+    """Row -> number of tokens before which no stop string ends its text, sent with its stop strings."""
 
 
 class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):

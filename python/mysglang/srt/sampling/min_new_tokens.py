@@ -1,4 +1,5 @@
-"""min_new_tokens: EOS and stop tokens are forbidden until the answer is long enough.
+"""min_new_tokens: EOS and stop tokens are forbidden until the answer is long enough. Stop strings, which may be part of
+a good answer, have no effect until then (`utils/text.py`).
 
 For a request with a mask, the mask forbids them: it alone knows whether anything but the end is allowed.
 """

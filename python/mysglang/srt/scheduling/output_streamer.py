@@ -102,6 +102,11 @@ class OutputStreamer:
             drafts=self._drafts(due, ended) if table.tokens_per_step > 1 else {},
             stops={row: params.stop for row, params in new.items() if params.stop},
             stop_regexes={row: params.stop_regex for row, params in new.items() if params.stop_regex},
+            min_new_tokens={
+                row: params.min_new_tokens
+                for row, params in new.items()
+                if params.min_new_tokens and (params.stop or params.stop_regex)
+            },
         )
         table.sent[due] = known
         table.due[due] = known + table.interval[due]

@@ -84,10 +84,15 @@ class RegexWatch:
         self._threads: dict[int, int] = {}
         self._place = 0
 
-    def advance(self, text: str) -> int:
-        """Reads on. Returns the end of the first match as an index into `text`, or -1."""
+    def go_on(self) -> None:
+        """Called after a match that does not count: the next one begins behind it."""
+        self._threads, self.matched = {}, 0
+
+    def advance(self, text: str, start: int = 0) -> int:
+        """Reads on, from `start`. Returns the end of the first match as an index into `text`, or -1."""
         automaton, threads = self._automaton, self._threads
-        for index, character in enumerate(text):
+        for index in range(start, len(text)):
+            character = text[index]
             fits: dict[Test, bool] = {}  # what is repeated {m,n} has one test in n states
             for state in automaton.closures[0]:
                 threads.setdefault(state, self._place)

@@ -64,9 +64,9 @@ class _Watch:
         # _borders[k]: the longest proper prefix of stop[:k] that also ends it. Grown as far as the text ever matched.
         self._borders = [0, 0]
 
-    def advance(self, text: str) -> int:
-        """Reads on. Returns the end of the first match as an index into `text`, or -1."""
-        stop, matched, position = self.stop, self.matched, 0
+    def advance(self, text: str, start: int = 0) -> int:
+        """Reads on, from `start`. Returns the end of the first match as an index into `text`, or -1."""
+        stop, matched, position = self.stop, self.matched, start
         while position < len(text):
             if matched == 0:
                 position = text.find(stop[0], position)
@@ -81,6 +81,10 @@ class _Watch:
                 matched = self._border(matched)
         self.matched = matched
         return -1
+
+    def go_on(self) -> None:
+        """Called after a match that does not count: the next one may overlap it."""
+        self.matched = self._border(self.length)
 
     def _border(self, length: int) -> int:
         borders, stop = self._borders, self.stop
@@ -125,6 +129,20 @@ class StopStringMatcher:
             start = len(self._held) + end + minus_length
             shown, self._held = (self._held + text)[:start], ""
             return shown
+        return self._hold(text)
+
+    def pass_by(self, text: str) -> str:
+        """Adds `text` in which no stop string may end yet; one that ends later may begin in it. Returns the text that
+        may be shown now.
+        """
+        for watch in self._watches:
+            end = 0
+            while (end := watch.advance(text, end)) >= 0:
+                watch.go_on()
+        return self._hold(text) if self._watches else text
+
+    def _hold(self, text: str) -> str:
+        """Adds `text` and returns what cannot become a part of a stop string any more."""
         known = self._held + text
         safe = len(known) - max(watch.matched for watch in self._watches)
         self._held = known[safe:]
@@ -137,19 +155,29 @@ class StopStringMatcher:
 
 
 class StoppableText:
-    """A request's text, cut at the start of the first stop string in it."""
+    """A request's text, cut at the start of the first stop string that ends it."""
 
-    __slots__ = ("_decoder", "_matcher")
+    __slots__ = ("_decoder", "_matcher", "_quiet")
 
-    def __init__(self, decoder: IncrementalDecoder, stops: Sequence[str] = (), regexes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decoder: IncrementalDecoder, stops: Sequence[str] = (), regexes: Sequence[str] = (), *, min_new: int = 0
+    ) -> None:
+        """`min_new`: tokens that the text has at least. A stop string that is complete before has no effect."""
         self._decoder = decoder
         self._matcher = StopStringMatcher(stops, regexes)
+        self._quiet = max(min_new - 1, 0)
+        """Number of the next tokens with which no stop string ends the text."""
 
     def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
         """Adds tokens, each once and in order. Returns the text that is safe to show, and the stop string that was
         found, if any.
         """
-        shown = self._matcher.push(self._decoder.feed(ids))
+        shown = ""
+        if self._quiet:
+            quiet, ids = ids[: self._quiet], ids[self._quiet :]
+            self._quiet -= len(quiet)
+            shown = self._matcher.pass_by(self._decoder.feed(quiet))
+        shown += self._matcher.push(self._decoder.feed(ids))
         return shown, self._matcher.matched
 
     @property
@@ -158,6 +186,9 @@ class StoppableText:
         return self._feed_one if self._matcher.watches else self._decoder.feed_one
 
     def _feed_one(self, token_id: int) -> str:
+        if self._quiet:
+            self._quiet -= 1
+            return self._matcher.pass_by(self._decoder.feed_one(token_id))
         return self._matcher.push(self._decoder.feed_one(token_id))
 
     def finish(self) -> str:

@@ -200,12 +200,18 @@ class Tokenizer:
         return IncrementalDecoder(self._bytes, skip_special_tokens=skip_special_tokens, at_start=at_start)
 
     def output_text(
-        self, stops: Sequence[str] = (), regexes: Sequence[str] = (), *, skip_special_tokens: bool = True
+        self,
+        stops: Sequence[str] = (),
+        regexes: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        min_new: int = 0,
     ) -> StoppableText:
         """Returns the text of one request's output. Scheduler and detokenizer both build it here, so they cannot
-        disagree.
+        disagree. `min_new`: number of tokens before which no stop string ends the text.
         """
-        return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops, regexes)
+        decoder = self.incremental_decoder(skip_special_tokens=skip_special_tokens)
+        return StoppableText(decoder, stops, regexes, min_new=min_new)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that the token adds to a text; they may be a part of a character."""
