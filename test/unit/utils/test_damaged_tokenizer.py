@@ -13,7 +13,7 @@ from fixtures.small_tokenizer import KINDS, write
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.parser.template_manager import TemplateManager
 from mysglang.srt.utils import tokenizer as tokenizer_module
-from mysglang.srt.utils.tokenizer import Tokenizer
+from mysglang.srt.utils.tokenizer import FURTHER_SPECIAL_TOKENS, Tokenizer
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 WRONG: list[Any] = [
@@ -91,6 +91,15 @@ def test_bytes_that_are_no_json(tmp_path: Path, file: str) -> None:
     for content in (b"", b"\xff\xfe\x00", b"[]", b"null", sound[: len(sound) // 2], b"[" * 100_000, b'{"a":' * 100_000):
         (tmp_path / file).write_bytes(content)
         with pytest.raises(ConfigError, match=r"tokenizer"):
+            use(tmp_path)
+
+
+@pytest.mark.promise(39)
+@pytest.mark.parametrize("key", FURTHER_SPECIAL_TOKENS)
+def test_special_tokens_that_are_no_list(tmp_path: Path, key: str) -> None:
+    for value in (5, -1.5, True, "<a>"):
+        write(tmp_path, "byte_level", **{key: value})
+        with pytest.raises(ConfigError, match=f"{key} must be a list or an object of tokens, not {value!r}"):
             use(tmp_path)
 
 

@@ -25,6 +25,9 @@ from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+FURTHER_SPECIAL_TOKENS = ("extra_special_tokens", "additional_special_tokens")
+"""Keys of tokenizer_config.json for special tokens without a meaning of their own. The first that is set is read."""
+
 MAX_VOCAB = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED = 1 << 17
@@ -279,10 +282,13 @@ def _frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> N
 
 
 def _special_contents(config: dict[str, Any]) -> list[str]:
-    """Returns every special token that the configuration names."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    """Returns every special token that the configuration names. Raises ConfigError."""
+    key = next((key for key in FURTHER_SPECIAL_TOKENS if config.get(key)), None)
+    extra = [] if key is None else config[key]
+    if not isinstance(extra, (list, dict)):
+        raise ConfigError(f"tokenizer_config.json: {key} must be a list or an object of tokens, not {extra!r}")
     values = [config.get(name) for name in NAMED_SPECIAL_TOKENS]
-    values += list(extra.values()) if isinstance(extra, dict) else extra
+    values += extra.values() if isinstance(extra, dict) else extra
     return [content for value in values if (content := _content(value))]
 
 
