@@ -173,7 +173,7 @@ def header(entries: dict[str, Any], size: int = 0) -> bytes:
 
 
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "an endless header": (b"\xff" * 8, "its header would have"),
+    "an endless header": (b"\xff" * 8, "it ends within its header"),
     "a long header": ((1 << 20).to_bytes(8, "little"), "ends within its header"),
     "a short file": (b"123", "ends within its header"),
     "no JSON": ((4).to_bytes(8, "little") + b"nope", "damaged or incomplete"),

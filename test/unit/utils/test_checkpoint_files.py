@@ -40,11 +40,26 @@ def test_names_and_shapes_of_all_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(49)
-@pytest.mark.parametrize("length", [MAX_HEADERS + 1, (1 << 64) - 1])
-def test_a_header_of_hostile_length_is_not_read(tmp_path: Path, length: int) -> None:
-    write(tmp_path / WHOLE, b"{}", length=length)
+def test_a_header_of_hostile_length_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path / WHOLE, b"{}", length=MAX_HEADERS + 1)
     os.truncate(tmp_path / WHOLE, 1 << 40)
-    assert f"{WHOLE}: its header would have {length} bytes" in refusal(tmp_path)
+    assert f"{WHOLE}: its header would have {MAX_HEADERS + 1} bytes" in refusal(tmp_path)
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("content", [b"<html>Not found</html>", b"\xff" * 100, b"{}", b""])
+def test_bytes_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
+    """Their first eight bytes are a length far beyond the file."""
+    (tmp_path / WHOLE).write_bytes(content)
+    assert f"{WHOLE} is damaged or incomplete (it ends within its header)" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", [WHOLE, "pytorch_model.bin", "model.gguf"])
+def test_a_pointer_of_git_lfs(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1231512\n")
+    assert f"{name} is only a pointer of Git LFS to the file; get the file itself with `git lfs pull`" in refusal(
+        tmp_path
+    )
 
 
 def test_headers_have_one_limit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

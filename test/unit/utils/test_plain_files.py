@@ -72,6 +72,14 @@ def test_a_regular_file_and_a_link_to_one(tmp_path: Path) -> None:
     assert check_plain(tmp_path / "config.json", 10) == 10
 
 
+def test_a_pointer_of_git_lfs_in_the_place_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n")
+    for read in (lambda: read_plain(path, 1000), lambda: check_plain(path)):
+        with pytest.raises(ConfigError, match="is only a pointer of Git LFS"):
+            read()
+
+
 def test_a_name_with_a_null_character(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="null"):
         read_plain(tmp_path / "a\0b", 10)

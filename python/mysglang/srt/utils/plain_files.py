@@ -28,6 +28,9 @@ LIMITS = {
 }
 """Bytes by a file's name, where a file may be larger than `JSON_LIMIT`."""
 
+POINTER_LIMIT, POINTER_BEGINNING = 1024, b"version https://git-lfs"
+"""Git LFS leaves a small text in the place of each large file that it did not download."""
+
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json"),
@@ -73,7 +76,19 @@ def check_plain(path: Path, limit: int | None = None) -> int:
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ConfigError(f"{path} cannot be read: {_reason(error)}") from error
     _check(path, found, limit)
+    if found.st_size < POINTER_LIMIT and _is_pointer(path):
+        raise ConfigError(f"{path} is only a pointer of Git LFS to the file; get the file itself with `git lfs pull`")
     return found.st_size
+
+
+def _is_pointer(path: Path) -> bool:
+    """True if a small regular file is the text that Git LFS puts in the place of a large one."""
+    try:
+        # Without O_NONBLOCK, opening a fifo that is there by now would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return (file.read(len(POINTER_BEGINNING)) or b"") == POINTER_BEGINNING
+    except OSError:
+        return False  # the read that follows says what is wrong
 
 
 def check_tokenizer_files(folder: Path) -> None:

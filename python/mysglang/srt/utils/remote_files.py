@@ -227,9 +227,9 @@ def _header(folder: RemoteFolder, name: str, size: int, room: HeaderRoom) -> byt
     if size < LENGTH_BYTES:
         raise damaged(path, "it ends within its header")
     length = int.from_bytes(folder.read(name, 0, LENGTH_BYTES), "little")
-    room.take(path, length)
     if not length or LENGTH_BYTES + length > size:
         raise damaged(path, "it ends within its header")
+    room.take(path, length)
     return folder.read(name, LENGTH_BYTES, LENGTH_BYTES + length)
 
 

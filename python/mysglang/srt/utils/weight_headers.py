@@ -7,6 +7,7 @@ place of each tensor. Reading it takes kilobytes, whatever the size of the file;
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -150,6 +151,8 @@ def _read_header(path: Path, room: HeaderRoom) -> bytes:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if LENGTH_BYTES + length > os.fstat(file.fileno()).st_size:
+                raise damaged(path, "it ends within its header")
             room.take(path, length)
             header = file.read(length)
     except OSError as error:
