@@ -127,6 +127,14 @@ class TestWhatDoesNotFit:
         message = problem(checkpoint)
         assert "model.layers.2.mlp.down_proj.weight" in message and "[96, 100]" in message and "[96, 136]" in message
 
+    @pytest.mark.parametrize(
+        "dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.complex64], ids=str
+    )
+    def test_numbers_that_are_not_the_weights(self, checkpoint: Path, dtype: torch.dtype) -> None:
+        """A config.json that does not mention the quantization leaves no other sign of it."""
+        edit(checkpoint, {"model.layers.2.mlp.down_proj.weight": torch.zeros(96, 136, dtype=dtype)})
+        assert f"tensor model.layers.2.mlp.down_proj.weight is of {str(dtype)[6:]}" in problem(checkpoint)
+
     def test_experts_are_named_one_by_one(self, tmp_path: Path) -> None:
         make_checkpoint("qwen3_moe", tmp_path)
         experts = "model.layers.2.mlp.experts"

@@ -64,8 +64,9 @@ class WeightParameter(nn.Parameter):
         """Copy this rank's part of a checkpoint tensor; converts dtype and device.
 
         section: which of the sections the tensor is; None if the tensor is all of them, one after another. Raises
-        ConfigError if the shape is another one.
+        ConfigError if the shape is another one, or the dtype is not one of numbers that stand for themselves.
         """
+        self._check_dtype(tensor)
         for target, source in self._parts(tensor, section):
             there = source.shape[self.shard_dim]
             target.narrow(self.shard_dim, 0, there).copy_(source)
@@ -73,8 +74,7 @@ class WeightParameter(nn.Parameter):
 
     def fit(self, tensor: Tensor, section: int | None = None) -> None:
         """Raise ConfigError unless `load` could take a tensor of this shape and dtype; its values are not read."""
-        if not (tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1):
-            raise ConfigError(f"is of {dtype_name(tensor.dtype)}, but the model needs {dtype_name(self.dtype)}")
+        self._check_dtype(tensor)
         # Rows in another order are a copy, which would be read.
         for _ in self._parts(tensor.to("meta"), section):
             pass
@@ -128,6 +128,13 @@ class WeightParameter(nn.Parameter):
                     "differs from another tensor of the checkpoint that holds the same weight; if it is the projection "
                     "to logits, override tie_word_embeddings of config.json"
                 )
+
+    def _check_dtype(self, tensor: Tensor) -> None:
+        """Raises ConfigError for integers, truth values and numbers of eight bits: they are quantized weights, whose
+        scales are elsewhere.
+        """
+        if not (tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1):
+            raise ConfigError(f"is of {dtype_name(tensor.dtype)}, but the model needs {dtype_name(self.dtype)}")
 
     def _parts(self, tensor: Tensor, section: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields pairs, section by section: (rows of this parameter, the rows of `tensor` that belong there).
