@@ -50,6 +50,15 @@ BAMBA: dict[str, Any] = {
     "mamba_d_state": 128,
     "max_position_embeddings": 4096,
 }
+NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 262144,
+}
 GRANITE: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "vocab_size": 100352,
@@ -276,6 +285,18 @@ def test_uses_of_a_block(tmp_path: Path) -> None:
     assert (config.context_len, long.context_len) == (4096, 16384)
     unturned = read(tmp_path, ZAMBA2, use_mem_rope=False).plan
     assert {attention.rope for attention in unturned.attentions} == {None}
+
+
+@pytest.mark.parametrize(
+    ("whole", "rotary", "part"), [(0.5, None, 0.5), (0.5, 0.75, 0.75), (None, 0.75, 0.75), (None, None, 0.25)]
+)
+def test_the_turned_part_of_two_spellings(
+    whole: float | None, rotary: float | None, part: float, tmp_path: Path
+) -> None:
+    """The rotary parameters come first, as in transformers."""
+    parameters = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": rotary}
+    plan = read(tmp_path, NEXT, partial_rotary_factor=whole, rope_parameters=parameters).plan
+    assert {attention.rope.part for attention in plan.attentions if attention.rope is not None} == {part}
 
 
 @pytest.mark.parametrize(

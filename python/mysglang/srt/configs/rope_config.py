@@ -103,12 +103,14 @@ def _check_factors(key: str, factors: object) -> None:
 
 
 def rotary_part(hf: dict[str, Any], usual: float | None) -> float:
-    """Returns the part of each head that is turned, from either spelling of config.json.
+    """Returns the part of each head that is turned, from either spelling of config.json. The rotary parameters come
+    first, as they do for `rope_theta`.
 
     usual: where the file does not say it; None: models of this family turn whole heads. Raises ConfigError.
     """
     given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    part = hf.get("partial_rotary_factor", given.get("partial_rotary_factor"))
+    part = given.get("partial_rotary_factor")
+    part = hf.get("partial_rotary_factor") if part is None else part
     if part is None:
         return 1.0 if usual is None else usual
     if usual is None and part != 1:
