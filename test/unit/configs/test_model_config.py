@@ -424,6 +424,7 @@ NEXT = LLAMA | {
         ({"linear_num_value_heads": 31}, "31 value heads (linear_num_value_heads)"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
         ({"linear_key_head_dim": 10**12}, "linear_key_head_dim"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; it must be 'silu'"),
     ],
 )
 def test_layers_with_a_state_that_cannot_be(values: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import FULL, Experts, HeadDim, Heads, Layers, Width, check_layer_types
+from mysglang.srt.configs.decoder_config import (
+    FULL,
+    Experts,
+    HeadDim,
+    Heads,
+    Layers,
+    Width,
+    check_layer_types,
+    check_served,
+)
 from mysglang.srt.configs.families.qwen import Qwen3MoeConfig
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
@@ -76,6 +85,7 @@ class Qwen3NextConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers, (FULL, LINEAR))
+        check_served({"hidden_act": (self.hidden_act, "silu")})
         if not any(map(self.attends, range(self.num_hidden_layers))):
             raise ConfigError("config.json: no layer attends over keys, which is not supported")
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
