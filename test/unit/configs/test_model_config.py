@@ -283,6 +283,8 @@ class TestFaults:
             ({"quantization_config": {"quant_method": "mxfp4"}}, ["quantized (mxfp4)", "four-bit", "bfloat16"]),
             ({"hidden_size": "64"}, ["hidden_size", "int"]),
             ({"hidden_size": -1}, ["hidden_size"]),
+            ({"quantization": {"group_size": 64, "bits": 4}}, ["quantized (mlx)"]),
+            ({"quantization": {"bits": 4}, "quantization_config": {"bits": 4}}, ["quantized (mlx)"]),
             ({"hidden_size": 66}, ["66", "4"]),
             ({"hidden_size": 4}, ["head_dim 1"]),
             ({"num_key_value_heads": 3}, ["3 key-value heads"]),

@@ -32,7 +32,11 @@ DTYPES = {
     "float32": "float32",
 }
 
-OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config", "compression_config")
+MLX = "quantization"
+QUANTIZATION = ("quantization_config", "compression_config", MLX)
+"""Keys that describe quantized weights. The last one is in checkpoints of MLX."""
+
+OF_THE_WHOLE = ("architectures", "model_type", "auto_map", *QUANTIZATION)
 """Keys that are read where they stand, also in a config.json with a `text_config`."""
 
 MAX_EOS_IDS = 1024
@@ -219,7 +223,7 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
             "config.json asks for code that comes with the model (auto_map), and mysglang never runs such code; "
             "choose a checkpoint of a built-in architecture (`mysglang models` lists them)"
         )
-    if (hf.get("quantization_config") or hf.get("compression_config")) and not quantizes_only_kv(hf):
+    if _quantization(hf) and not quantizes_only_kv(hf):
         raise ConfigError(f"the checkpoint is quantized{_method(hf)}, which is not supported; {_instead(hf)}")
     if known is not None:
         headless = rows[known].embedding if embedding else None
@@ -239,10 +243,17 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
     raise ConfigError(why_unserved(given, hf, ARCHITECTURES))
 
 
+def _quantization(hf: dict[str, Any]) -> object:
+    """Returns what config.json says of quantized weights; a value that is false if they are plain."""
+    return next((hf[key] for key in QUANTIZATION if hf.get(key)), None)
+
+
 def _method(hf: dict[str, Any]) -> str:
-    """Returns the method of the quantization in brackets, if config.json names it."""
-    given = hf.get("quantization_config") or hf.get("compression_config")
-    method = given.get("quant_method") if isinstance(given, dict) else None
+    """Returns the method of the quantization in brackets, if config.json names it. MLX has a key of its own instead of
+    a name.
+    """
+    given = _quantization(hf)
+    method = given.get("quant_method", "mlx" if hf.get(MLX) else None) if isinstance(given, dict) else None
     return f" ({method[:MAX_NAME_CHARS]})" if isinstance(method, str) else ""
 
 
