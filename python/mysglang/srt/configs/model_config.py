@@ -294,13 +294,19 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
 
 def _dtype(wanted: str, facts: _Facts) -> str:
     """Returns the dtype of computation. `auto` means the checkpoint's own dtype, except that float32 becomes bfloat16,
-    which halves the memory at little loss.
+    which halves the memory at little loss. bfloat16 is also taken if config.json names no dtype.
     """
+    known = ", ".join(DTYPES)
     if wanted == "auto":
-        stored = (facts.dtype or facts.torch_dtype or "bfloat16").removeprefix("torch.")
-        return "bfloat16" if stored in ("float32", "float") else _dtype(stored, facts)
+        key = "dtype" if facts.dtype else "torch_dtype"
+        stored = (facts.dtype or facts.torch_dtype or "auto").removeprefix("torch.")
+        if stored in ("auto", "float32", "float"):
+            return "bfloat16"
+        if stored not in DTYPES:
+            raise ConfigError(f"config.json: {key} {stored} is not supported; choose one of {known} with --dtype")
+        return DTYPES[stored]
     if wanted not in DTYPES:
-        raise ConfigError(f"--dtype {wanted} is not supported; choose auto or one of " + ", ".join(DTYPES))
+        raise ConfigError(f"--dtype {wanted} is not supported; choose auto or one of {known}")
     return DTYPES[wanted]
 
 
