@@ -7,6 +7,7 @@ import pytest
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mysglang.srt.entrypoints.openai.response_format import grammar_params
 from mysglang.srt.entrypoints.openai.sampling import USUAL, SamplingDefaults, sampling_params
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 
 DEFAULTS = [SamplingDefaults(), SamplingDefaults.choose("model", {"temperature": 0.6, "top_k": 20, "do_sample": True})]
@@ -60,3 +61,12 @@ def test_the_shared_parameters_stay_as_they_are() -> None:
     body = CompletionRequest.model_validate({"prompt": "a", "stop": ["b"], "temperature": 0})
     assert sampling_params(body, defaults, 5).stop == ["b"]
     assert defaults.params == SamplingParams(**USUAL)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", ["0.5", -5, [], float("nan"), 10**30], ids=str)
+def test_recommended_values_that_no_request_may_have(name: str, value: Any) -> None:
+    """They would be in every request that does not set the field."""
+    with pytest.raises(ConfigError, match=rf"^generation_config.json: .*{name}.*; correct it, .*--sampling-defaults"):
+        SamplingDefaults.choose("model", {name: value})
+    assert SamplingDefaults.choose("openai", {name: value}) == SamplingDefaults()

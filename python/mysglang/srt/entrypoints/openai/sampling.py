@@ -11,7 +11,7 @@ import msgspec
 from mysglang.srt.args.serving import DefaultsSource
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.response_format import grammar_params
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 
 _RECOMMENDED = tuple(each for each in FIELDS if each.facts.recommended is not None)
@@ -35,7 +35,8 @@ class SamplingDefaults:
     def choose(cls, source: DefaultsSource, generation_config: Mapping[str, Any]) -> SamplingDefaults:
         """Returns the model's recommended values (its generation_config.json), or the constants alone.
 
-        A model that says outright that it is not to be sampled from is greedy.
+        A model that says outright that it is not to be sampled from is greedy. Raises ConfigError for a value that no
+        request may have.
         """
         if source == "openai":
             return cls()
@@ -45,6 +46,13 @@ class SamplingDefaults:
                 chosen[each.name] = value if each.facts.as_ours is None else each.facts.as_ours(value)
         if generation_config.get("do_sample") is False:
             chosen["temperature"] = 0.0
+        try:
+            msgspec.convert(chosen, SamplingParams).verify(vocab_size=1)  # no recommended value is a token id
+        except (msgspec.ValidationError, InvalidRequest) as error:
+            why = str(error).removesuffix(".")
+            raise ConfigError(
+                f"generation_config.json: {why}; correct it, or leave it aside with --sampling-defaults openai"
+            ) from error
         return cls(chosen)
 
 
