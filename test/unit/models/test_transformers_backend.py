@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -151,6 +152,15 @@ def test_a_checkpoint_that_is_not_the_models(tmp_path: Path) -> None:
         "the checkpoint lacks tensors for transformer.h.1.attn.c_attn.bias",
         "the checkpoint has tensors that the model does not know: transformer.h.1.attn.gate",
     )
+
+
+@pytest.mark.parametrize(("name", "within"), [("gpt_neox", "gpt_neox.layers.1.attention"), ("phi", "model.layers.1")])
+def test_tables_in_old_checkpoints(name: str, within: str, tmp_path: Path) -> None:
+    """Published checkpoints of Pythia have the rotary frequencies of each layer as tensors, which are not read."""
+    theirs = save_random(FOREIGN[name](), tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), f"{within}.rotary_emb.inv_freq": torch.ones(8)}, path)
+    check_scenario(pair_of(theirs, tmp_path, torch.float32, impl="transformers"), decode, page_size=16)
 
 
 def theirs_config(config: PretrainedConfig, folder: Path, **options: Any) -> TokenModel:

@@ -21,6 +21,11 @@ from transformers.core_model_loading import (
 from mysglang.srt.models.transformers_backend.probe import Refused
 from mysglang.srt.models.weight_names import Target
 
+TABLES = {"rotary_emb.inv_freq": r"rotary_emb\.inv_freq$", "position_ids": r"(^|\.)position_ids$"}
+"""Ending of a buffer's name in a model -> pattern of names that old checkpoints have for it, often in each layer. The
+model computes these tables, and transformers does not load them.
+"""
+
 
 class ForeignNames:
     """Weight names of a model that runs with transformers' code (a `weight_names.Names`)."""
@@ -39,7 +44,9 @@ class ForeignNames:
         self._within = within
         self._places: dict[str, Target] = {}
         self._sources: dict[tuple[str, int], str] = {}
-        patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        buffers = [name for name, _ in model.named_buffers()]
+        patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+        patterns += [table for ending, table in TABLES.items() if any(name.endswith(ending) for name in buffers)]
         self._ignored = [re.compile(pattern) for pattern in patterns]
 
     def target(self, name: str) -> Target:
