@@ -2,6 +2,7 @@
 give others is refused.
 """
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,16 @@ def test_tables_in_old_checkpoints(name: str, within: str, tmp_path: Path) -> No
     path = tmp_path / "model.safetensors"
     save_file({**load_file(path), f"{within}.rotary_emb.inv_freq": torch.ones(8)}, path)
     check_scenario(pair_of(theirs, tmp_path, torch.float32, impl="transformers"), decode, page_size=16)
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "auto", ""])
+def test_the_dtype_of_the_file_is_read_by_us_alone(dtype: str, tmp_path: Path) -> None:
+    save_random(FOREIGN["phi"](), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": dtype}))
+    config = ModelConfig.from_path(str(tmp_path), impl="transformers")
+    assert config.dtype == "bfloat16"
+    load_model(config, LoadConfig(), CPU, torch.bfloat16)
 
 
 def theirs_config(config: PretrainedConfig, folder: Path, **options: Any) -> TokenModel:

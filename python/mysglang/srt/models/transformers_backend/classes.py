@@ -62,8 +62,10 @@ def config_of(kind: type[PreTrainedModel], keys: Mapping[str, Any]) -> Pretraine
         if not isinstance(nested, dict) or nested.get("model_type", wanted) != wanted:
             raise Refused(f"config.json is of model_type {keys['model_type']!r}, and {kind.__name__} needs {wanted!r}")
         keys = nested
+    # The dtype is the launch's. transformers would look up the name that the file has, whatever its spelling.
+    keys = {key: value for key, value in keys.items() if key not in ("dtype", "torch_dtype")}
     try:
-        config = config_class.from_dict(dict(keys))
+        config = config_class.from_dict(keys)
     except Exception as error:  # transformers checks a config by exceptions of many kinds
         raise Refused(f"transformers does not take its config.json ({error})") from error
     check_config(config)
