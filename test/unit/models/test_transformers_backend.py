@@ -174,6 +174,17 @@ def test_the_dtype_of_the_file_is_read_by_us_alone(dtype: str, tmp_path: Path) -
     load_model(config, LoadConfig(), CPU, torch.bfloat16)
 
 
+def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    """A check that compares passes would give another reason for them."""
+    theirs = save_random(FOREIGN["phi"](), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.fc1.bias"][3] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(ConfigError, match="hidden states in float32 are not finite numbers"):
+        pair_of(theirs, tmp_path, torch.float32, impl="transformers")
+
+
 def theirs_config(config: PretrainedConfig, folder: Path, **options: Any) -> TokenModel:
     """A model with random weights, of a config alone."""
     config.architectures = config.architectures or [architecture_of(config)]

@@ -143,6 +143,12 @@ class TransformersCausalLM(TokenModel):
                 return _body_states(body, tokens, places)
 
         whole = states(PlainAttention(specs), (0, 0, length))
+        if not whole.isfinite().all():
+            raise ConfigError(
+                f"{self.config.architecture}: hidden states in {self.config.dtype} are not finite numbers: weights of "
+                "the checkpoint are not, or they are too large for this dtype; use another --dtype, or download it "
+                "again"
+            )
         pieces, a, b = PlainAttention(specs), length // 4, length // 2
         found = torch.cat(
             [
