@@ -185,6 +185,13 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
         pair_of(theirs, tmp_path, torch.float32, impl="transformers")
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_very_short_context(length: int, tmp_path: Path) -> None:
+    save_random(FOREIGN["phi"](), tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32", context_length=length, impl="transformers")
+    load_model(config, LoadConfig(), CPU, torch.float32)
+
+
 def theirs_config(config: PretrainedConfig, folder: Path, **options: Any) -> TokenModel:
     """A model with random weights, of a config alone."""
     config.architectures = config.architectures or [architecture_of(config)]

@@ -124,12 +124,15 @@ class TransformersCausalLM(TokenModel):
         """Compares a sequence that is computed in pieces, beside another one, with the same sequence computed whole.
 
         They differ if a layer looks at other tokens by another way than attention, or at another position than the
-        given one. Logits of handed hidden states are compared with those of the whole class, too.
+        given one. Logits of handed hidden states are compared with those of the whole class, too. A context of one
+        token has no pieces, and nothing is compared.
         """
         (body,) = self._body
         device = next(self.parameters()).device
         specs = self.attention_specs()
         length = min(CHECKED, self.config.context_len)
+        if length < 2:
+            return
         ids = torch.arange(1, length + 1, device=device) % self.config.vocab_size
         other = ids.flip(0)
         positions = torch.arange(length, device=device)
