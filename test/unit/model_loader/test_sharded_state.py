@@ -176,7 +176,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "a damaged label": (lambda first, _: rewrite(first, len, part="x"), "damaged label .*part"),
     "no label": (lambda first, _: save_file(load_file(first), first), "no label .*Other servers' sharded states"),
     "a cut file": (lambda first, _: first.write_bytes(first.read_bytes()[:-3]), "damaged or incomplete"),
-    "an endless header": (lambda first, _: first.write_bytes(b"\xff" * 8), "its header would have"),
+    "an endless header": (lambda first, _: first.write_bytes(b"\xff" * 8), "it ends within its header"),
     "an unknown tensor": (
         lambda first, _: rewrite(first, lambda tensors: tensors.update({"layers.9.x": torch.ones(1)})),
         "tensors that the model does not know: layers.9.x",
