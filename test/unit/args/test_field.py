@@ -20,14 +20,15 @@ class Sample:
     colour: Literal["red", "blue"] = arg("red", help="A choice.")
     sizes: tuple[int, ...] | None = arg(None, at_least=1, help="Many.")
     name: str | None = arg(None, help="A name.")
+    path: str = arg("", help="A path.")
 
 
 OPTIONS = {option.name: option for option in options(Sample)}
 
 
 def test_reads_declarations_in_order() -> None:
-    assert list(OPTIONS) == ["flag", "count", "share", "colour", "sizes", "name"]
-    assert [option.kind for option in OPTIONS.values()] == [bool, int, float, str, int, str]
+    assert list(OPTIONS) == ["flag", "count", "share", "colour", "sizes", "name", "path"]
+    assert [option.kind for option in OPTIONS.values()] == [bool, int, float, str, int, str, str]
     assert OPTIONS["count"] == Option("count", int, 1, "A count.", aliases=("number",), at_least=1, at_most=8)
     assert OPTIONS["colour"].choices == ("red", "blue")
     assert OPTIONS["sizes"].many and OPTIONS["sizes"].optional
@@ -45,7 +46,8 @@ def test_reads_declarations_in_order() -> None:
         ("colour", "blue"),
         ("sizes", (1, 2)),
         ("sizes", None),
-        ("name", ""),
+        ("name", "x"),
+        ("path", ""),
     ],
 )
 def test_accepts(name: str, value: object) -> None:
@@ -66,6 +68,8 @@ def test_accepts(name: str, value: object) -> None:
         ("colour", "green", "--colour must be one of red, blue; got 'green'."),
         ("sizes", (2, 0), "--sizes must be at least 1, got 0."),
         ("sizes", 4, "--sizes must be a list, got 4."),
+        ("name", "", "--name is empty; give a value, or leave it out."),
+        ("name", " ", "--name is empty; give a value, or leave it out."),
     ],
 )
 def test_complains(name: str, value: object, complaint: str) -> None:

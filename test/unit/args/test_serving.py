@@ -28,6 +28,9 @@ def test_keys_come_from_the_flag_and_from_a_file(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"api_key_file": "/nowhere"}, "--api-key-file /nowhere: there is no such file, or it contains no key"),
+        ({"api_key": ""}, "--api-key is empty"),
+        ({"admin_api_key": " "}, "--admin-api-key is empty"),
+        ({"served_model_aliases": ("a", "")}, "--served-model-aliases is empty"),
         ({"ssl_certfile": __file__}, "must be given together"),
         ({"ssl_ca_certs": __file__}, "need --ssl-certfile"),
         ({"ssl_certfile": "/nowhere", "ssl_keyfile": __file__}, "--ssl-certfile /nowhere: there is no such file"),

@@ -48,6 +48,9 @@ class Option:
                 return f"{self.flag} must be {_WORDS[self.kind]}, got {item!r}."
             if self.choices and item not in self.choices:
                 return f"{self.flag} must be one of {', '.join(self.choices)}; got {item!r}."
+            # A variable of a shell that is not set leaves an empty value, which would turn an API key off in silence.
+            if isinstance(item, str) and not item.strip() and item != self.default:
+                return f"{self.flag} is empty; give a value, or leave it out."
             if self._outside(item):
                 return f"{self.flag} must be {self._range()}, got {item}."
             # JSON between the processes has no infinity: a child would find nothing in its place.
