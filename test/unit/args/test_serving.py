@@ -1,5 +1,6 @@
 """Options about access: files of keys and certificates, and who is invited."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,23 @@ def test_keys_come_from_the_flag_and_from_a_file(tmp_path: Path) -> None:
     assert ServingArgs(api_key_file=str(file)).keeps_keys_apart
     assert not ServingArgs(api_key_file=str(file), share_cache_between_keys=True).keeps_keys_apart
     assert not ServingArgs(api_key="k").keeps_keys_apart
+
+
+def test_a_key_file_that_is_removed_leaves_no_server_open(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one")
+    args = ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), api_key_file=str(file))
+    file.unlink()
+    with pytest.raises(ConfigError, match="there is no such file, or it contains no key"):
+        args.serving.keys()
+
+
+def test_a_key_file_that_cannot_be_read_twice_or_is_no_text_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "binary").write_bytes(b"key\xff")
+    for name, words in {"pipe": "it is not a regular file", "binary": "it is not UTF-8 text"}.items():
+        with pytest.raises(ConfigError, match=f"--api-key-file {tmp_path / name}: {words}"):
+            ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), api_key_file=str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

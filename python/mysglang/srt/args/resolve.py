@@ -95,7 +95,7 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
 
 def resolve_shares(args: ScheduleArgs, given: ServingArgs) -> ScheduleArgs:
     """Turns on fair shares by API key if there are several keys, so that no client can starve another."""
-    if args.fair_share_by is not None or len(set(given.keys())) < 2:
+    if args.fair_share_by is not None or given.key_complaint() is not None or len(set(given.keys())) < 2:
         return args
     return replace(args, fair_share_by="api_key")
 

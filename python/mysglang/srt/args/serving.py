@@ -8,6 +8,7 @@ from typing import Literal
 
 from mysglang.srt.args.field import arg
 from mysglang.srt.args.parsers import REASONING_PARSERS, CompletionTemplateName, ToolCallParser
+from mysglang.srt.errors import ConfigError
 
 DefaultsSource = Literal["model", "openai"]
 
@@ -149,15 +150,43 @@ class ServingArgs:
         return not self.share_cache_between_keys and len(set(self.keys())) > 1
 
     def keys(self) -> tuple[str, ...]:
-        """Returns every API key of clients. The key files are read again at each call."""
+        """Returns every API key of clients. The key file is read again at each call.
+
+        Raises ConfigError if the file has no key any more: without that, a file that is removed while the model loads
+        would leave the server open.
+        """
         named = () if not self.api_key else (self.api_key,)
-        return named + (() if self.api_key_file is None else read_keys(self.api_key_file))
+        if self.api_key_file is None:
+            return named
+        try:
+            return named + read_keys(self.api_key_file)
+        except ValueError as error:
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {error}.") from None
+
+    def key_complaint(self) -> str | None:
+        """Returns an error message if the key file cannot be used, or None."""
+        try:
+            self.keys()
+        except ConfigError as error:
+            return str(error)
+        return None
 
 
 def read_keys(path: str) -> tuple[str, ...]:
-    """Returns the keys in a file, one on each line, lines that begin with # left out; none if there is no such file."""
+    """Returns the keys in a file, one on each line, lines that begin with # left out. Raises ValueError if there are
+    none.
+    """
+    file = Path(path)
+    if file.exists() and not file.is_file():
+        # Each process of a server reads the file, and a pipe gives its content once.
+        raise ValueError("it is not a regular file")
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
     except OSError:
-        return ()
-    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        lines = []
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise ValueError("there is no such file, or it contains no key")
+    return keys

@@ -19,7 +19,7 @@ from mysglang.srt.args.hicache import complaint_about as hicache_complaint
 from mysglang.srt.args.kv_events import complaint_about
 from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF, ScheduleArgs
-from mysglang.srt.args.serving import ServingArgs, read_keys
+from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.args.tls import complaint_about as tls_complaint
 from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
@@ -125,12 +125,9 @@ RULES = (
         lambda a, _: _looks_like_file(a.serving.chat_template) and not Path(str(a.serving.chat_template)).is_file(),
         lambda a: f"--chat-template {a.serving.chat_template}: there is no such file.",
     ),
+    _complaint_rule(lambda a: a.serving.key_complaint()),
     Rule(
-        lambda a, _: a.serving.api_key_file is not None and not read_keys(a.serving.api_key_file),
-        lambda a: f"--api-key-file {a.serving.api_key_file}: there is no such file, or it contains no key.",
-    ),
-    Rule(
-        lambda a, _: a.serving.admin_api_key is not None and a.serving.keys().count(a.serving.admin_api_key) > 0,
+        lambda a, _: a.serving.key_complaint() is None and a.serving.keys().count(a.serving.admin_api_key or "") > 0,
         lambda _: (
             "--admin-api-key must differ from the API keys of clients; otherwise any client could change the server."
         ),
