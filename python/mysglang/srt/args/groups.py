@@ -24,6 +24,7 @@ from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
 from mysglang.srt.args.speculative import SpeculativeArgs
 from mysglang.srt.args.storage import StorageArgs
+from mysglang.srt.args.vllm_flags import VLLM_OPTIONS
 from mysglang.srt.errors import ConfigError
 
 
@@ -127,6 +128,8 @@ def unknown(name: str) -> str:
     if name in SGLANG_OPTIONS:
         reason = f": {WHY_NOT[name]}." if name in WHY_NOT else "."
         return f"{flag_of(name)} is an option of SGLang that this version of mysglang does not support{reason}"
+    if name in VLLM_OPTIONS:
+        return f"{flag_of(name)} is an option of vLLM: {VLLM_OPTIONS[name]}."
     close = difflib.get_close_matches(name, [*_homes()], n=3, cutoff=0.6)
     close += [known for known in _homes() if known.startswith(name) and known not in close]
     hint = f"; did you mean {' or '.join(map(flag_of, close[:3]))}?" if close else "; --help lists the options."
