@@ -1,6 +1,8 @@
 """A server whose model makes vectors: a real sentence encoder, whose vectors are those of sentence-transformers."""
 
 import base64
+import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,13 @@ def close(found: Any, expected: np.ndarray) -> None:
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
+
+
+def test_the_command_that_the_start_prints_is_answered(server: ServerProcess) -> None:
+    words = shlex.split(server.stdout[server.stdout.index("curl") :].replace("\\\n", ""))
+    answer = post(server, words[2].removeprefix(server.url), **json.loads(words[-1]))
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"]) == 1
 
 
 def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, expected: np.ndarray) -> None:

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from fixtures.patience import PATIENCE_S, settled
-from mysglang.srt.configs.architectures import FAMILIES
+from mysglang.srt.configs.architectures import FAMILIES, Task
 from mysglang.srt.entrypoints import http_server
 from mysglang.srt.entrypoints.http_server import StopSignals
 from mysglang.srt.entrypoints.server_life import ready_text
@@ -25,9 +25,9 @@ from mysglang.srt.utils.hardware import Hardware
 URL = "http://127.0.0.1:1"
 
 
-def command(tmp_path: Path, **options: object) -> list[str]:
+def command(tmp_path: Path, *, task: Task = "generate", can_chat: bool = True, **options: object) -> list[str]:
     args = ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), served_model_name="llama", **options)
-    text = ready_text(args, URL)
+    text = ready_text(args, URL, task=task, can_chat=can_chat)
     assert text.strip().startswith(f"llama answers on {URL}")
     return shlex.split(text[text.index("curl") :].replace("\\\n", ""))
 
@@ -49,6 +49,25 @@ def test_ready_text_without_a_tokenizer(tmp_path: Path) -> None:
     words = command(tmp_path, skip_tokenizer_init=True)
     assert words[2] == f"{URL}/generate"
     assert "input_ids" in orjson.loads(words[-1])
+
+
+@pytest.mark.parametrize(
+    ("task", "can_chat", "skip", "path", "field"),
+    [
+        ("generate", False, False, "/v1/completions", "prompt"),
+        ("generate", False, True, "/generate", "input_ids"),
+        ("embed", False, False, "/v1/embeddings", "input"),
+        ("embed", False, True, "/v1/embeddings", "input"),
+        ("classify", True, False, "/classify", "text"),
+        ("classify", False, True, "/classify", "input_ids"),
+    ],
+)
+def test_ready_text_asks_what_the_model_can_answer(
+    tmp_path: Path, task: Task, can_chat: bool, skip: bool, path: str, field: str
+) -> None:
+    words = command(tmp_path, task=task, can_chat=can_chat, skip_tokenizer_init=skip)
+    assert words[2] == f"{URL}{path}"
+    assert field in orjson.loads(words[-1])
 
 
 async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import time
 
 import psutil
 
+from mysglang.srt.configs.architectures import Task
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.front_launch import FrontLaunch
 from mysglang.srt.entrypoints.http_front import HttpFront
@@ -84,7 +85,9 @@ async def _live(runtime: Runtime, door: HttpFront, listener: socket.socket) -> D
     since_start = time.time() - psutil.Process().create_time()
     logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)
     url = http_url(args.serving.host, door.port, tls=args.serving.ssl_certfile is not None)
-    print(ready_text(args, url), flush=True)
+    pooling, templates = runtime.model_config.pooling, front.template_manager
+    task: Task = "generate" if pooling is None else pooling.task
+    print(ready_text(args, url, task=task, can_chat=templates is not None and templates.can_chat), flush=True)
     return await runtime.death()
 
 
@@ -153,12 +156,29 @@ async def _emptied(runtime: Runtime, timeout: float) -> bool:
     return True
 
 
-def ready_text(args: ServerArgs, url: str) -> str:
-    """Returns the server's address, with an example command. A key is not shown."""
-    path = "/v1/chat/completions"
-    body = '{"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-    if args.model.skip_tokenizer_init:
-        path, body = "/generate", '{"input_ids": [1, 2, 3]}'
+def ready_text(args: ServerArgs, url: str, *, task: Task = "generate", can_chat: bool = True) -> str:
+    """Returns the server's address, with an example command that the served model can answer. A key is not shown.
+
+    `can_chat`: whether the model has a chat template.
+    """
+    path, body = _example(args.model.skip_tokenizer_init, task, can_chat)
     key = ' -H "Authorization: Bearer $API_KEY"' if args.serving.has_keys else ""
     curl = f"curl -s {url}{path}{key} -H 'Content-Type: application/json' \\\n  -d '{body}'"
     return f"\n{args.serving.served_model_name} answers on {url}\n\n{curl}\n"
+
+
+def _example(without_text: bool, task: Task, can_chat: bool) -> tuple[str, str]:
+    """Returns the path and body of the example."""
+    question = '"What is the capital of France?"'
+    if task == "embed":
+        return "/v1/embeddings", f'{{"model": "default", "input": {"[1, 2, 3]" if without_text else question}}}'
+    if task == "classify":
+        return "/classify", '{"input_ids": [1, 2, 3]}' if without_text else f'{{"text": {question}}}'
+    if without_text:
+        return "/generate", '{"input_ids": [1, 2, 3]}'
+    if not can_chat:
+        return "/v1/completions", '{"model": "default", "prompt": "The capital of France is", "max_tokens": 16}'
+    return (
+        "/v1/chat/completions",
+        f'{{"model": "default", "messages": [{{"role": "user", "content": {question}}}]}}',
+    )

@@ -66,6 +66,11 @@ class TemplateManager:
         return self._template(False).content_format
 
     @property
+    def can_chat(self) -> bool:
+        """True if there is a template for conversations without tools."""
+        return DEFAULT in self._templates
+
+    @property
     def source(self) -> str:
         """The text of all templates, from which the model's format of calls and thoughts is recognized."""
         return "\n".join(template.source for template in self._templates.values())
