@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mysglang.srt.args.field import flag_of
+from mysglang.srt.args.folders import complaints_about as complaints_about_folders
 from mysglang.srt.args.groups import ArgGroups, option_named
 from mysglang.srt.args.hicache import OTHER_STORAGE_BACKENDS, STORAGE_BACKENDS
 from mysglang.srt.args.hicache import complaint_about as hicache_complaint
@@ -322,7 +323,11 @@ def validate(groups: ArgGroups, hardware: Hardware, given: Collection[str] = ())
     the user gave, be it with their default values.
     """
     # Rules may compare values, so they are asked only where every value has its type and range.
-    problems = [*groups.bad_values()] or [*_broken(groups, hardware), *_without_effect(groups, given)]
+    problems = [*groups.bad_values()] or [
+        *_broken(groups, hardware),
+        *complaints_about_folders(groups.storage, groups.observability, groups.hicache),
+        *_without_effect(groups, given),
+    ]
     if problems:
         raise ConfigError(*problems)
 

@@ -81,9 +81,9 @@ class RecentRequests:
         """Makes the folder `folder`/HOST for the files. Raises ConfigError if this fails."""
         self._folder = folder / socket.gethostname()
         try:
-            check_folder(self._folder)
+            check_folder(self._folder, f"--crash-dump-folder {folder}")
         except InvalidRequest as error:
-            raise ConfigError(f"--crash-dump-folder {folder}: {error.message}") from None
+            raise ConfigError(error.message) from None
         self._contents = contents
         self._clock = clock
         self._open: dict[int, _Kept] = {}

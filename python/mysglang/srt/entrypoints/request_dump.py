@@ -59,8 +59,11 @@ async def dumped(
         _KEEPER.put(Path(folder), line)
 
 
-def check_folder(folder: Path) -> None:
-    """Makes the folder if it does not exist. Raises InvalidRequest if requests cannot be stored there. Blocks."""
+def check_folder(folder: Path, name: str = "dump_requests_folder") -> None:
+    """Makes the folder if it does not exist. Raises InvalidRequest if requests cannot be stored there. Blocks.
+
+    `name`: what the error calls the field or option that gives the folder.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -68,8 +71,8 @@ def check_folder(folder: Path) -> None:
     except (OSError, ValueError) as error:
         # ValueError: the name is invalid.
         why = error.strerror if isinstance(error, OSError) else error
-        message = f"dump_requests_folder: nothing can be kept in {str(folder)!r}: {why}."
-        raise InvalidRequest(message, param="dump_requests_folder") from None
+        message = f"{name}: nothing can be kept in {str(folder)!r}: {why}."
+        raise InvalidRequest(message, param=name) from None
 
 
 class DumpedAnswer:
