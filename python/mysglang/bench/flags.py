@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import orjson
 
 from mysglang.bench.refused import Refused
+from mysglang.srt.utils.help_text import HelpFormatter
 
 PROFILING = """
 profile profile-activities profile-by-stage profile-filename-prefix profile-num-steps profile-output-dir
@@ -19,7 +20,7 @@ profile-start-step profile-steps
 """SGLang's flags for traces, of all tools."""
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, HelpFormatter):
     """Shows a default only if it says something, and leaves the lines of the examples as they are."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

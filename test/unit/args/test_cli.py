@@ -64,6 +64,12 @@ def test_help_shows_every_option_under_its_group(capsys: pytest.CaptureFixture[s
         assert all(option.flag in text for option in members)
 
 
+def test_help_breaks_no_line_inside_the_name_of_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith("-")] == []
+
+
 def test_help_tells_no_default_of_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from mysglang.srt.args.field import Option, flag_of
 from mysglang.srt.args.groups import GROUP_TITLES, ArgGroups, group_options, unknown
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.help_text import HelpFormatter
 from mysglang.srt.utils.version import __version__
 
 CONFIG = "config"
@@ -83,7 +84,7 @@ def make_parser(usage: Usage) -> argparse.ArgumentParser:
         description="Serve a language model over HTTP. Flags have the names that they have in SGLang.\n"
         "docs/flags.md has the same list.",
         epilog=EPILOG.format(prog=usage.prog, model="" if usage.positional_model else "--model-path "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
