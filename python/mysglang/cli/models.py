@@ -6,15 +6,16 @@ Nothing is loaded, no weight is read and no torch is imported, so it takes a mom
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import orjson
 
 from mysglang.bench.flags import ToolParser, positive
-from mysglang.bench.refused import Failed
+from mysglang.bench.refused import Failed, Refused
 from mysglang.srt.args.resolve import EMBEDDED_MODEL, is_embedded
 from mysglang.srt.configs.architectures import ARCHITECTURES
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, check_checkpoint, num_parameters
@@ -104,9 +105,14 @@ def make_parser(prog: str) -> ToolParser:
 
 
 def main(argv: Sequence[str], prog: str) -> int:
-    options = make_parser(prog).parse_all(argv)
+    parser = make_parser(prog)
+    options = parser.parse_all(argv)
     try:
         listed = architectures()
+        if options.model is None or options.model in listed:
+            _refuse_figures(parser, options)
+        elif (problem := _stranger(options.model, listed)) is not None:
+            raise Failed(problem)
         if of_one := options.model is not None and options.model not in listed:
             found = of_model(options)
         else:
@@ -118,6 +124,26 @@ def main(argv: Sequence[str], prog: str) -> int:
     else:
         print(_card(found) if of_one else _list(found))
     return 0
+
+
+def _refuse_figures(parser: ToolParser, options: argparse.Namespace) -> None:
+    """Raises Refused if options for the figures of a model are given where architectures are listed."""
+    given = [
+        action.option_strings[0]
+        for action in parser._actions
+        if action.dest not in ("help", "model", "json") and getattr(options, action.dest) != action.default
+    ]
+    if given:
+        raise Refused(f"{', '.join(given)}: only with a MODEL, whose memory and time the command then shows.")
+
+
+def _stranger(model: str, listed: Collection[str]) -> str | None:
+    """Returns an error message if `model` is neither a path nor the name of a repository; else None."""
+    if "/" in model or is_embedded(model) or Path(model).expanduser().exists():
+        return None
+    close = difflib.get_close_matches(model, listed, n=2)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "; `mysglang models` lists the architectures."
+    return f"{model} is not a path here, a repository (OWNER/NAME), or an architecture that runs{hint}"
 
 
 def architectures() -> dict[str, Any]:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmark"))
 
 from shapes import SHAPES, write_shape
 
-from mysglang.bench.refused import Failed
+from mysglang.bench.refused import Failed, Refused
 from mysglang.cli.main import run
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.configs.architectures import ARCHITECTURES
@@ -92,6 +92,21 @@ def test_lists_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
 def test_whether_an_architecture_runs(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert set(figures(capsys, name)) == {name}
     assert run(["models", name]) == 0 and name in capsys.readouterr().out
+
+
+def test_a_misspelt_architecture_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(Failed, match=r"LamaForCausalLM is not a path .*; did you mean LlamaForCausalLM"):
+        run(["models", "LamaForCausalLM"])
+    with pytest.raises(Failed, match="`mysglang models` lists the architectures"):
+        run(["models", "something-else"])
+
+
+@pytest.mark.parametrize("words", [["--memory", "3"], ["LlamaForCausalLM", "--batch-size", "2", "--dtype", "half"]])
+def test_options_for_figures_without_a_model_are_refused(words: list[str]) -> None:
+    flags = ", ".join(word for word in words if word.startswith("--"))
+    with pytest.raises(Refused) as caught:
+        run(["models", *words])
+    assert all(flag in str(caught.value) for flag in flags.split(", ")) and "only with a MODEL" in str(caught.value)
 
 
 def test_the_model_that_is_built_in(
