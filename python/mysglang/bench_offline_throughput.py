@@ -104,7 +104,7 @@ def _generate(engine: Engine, prompts: Sequence[Prompt], options: argparse.Names
 
 def make_parser(prog: str = PROG) -> ToolParser:
     """Returns the options of this tool."""
-    parser = ToolParser(prog, "All prompts at once through an Engine. Other options are its own.")
+    parser = ToolParser(prog, "Give all prompts to an Engine at once and measure it. Other options are the server's.")
     parser.add_argument(
         "--backend", choices=["engine"], default="engine", help="What is measured: the Engine in this process."
     )

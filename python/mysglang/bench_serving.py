@@ -129,7 +129,7 @@ def read_options(argv: Sequence[str], prog: str = PROG) -> argparse.Namespace:
 
 def make_parser(prog: str = PROG) -> ToolParser:
     """Returns the options of this tool."""
-    parser = ToolParser(prog, "Load a running server and measure it. Options bear SGLang's names.")
+    parser = ToolParser(prog, "Load a running server and measure it. Options have SGLang's names.")
     part = parser.add_argument_group("server")
     part.add_argument("--backend", choices=list(BACKENDS), default="sglang", help="API of the server.")
     part.add_argument(
@@ -164,8 +164,12 @@ def make_parser(prog: str = PROG) -> ToolParser:
         help="Let the model end its answers, instead of generating the full length.",
     )
     part.add_argument("--disable-stream", action="store_true", help="Request whole answers instead of streams.")
-    part.add_argument("--temperature", type=float, default=0.0, help="Of sampling.")
-    part.add_argument("--top-p", type=float, default=1.0, help="Of sampling.")
+    part.add_argument(
+        "--temperature", type=float, default=0.0, help="Temperature of sampling; 0 takes the likeliest token."
+    )
+    part.add_argument(
+        "--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this total probability."
+    )
     part.add_argument(
         "--extra-request-body",
         type=json_object,

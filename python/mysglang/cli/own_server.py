@@ -18,8 +18,6 @@ from mysglang.srt.args.cli import parse
 from mysglang.srt.environ import BASE_URL
 from mysglang.srt.utils.process import child_environment
 
-"""Names the embedded model on the command line."""
-
 HINT = " Start one with `mysglang serve`, name one with --base-url, or give --model-path."
 END_S = 10.0
 _READY = re.compile(r" answers on (\S+)$")
