@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mysglang.bench.refused import Failed
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -42,13 +44,21 @@ def total(results: Sequence[Scored]) -> float:
 
 
 def save(results: Iterable[Scored], path: Path) -> None:
-    """Writes one JSON object per line for each result."""
-    path.write_text("".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in results), encoding="utf-8")
+    """Writes one JSON object per line for each result. Raises Failed."""
+    try:
+        path.write_text("".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in results), encoding="utf-8")
+    except OSError as error:
+        raise Failed(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def load(path: Path) -> list[Scored]:
-    """Read a file that `save` wrote."""
-    return [Scored(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Read a file that `save` wrote. Raises Failed."""
+    try:
+        return [Scored(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise Failed(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError):
+        raise Failed(f"{path} does not hold answers that --save-answers wrote.") from None
 
 
 def agreement(one: Sequence[Scored], other: Sequence[Scored], shown: int = 5) -> tuple[float, str]:

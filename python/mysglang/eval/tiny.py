@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from mysglang.bench.flags import ToolParser, natural, positive
+from mysglang.bench.refused import Failed, run_tool
 from mysglang.eval import report
 from mysglang.eval.exam import (
     EXAM_FILE,
@@ -29,7 +31,10 @@ TRANSFORMERS_DTYPES = ("float32", "bfloat16")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Run the command; the exit status is 0, or 1 when --compare finds less agreement than --at-least."""
+    """Run the command; the exit status is 0, or 1 when --compare finds less agreement than --at-least.
+
+    Raises Refused for a wrong command line, Failed for a file or server that is not there.
+    """
     parser = make_parser(prog)
     options, flags = parser.parse_known_args(argv)
     if options.compare:
@@ -83,18 +88,19 @@ def _refuse_foreign(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 def _compare(one: Path, other: Path, at_least: float) -> int:
-    share, text = report.agreement(report.load(one), report.load(other))
+    try:
+        share, text = report.agreement(report.load(one), report.load(other))
+    except ValueError as error:
+        raise Failed(str(error)) from None
     print(text)
     print(json.dumps({"agreement": share}))
     return int(share < at_least)
 
 
-def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def make_parser(prog: str = PROG) -> ToolParser:
     """Returns the options of this tool."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Held-out evaluation of the embedded model. Server flags (after -- if in doubt) go to the engine.",
-        allow_abbrev=False,
+    parser = ToolParser(
+        prog, "Held-out evaluation of the embedded model. Server flags (after -- if in doubt) go to the engine."
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--url", "--base-url", help="Ask a running server, such as http://127.0.0.1:30000.")
@@ -103,7 +109,7 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     parser.add_argument(
         "--at-least", type=float, default=0.0, help="With --compare: the share of equal answers that is enough, 0 to 1."
     )
-    parser.add_argument("--per-task", type=int, default=40, help="Number of questions of each task.")
+    parser.add_argument("--per-task", type=positive, default=40, help="Number of questions of each task.")
     parser.add_argument(
         "--exam",
         type=Path,
@@ -117,7 +123,7 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"Only these: {', '.join(TASKS)}.")
     parser.add_argument(
         "--long-system",
-        type=int,
+        type=natural,
         default=0,
         metavar="CHARACTERS",
         help="Put so many characters of foreign text into each system prompt; about three make a token.",
@@ -125,12 +131,12 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     parser.add_argument(
         "--save-answers", type=Path, metavar="FILE", help="Write the answers to this file, as JSON lines."
     )
-    parser.add_argument("--dtype", help="Of the engine, or of transformers, whose default is float32.")
+    parser.add_argument("--dtype", help="Data type of the engine, or of transformers, whose default is float32.")
     parser.add_argument(
-        "--batch-size", type=int, help="With --transformers: how many prompts run at once, by default 16."
+        "--batch-size", type=positive, help="With --transformers: how many prompts run at once, by default 16."
     )
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

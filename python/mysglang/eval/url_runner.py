@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mysglang.bench.refused import Failed, Refused
 from mysglang.eval.exam import LONGEST_ANSWER, Item, ToolCall, Turn, answer_text
 
 CONCURRENCY = 32
@@ -19,9 +20,11 @@ TIMEOUT_SECONDS = 300
 
 
 def answers(items: Sequence[Item], url: str) -> Iterator[str]:
-    """Yields the greedy answer to each item, in order. Raises RuntimeError if the server refuses, URLError without a
-    server.
+    """Yields the greedy answer to each item, in order. Raises Refused for an invalid URL, Failed if no server answers
+    or the server refuses.
     """
+    if not url.startswith(("http://", "https://")):
+        raise Refused(f"--url {url!r} is not an address such as http://127.0.0.1:30000.")
     base = url.rstrip("/").removesuffix("/v1")
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         yield from tqdm(pool.map(lambda item: _ask(base, item), items), total=len(items), unit="item", disable=None)
@@ -66,5 +69,9 @@ def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
             reply: dict[str, Any] = json.load(response)
     except urllib.error.HTTPError as error:
         said = error.read(500).decode(errors="replace")
-        raise RuntimeError(f"{url} answered {error.code} (--tasks leaves tasks out): {said}") from error
+        raise Failed(f"{url} answered {error.code} (--tasks leaves tasks out): {said}") from None
+    except OSError as error:
+        raise Failed(f"no server answers at {url} ({getattr(error, 'reason', error)}).") from None
+    except ValueError:
+        raise Failed(f"{url} answered with what is not JSON.") from None
     return reply

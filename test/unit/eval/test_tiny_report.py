@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mysglang.bench.refused import Failed, Refused
 from mysglang.eval import engine_runner, report, tiny
 from mysglang.eval.exam import Item, ToolCall, Turn, answer_text
 from mysglang.eval.report import Scored
@@ -39,6 +40,23 @@ def test_different_prompts_cannot_be_compared() -> None:
         report.agreement(RESULTS, RESULTS[:1])
 
 
+def test_mistakes_and_a_missing_server_get_one_line(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text('{"answer": 1}')
+    answers = str(tmp_path / "answers")
+    report.save([], Path(answers))
+    with pytest.raises(Failed, match="/nowhere cannot be read: No such file"):
+        tiny.main(["--compare", answers, "/nowhere"])
+    with pytest.raises(Failed, match="other does not hold answers that --save-answers wrote"):
+        tiny.main(["--compare", answers, str(tmp_path / "other")])
+    with pytest.raises(Failed, match="/nowhere/x cannot be written: No such file"):
+        report.save([], Path("/nowhere/x"))
+    with pytest.raises(Refused, match="--url 'gpu7:30000' is not an address such as http://"):
+        tiny.main(["--per-task", "1", "--tasks", "copy", "--url", "gpu7:30000"])
+    # No program listens on port 1.
+    with pytest.raises(Failed, match=r"no server answers at http://127.0.0.1:1/v1/chat/completions \("):
+        tiny.main(["--per-task", "1", "--tasks", "copy", "--url", "http://127.0.0.1:1"])
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -49,12 +67,9 @@ def test_different_prompts_cannot_be_compared() -> None:
         (["--batch-size", "4"], "--batch-size"),
     ],
 )
-def test_an_option_of_another_runner_is_refused(
-    given: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
+def test_an_option_of_another_runner_is_refused(given: list[str], named: str) -> None:
+    with pytest.raises(Refused, match=named):
         tiny.main(given)
-    assert named in capsys.readouterr().err
 
 
 def test_the_engine_runs_in_the_dtype_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
