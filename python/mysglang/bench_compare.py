@@ -19,7 +19,7 @@ import uvloop
 
 from mysglang import bench_serving
 from mysglang.bench import report
-from mysglang.bench.flags import ToolParser, positive
+from mysglang.bench.flags import ToolParser, positive, result_file
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.bench.serving import run
 
@@ -90,7 +90,11 @@ def make_parser(prog: str = PROG) -> ToolParser:
     parser.add_argument("--backends", nargs="+", default=[], metavar="BACKEND", help="One --backend for each server.")
     parser.add_argument("--rounds", type=positive, default=3, help="Number of runs on each server.")
     parser.add_argument(
-        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+        "--output-file",
+        type=result_file,
+        default="",
+        metavar="FILE",
+        help="Append the figures to this file, as a line of JSON.",
     )
     return parser
 

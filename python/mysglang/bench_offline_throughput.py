@@ -15,7 +15,7 @@ import orjson
 
 from mysglang.bench import report
 from mysglang.bench.datasets import DatasetOptions, add_dataset_flags, make_dataset
-from mysglang.bench.flags import PROFILING, ToolParser, json_object
+from mysglang.bench.flags import PROFILING, ToolParser, json_object, result_file
 from mysglang.bench.prompts import IdWriter, Prompt, TextWriter
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.bench.vocabulary import Vocabulary
@@ -123,7 +123,11 @@ def make_parser(prog: str = PROG) -> ToolParser:
     )
     parser.add_argument("--skip-warmup", action="store_true", help="Measure without warm-up requests.")
     parser.add_argument(
-        "--result-filename", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+        "--result-filename",
+        type=result_file,
+        default="",
+        metavar="FILE",
+        help="Append the figures to this file, as a line of JSON.",
     )
     return parser
 

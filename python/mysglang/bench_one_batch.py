@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mysglang.bench import report
-from mysglang.bench.flags import PROFILING, ToolParser, natural, positive
+from mysglang.bench.flags import PROFILING, ToolParser, natural, positive, result_file
 from mysglang.bench.one_batch import OneBatch, OneBatchResult
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.srt.configs.model_config import ModelConfig
@@ -110,7 +110,11 @@ def make_parser(prog: str = PROG) -> ToolParser:
     parser.add_argument("--seed", type=int, default=0, help="Seed of the random prompts.")
     parser.add_argument("--run-name", default="default", help="Name of the run in the JSON.")
     parser.add_argument(
-        "--result-filename", default="", metavar="FILE", help="Append a line of JSON for each shape to this file."
+        "--result-filename",
+        type=result_file,
+        default="",
+        metavar="FILE",
+        help="Append a line of JSON for each shape to this file.",
     )
     parser.add_argument("--overlap", action="store_true", help="Launch a decode step while the one before runs.")
     parser.add_argument("--log-decode-step", type=natural, default=0, help="Print one in so many decode steps.")

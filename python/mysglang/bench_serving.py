@@ -18,7 +18,7 @@ import uvloop
 from mysglang.bench import plot, report
 from mysglang.bench.backends import BACKENDS
 from mysglang.bench.datasets import add_dataset_flags
-from mysglang.bench.flags import PROFILING, ToolParser, json_object, natural, positive
+from mysglang.bench.flags import PROFILING, ToolParser, json_object, natural, positive, result_file
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.bench.serving import Run, run
 from mysglang.srt.environ import BASE_URL
@@ -203,13 +203,23 @@ def make_parser(prog: str = PROG) -> ToolParser:
     )
     part.add_argument("--cache-report", action="store_true", help="Also print how many prompt tokens were cached.")
     part.add_argument(
-        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+        "--output-file",
+        type=result_file,
+        default="",
+        metavar="FILE",
+        help="Append the figures to this file, as a line of JSON.",
     )
     part.add_argument(
         "--output-details", action="store_true", help="With --output-file: also write the figures of every request."
     )
     part.add_argument("--tag", default=None, help="Name of the run in the JSON.")
-    part.add_argument("--plot", default="", metavar="FILE.png", help="Draw the run as a PNG file (needs matplotlib).")
+    part.add_argument(
+        "--plot",
+        type=result_file,
+        default="",
+        metavar="FILE.png",
+        help="Draw the run as a PNG file (needs matplotlib).",
+    )
     part.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar.")
     return parser
 

@@ -25,7 +25,7 @@ import orjson
 from mysglang.bench import report
 from mysglang.bench.ask import OK, Asker
 from mysglang.bench.backends import AskOptions, CompletionsBackend
-from mysglang.bench.flags import ToolParser, positive
+from mysglang.bench.flags import ToolParser, positive, result_file
 from mysglang.bench.http_client import ConnectionFailed, HttpClient
 from mysglang.bench.prompts import Prompt
 from mysglang.bench.refused import Failed, Refused, run_tool
@@ -87,7 +87,11 @@ def make_parser(prog: str = PROG) -> ToolParser:
         "--timeout-sec", type=positive, default=1800, help="Seconds to wait at most until a server is ready."
     )
     parser.add_argument(
-        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+        "--output-file",
+        type=result_file,
+        default="",
+        metavar="FILE",
+        help="Append the figures to this file, as a line of JSON.",
     )
     return parser
 

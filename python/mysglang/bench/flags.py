@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
@@ -83,6 +85,25 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")
     return value
+
+
+def result_file(text: str) -> str:
+    """Checks the path of a file for results, as the type of an option: a run may take hours, and its results come last.
+    Nothing is created. An empty text, the default of such an option, passes.
+    """
+    file = Path(text)
+    if text and file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory")
+    if text and not file.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {file.absolute().parent}")
+    if text and not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return text
+
+
+def result_path(text: str) -> Path:
+    """Checks a file like `result_file`, and returns its path."""
+    return Path(result_file(text))
 
 
 def positive(text: str) -> int:

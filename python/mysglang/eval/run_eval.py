@@ -22,7 +22,7 @@ import orjson
 from tqdm import tqdm
 
 from mysglang.bench import report
-from mysglang.bench.flags import ToolParser, natural, positive
+from mysglang.bench.flags import ToolParser, natural, positive, result_file, result_path
 from mysglang.bench.http_client import ConnectionFailed, HttpClient
 from mysglang.bench.refused import Failed, Refused, run_tool
 from mysglang.eval import lang_asking
@@ -141,10 +141,17 @@ def make_parser(prog: str = PROG) -> ToolParser:
     )
     part = parser.add_argument_group("results")
     part.add_argument(
-        "--output-file", default="", metavar="FILE", help="Append the figures to this file, as a line of JSON."
+        "--output-file",
+        type=result_file,
+        default="",
+        metavar="FILE",
+        help="Append the figures to this file, as a line of JSON.",
     )
     part.add_argument(
-        "--save-answers", type=Path, metavar="FILE", help="Write questions and answers to this file, as JSON lines."
+        "--save-answers",
+        type=result_path,
+        metavar="FILE",
+        help="Write questions and answers to this file, as JSON lines.",
     )
     return parser
 

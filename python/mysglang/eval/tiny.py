@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from mysglang.bench.flags import ToolParser, natural, positive
+from mysglang.bench.flags import ToolParser, natural, positive, result_path
 from mysglang.bench.refused import Failed, run_tool
 from mysglang.eval import report
 from mysglang.eval.exam import (
@@ -129,7 +129,7 @@ def make_parser(prog: str = PROG) -> ToolParser:
         help="Put so many characters of foreign text into each system prompt; about three make a token.",
     )
     parser.add_argument(
-        "--save-answers", type=Path, metavar="FILE", help="Write the answers to this file, as JSON lines."
+        "--save-answers", type=result_path, metavar="FILE", help="Write the answers to this file, as JSON lines."
     )
     parser.add_argument("--dtype", help="Data type of the engine, or of transformers, whose default is float32.")
     parser.add_argument(

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
-from mysglang import bench_offline_throughput, bench_one_batch, bench_serving
+from mysglang import bench_compare, bench_offline_throughput, bench_one_batch, bench_serving, bench_startup
 from mysglang.bench.flags import ToolParser
 from mysglang.bench.refused import Refused, run_tool
+from mysglang.eval import run_eval, tiny
 
 TOOLS: dict[str, Callable[[Sequence[str]], int]] = {
     "serving": bench_serving.main,
@@ -21,6 +23,30 @@ TOOLS: dict[str, Callable[[Sequence[str]], int]] = {
 def test_profiling_is_refused_by_its_name(tool: str, flag: str) -> None:
     with pytest.raises(Refused, match=f"{flag} is an option of SGLang's tool that this version"):
         TOOLS[tool]([flag])
+
+
+@pytest.mark.parametrize(
+    ("tool", "flag"),
+    [
+        ("serving", "--output-file"),
+        ("serving", "--plot"),
+        ("one_batch", "--result-filename"),
+        ("offline", "--result-filename"),
+        ("compare", "--output-file"),
+        ("startup", "--output-file"),
+        ("eval", "--output-file"),
+        ("eval", "--save-answers"),
+        ("tiny", "--save-answers"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(tool: str, flag: str, tmp_path: Path) -> None:
+    others = {"compare": bench_compare, "startup": bench_startup, "eval": run_eval, "tiny": tiny}
+    main = TOOLS[tool] if tool in TOOLS else others[tool].main
+    with pytest.raises(Refused, match=f"{flag}: {tmp_path} is a directory"):
+        main([flag, str(tmp_path)])
+    with pytest.raises(Refused, match=f"{flag}: there is no directory {tmp_path / 'none'}"):
+        main([flag, str(tmp_path / "none" / "file")])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("flag", ["--rust-client", "--lora-name=a", "--plot-throughput", "--gsp-num-turns"])
