@@ -16,6 +16,12 @@ from mysglang.srt.messages.control import (
     PauseGenerationReq,
 )
 from mysglang.srt.messages.requests import ToScheduler, scheduler_codec
+from mysglang.srt.messages.weights import (
+    GetWeightsByNameReq,
+    ReleaseMemoryOccupationReq,
+    UpdateWeightsReq,
+    WeightUpdate,
+)
 
 
 @pytest.fixture
@@ -46,6 +52,19 @@ async def test_no_reply(link: InProcess[ToScheduler]) -> None:
     assert isinstance(question, GetInternalStateReq)
     # A reply that comes too late is dropped.
     client.answer(FlushCacheReqOutput(id=question.id, success=True))
+
+
+async def test_a_command_that_the_scheduler_could_not_read_is_refused_at_once(link: InProcess[ToScheduler]) -> None:
+    client = ControlClient(link)
+    update = WeightUpdate(flush_cache="yes")  # type: ignore[arg-type]
+    for make, field in (
+        (lambda number: ReleaseMemoryOccupationReq(id=number, tags=["weight"]), "tags"),  # type: ignore[list-item]
+        (lambda number: UpdateWeightsReq(id=number, path="x", whole=True, update=update), "flush_cache"),
+        (lambda number: GetWeightsByNameReq(id=number, name=None, truncate_size=1), "name"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidRequest, match=field):
+            await client.command(make)
+    assert link.drain() == [] and not client.num_waiting
 
 
 async def test_the_engine_dies_meanwhile(link: InProcess[ToScheduler]) -> None:

@@ -20,6 +20,7 @@ from mysglang.srt.messages.control import (
     GetInternalStateReqOutput,
     Reply,
 )
+from mysglang.srt.messages.generate import convert_fields
 from mysglang.srt.messages.requests import ToScheduler
 from mysglang.srt.utils.awake import awake_timeout
 
@@ -68,9 +69,15 @@ class ControlClient:
 
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
         """Sends the command that `make` builds from its number, and returns the reply. `patience_s`: how many seconds
-        it may take. Raises the errors of `ask`.
+        it may take. Raises the errors of `ask`, and InvalidRequest that names a field whose value has a wrong type: the
+        scheduler would drop such a message, and no reply would come.
         """
-        return await self._ask(make, ControlReqOutput, patience_s)
+
+        def checked(number: int) -> Command:
+            command = make(number)
+            return convert_fields(msgspec.to_builtins(command), type(command), "")
+
+        return await self._ask(checked, ControlReqOutput, patience_s)
 
     @property
     def num_waiting(self) -> int:
