@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.threaded_children import SMALL, ThreadedChildren, one_process
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.engine import Engine
-from mysglang.srt.errors import Aborted, ConfigError, InvalidRequest, ShuttingDown, WorkerDied
+from mysglang.srt.errors import Aborted, ConfigError, InvalidRequest, ServerEnded, ShuttingDown, WorkerDied
 from mysglang.srt.managers.scheduler_builder import Makers
 from mysglang.srt.messages.generate import parse_generate
 
@@ -288,3 +290,42 @@ class TestEnds:
             with pytest.raises(ShuttingDown, match="shut down"):
                 waiting.result(PATIENCE_S)
             engine.shutdown()
+
+    def test_a_call_of_another_thread_ends_when_the_engine_is_shut_down(self) -> None:
+        with one_process():
+            engine = Engine(**SMALL)
+            # In this mode the loop refuses to be used from other threads.
+            engine._loop.set_debug(True)
+            ends: list[BaseException] = []
+
+            def call() -> None:
+                try:
+                    engine.generate(input_ids=IDS, sampling_params=ENDLESS)
+                except ServerEnded as error:
+                    ends.append(error)
+
+            asking = threading.Thread(target=call, daemon=True)
+            asking.start()
+            wait_until(lambda: engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 1)
+            engine.shutdown()
+            asking.join(PATIENCE_S)
+            assert [type(end) for end in ends] == [ShuttingDown]
+
+    def test_an_engine_that_was_shut_down_says_so(self) -> None:
+        with one_process(), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # a coroutine that was never awaited
+            engine = Engine(**SMALL)
+            left, dropped = (engine.generate(PROMPT, ENDLESS, stream=True) for _ in range(2))
+            next(left), next(dropped)
+            engine.shutdown()
+            dropped.close()
+            for call in (
+                lambda: next(left),
+                lambda: engine.generate(PROMPT, GREEDY),
+                lambda: next(engine.generate(PROMPT, GREEDY, stream=True)),
+                lambda: asyncio.run(engine.async_generate(PROMPT, GREEDY)),
+                lambda: engine.flush_cache(),
+                lambda: engine.get_server_info(),
+            ):
+                with pytest.raises(ShuttingDown, match="the engine was shut down"):
+                    call()

@@ -13,7 +13,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
@@ -32,7 +32,7 @@ from mysglang.srt.entrypoints.profile_body import PROFILE_S, ProfileReqInput
 from mysglang.srt.entrypoints.ready_front import ReadyFront
 from mysglang.srt.entrypoints.runtime import Runtime
 from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP
-from mysglang.srt.errors import ConfigError, InvalidRequest, WorkerDied
+from mysglang.srt.errors import ConfigError, InvalidRequest, ServerEnded, ShuttingDown, WorkerDied
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.managers.ranking import rerank, score
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
@@ -56,6 +56,11 @@ Params: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]]
 UNQUEUED = 1 << 30
 """A program may submit any number of prompts, because no other client waits."""
 
+SETTLE_S = 10.0
+"""Seconds that open calls have to end at a shutdown."""
+
+SHUT_DOWN = "the engine was shut down"
+
 
 class Engine:
     """A model that generates, or makes vectors. `options` are those of the server, by name; see `ServerArgs`."""
@@ -78,7 +83,10 @@ class Engine:
         # The children's lives hang on the thread that starts them, so it is one that stays.
         self._pending: set[concurrent.futures.Future[Any]] = set()
         """Futures that callers wait for."""
-        self._death: str | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+        """The tasks of these calls in the engine's loop."""
+        self._end: ServerEnded | None = None
+        """Set once the loop runs no call any more."""
         self._thread = ServiceThread("mysglang engine", self._loop.run_forever, self._die)
         try:
             self._runtime, self._front = self._await(self._start(model_config))
@@ -276,14 +284,15 @@ class Engine:
         }
 
     def shutdown(self) -> None:
-        """End the processes. Called once more, and at the program's end, it does nothing."""
+        """Ends the processes, and all open calls with ShuttingDown. Called once more, and at the program's end, it
+        does nothing.
+        """
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.shutdown)
-        self._runtime.cut_off("the engine was shut down")
-        if self._death is None:
-            self._await(self._runtime.stop())
+        if self._end is None:
+            self._await(self._stop())
             self._end_thread()
 
     def __enter__(self) -> Self:
@@ -306,6 +315,17 @@ class Engine:
         except BaseException:
             await runtime.stop()
             raise
+
+    async def _stop(self) -> None:
+        self._runtime.cut_off(SHUT_DOWN)
+        await self._settle()
+        await self._loop.shutdown_asyncgens()  # streams without a reader at this moment
+        await self._runtime.stop()
+
+    async def _settle(self) -> None:
+        """Waits for the ends of all other calls."""
+        if others := self._calls - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=SETTLE_S)
 
     def _responses(self, request: GenerateReqInput) -> AsyncGenerator[Response, None]:
         incremental = self.server_args.serving.incremental_streaming_output
@@ -338,7 +358,8 @@ class Engine:
             while (response := self._await(anext(coming, None))) is not None:
                 yield response
         finally:
-            self._await(coming.aclose())
+            with contextlib.suppress(ServerEnded):  # the end of the engine has closed it
+                self._await(coming.aclose())
 
     async def _async_iterate(self, request: GenerateReqInput) -> AsyncIterator[Response]:
         coming = self._responses(request)
@@ -346,7 +367,8 @@ class Engine:
             while (response := await self._call(anext(coming, None))) is not None:
                 yield response
         finally:
-            await self._call(coming.aclose())
+            with contextlib.suppress(ServerEnded):
+                await self._call(coming.aclose())
 
     def _await(self, work: Awaitable[T]) -> T:
         """Runs `work` in the engine's event loop, waits for it, and returns its result. An interrupt cancels it."""
@@ -358,32 +380,54 @@ class Engine:
             raise
 
     async def _call(self, work: Awaitable[T]) -> T:
-        """Does what `_run` does, for a caller in another event loop."""
+        """Does what `_await` does, for a caller in another event loop."""
         return await asyncio.wrap_future(self._submit(work))
 
     def _submit(self, work: Awaitable[T]) -> concurrent.futures.Future[T]:
+        """Runs `work` in the engine's event loop. Raises ServerEnded if that runs no more."""
+
         async def run() -> T:
+            task = asyncio.current_task()
+            assert task is not None, "run as a task"
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
             return await work
 
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        calling = run()
+        try:
+            self._check_running()
+            future = asyncio.run_coroutine_threadsafe(calling, self._loop)
+        except (ServerEnded, RuntimeError):
+            calling.close()
+            if isinstance(work, Coroutine):
+                work.close()  # what never runs would be warned of
+            self._check_running()  # the loop was closed in this moment
+            raise
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
-        if self._death is not None:
-            self._die(self._death)
+        if self._end is not None:
+            self._fail_pending(self._end)
         return future
 
+    def _check_running(self) -> None:
+        if self._end is not None:
+            raise self._end.again()
+
     def _die(self, cause: str) -> None:
-        """Fails all pending calls, which would otherwise wait for ever, because the loop and its child processes have
-        ended.
-        """
-        self._death = cause
+        """Ends all calls after the death of the loop's thread."""
+        self._fail_pending(WorkerDied(cause))
+
+    def _fail_pending(self, end: ServerEnded) -> None:
+        """Fails all pending calls, which would otherwise wait for ever, because the loop runs no more."""
+        self._end = end
         for future in list(self._pending):
             with contextlib.suppress(concurrent.futures.InvalidStateError):
-                future.set_exception(WorkerDied(cause))
+                future.set_exception(end.again())
 
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._fail_pending(ShuttingDown(SHUT_DOWN))
         self._loop.close()
 
 
