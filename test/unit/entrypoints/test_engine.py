@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import signal
 import threading
 import warnings
 from collections.abc import Iterator
@@ -329,3 +330,27 @@ class TestEnds:
             ):
                 with pytest.raises(ShuttingDown, match="the engine was shut down"):
                     call()
+
+    @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go there")
+    def test_an_interrupted_start_ends_its_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ended: list[str] = []
+
+        class SlowChildren(ThreadedChildren):
+            async def wait_ready(self) -> Any:
+                await super().wait_ready()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                await asyncio.Event().wait()
+
+            async def stop(self) -> None:
+                await super().stop()
+                ended.append("stopped")
+
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with one_process():
+                monkeypatch.setattr("mysglang.srt.entrypoints.engine.Subprocesses", SlowChildren)
+                with pytest.raises(KeyboardInterrupt):
+                    Engine(**SMALL)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        assert ended == ["stopped"]

@@ -57,7 +57,7 @@ UNQUEUED = 1 << 30
 """A program may submit any number of prompts, because no other client waits."""
 
 SETTLE_S = 10.0
-"""Seconds that open calls have to end at a shutdown."""
+"""Seconds that open calls have to end at a shutdown, and that a start which failed has to end its processes."""
 
 SHUT_DOWN = "the engine was shut down"
 
@@ -91,6 +91,8 @@ class Engine:
         try:
             self._runtime, self._front = self._await(self._start(model_config))
         except BaseException:
+            # An interrupted start has its processes to end.
+            self._await(self._settle())
             self._end_thread()
             raise
         atexit.register(self.shutdown)
