@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import signal
 import threading
 import warnings
@@ -354,3 +355,18 @@ class TestEnds:
         finally:
             signal.signal(signal.SIGINT, handler)
         assert ended == ["stopped"]
+
+    def test_in_a_forked_process_calls_are_refused_and_its_end_is_quiet(self, engine: Engine) -> None:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                signal.alarm(10)  # ends a call that waits for ever
+                engine.shutdown()
+                engine.generate(PROMPT, GREEDY)
+            except ServerEnded as error:
+                status = 7 * ("forked" in str(error))
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert engine.generate(PROMPT, GREEDY)["text"]

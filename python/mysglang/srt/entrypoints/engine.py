@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +80,7 @@ class Engine:
         configure_logging(server_args.observability.log_level)
         self.server_args, model_config = find_model(server_args)
         self._closed = False
+        self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()
         # The children's lives hang on the thread that starts them, so it is one that stays.
         self._pending: set[concurrent.futures.Future[Any]] = set()
@@ -286,10 +288,10 @@ class Engine:
         }
 
     def shutdown(self) -> None:
-        """Ends the processes, and all open calls with ShuttingDown. Called once more, and at the program's end, it
-        does nothing.
+        """Ends the processes, and all open calls with ShuttingDown. Called once more, at the program's end, and in a
+        forked process it does nothing.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         atexit.unregister(self.shutdown)
@@ -386,7 +388,7 @@ class Engine:
         return await asyncio.wrap_future(self._submit(work))
 
     def _submit(self, work: Awaitable[T]) -> concurrent.futures.Future[T]:
-        """Runs `work` in the engine's event loop. Raises ServerEnded if that runs no more."""
+        """Runs `work` in the engine's event loop. Raises ServerEnded if that runs no more, or not in this process."""
 
         async def run() -> T:
             task = asyncio.current_task()
@@ -412,6 +414,8 @@ class Engine:
         return future
 
     def _check_running(self) -> None:
+        if os.getpid() != self._pid:
+            raise ServerEnded(f"this engine is one of process {self._pid}; a forked process must make its own")
         if self._end is not None:
             raise self._end.again()
 
