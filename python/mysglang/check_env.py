@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from mysglang.bench.flags import ToolParser
+from mysglang.bench.refused import run_tool
 from mysglang.srt.environ import VARIABLES
 from mysglang.srt.utils.hardware import GIB, detect_hardware, usable_cores
 from mysglang.srt.utils.version import __version__
@@ -69,5 +71,12 @@ def main() -> None:
         print(f"{what:<24}{value}")
 
 
-if __name__ == "__main__":
+def run(argv: Sequence[str]) -> int:
+    """Prints the facts; returns the exit status. Refuses any option but --help."""
+    ToolParser("python -m mysglang.check_env", "Print versions, devices and settings of this machine.").parse_all(argv)
     main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(run))

@@ -69,7 +69,7 @@ MAY_IMPORT = {
     # the package's own top
     ".__init__": "entrypoints server_args .lang",
     ".launch_server": "entrypoints server_args",
-    ".check_env": "kernels",
+    ".check_env": ".bench kernels",
     ".bench": "",
     ".bench.one_batch": "forward mem_cache",
     ".bench_serving": ".bench",

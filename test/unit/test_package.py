@@ -13,6 +13,7 @@ import pytest
 import mysglang
 from fixtures.patience import PATIENCE_S
 from mysglang import check_env
+from mysglang.bench.refused import Refused
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.version import __version__
 
@@ -42,6 +43,12 @@ def test_importing_it_loads_nothing() -> None:
         "mysglang.srt.utils",
         "mysglang.srt.utils.version",
     ]
+
+
+def test_check_env_takes_no_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused, match="--port is not an option"):
+        check_env.run(["--port", "1"])
+    assert not capsys.readouterr().out
 
 
 def test_check_env_tells_versions_and_settings(
