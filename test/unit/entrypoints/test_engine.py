@@ -239,6 +239,13 @@ def test_a_saved_model_is_served_again(engine: Engine, tmp_path: Path) -> None:
         assert again.generate(PROMPT, GREEDY)["text"] == first["text"]
 
 
+def test_the_methods_that_the_page_of_operation_names() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operation.md").read_text()
+    paragraphs = [paragraph for paragraph in page.split("\n\n") if paragraph.startswith("`Engine` has")]
+    names = [name for paragraph in paragraphs for name in paragraph.split("`")[3::2]]
+    assert "flush_cache" in names and [name for name in names if not hasattr(Engine, name)] == []
+
+
 def test_a_profile(engine: Engine, tmp_path: Path) -> None:
     assert engine.start_profile(output_dir=str(tmp_path), profile_id="p", activities=["STEPS"])[0]
     again, why = engine.start_profile(output_dir=str(tmp_path))
