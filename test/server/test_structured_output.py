@@ -168,7 +168,7 @@ def test_logprobs_are_those_of_what_may_be_said(client: openai.OpenAI) -> None:
             "response_format",
             "131072 bytes",
         ),
-        ({"type": "json_schema"}, "response_format.json_schema.json_schema", "required"),
+        ({"type": "json_schema"}, "response_format.json_schema", "required"),
         ({"type": "structural_tag", "triggers": []}, "response_format", "structures"),
         ({"type": "xml"}, "response_format", "json_schema"),
     ],
