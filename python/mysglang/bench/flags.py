@@ -91,12 +91,15 @@ def result_file(text: str) -> str:
     """Checks the path of a file for results, as the type of an option: a run may take hours, and its results come last.
     Nothing is created. An empty text, the default of such an option, passes.
     """
+    if not text:
+        return text
     file = Path(text)
-    if text and file.is_dir():
+    folder = file.absolute().parent
+    if file.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a directory")
-    if text and not file.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {file.absolute().parent}")
-    if text and not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {folder}")
+    if not os.access(file if file.exists() else folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
     return text
 

@@ -109,13 +109,12 @@ def main(argv: Sequence[str], prog: str) -> int:
     options = parser.parse_all(argv)
     try:
         listed = architectures()
-        if options.model is None or options.model in listed:
-            _refuse_figures(parser, options)
-        elif (problem := _stranger(options.model, listed)) is not None:
-            raise Failed(problem)
         if of_one := options.model is not None and options.model not in listed:
+            if (problem := _stranger(options.model, listed)) is not None:
+                raise Failed(problem)
             found = of_model(options)
         else:
+            _refuse_figures(parser, options)
             found = listed if options.model is None else {options.model: listed[options.model]}
     except ConfigError as error:
         raise Failed(*error.problems) from None

@@ -83,9 +83,9 @@ def openai_router(
         """
         if not model:
             return await list_models(request)
-        if asked_by_anthropic(request):
+        if by_anthropic := asked_by_anthropic(request):
             speak(request.scope, AnthropicShape())
         card = models.get(model)
-        return json_response(model_info(card) if asked_by_anthropic(request) else card)
+        return json_response(model_info(card) if by_anthropic else card)
 
     return router
