@@ -62,6 +62,9 @@ __device__ void attend_to(const Params& p, const Item* begin, const Item* end, c
             turn.step();
         }
         if (idle) continue;
+        // Sinks count once in a row: here if it is read as a whole, otherwise where its parts are joined.
+        if (item.part < 0 && p.sinks != nullptr)
+            sums.add_sinks(p, item, item.head + head, item.first_query + first);
         float lse[TILES][2];
         sums.finish(lse);
         if (item.part < 0)
@@ -151,11 +154,11 @@ cudaError_t launch(
 extern "C" cudaError_t mysgl_decode_attention(
     const void* q, long q_stride, const void* keys, const void* values, long slots, const int* table, long table_stride,
     const int* indptr, const void* items, const void* members, const void* joins, const int* lengths,
-    const int* extends, void* out, float* partial, float* partial_lse, int blocks, int rows, int kv_heads, int group, int page_size, float scale,
+    const int* extends, const float* sinks, void* out, float* partial, float* partial_lse, int blocks, int rows, int kv_heads, int group, int page_size, float scale,
     float cap, int overlap, int early, int lean_join, cudaStream_t stream) {
     const Params p = {static_cast<const Value*>(q), table, indptr, static_cast<const Item*>(items),
                       static_cast<const int2*>(members), static_cast<const int2*>(joins), lengths, extends,
-                      static_cast<Value*>(out), partial, partial_lse, q_stride, table_stride, rows, kv_heads, group,
+                      sinks, static_cast<Value*>(out), partial, partial_lse, q_stride, table_stride, rows, kv_heads, group,
                       page_size, scale, cap, early};
     constexpr int SHARED = STAGES * STAGE_BYTES;
     Maps maps;

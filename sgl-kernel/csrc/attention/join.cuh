@@ -37,6 +37,9 @@ struct Joined {
         top = higher;
     }
 
+    // A key whose value is zero only takes weight from the others.
+    __device__ __forceinline__ void add_sink(float score) { sum += power_of_2(score * LOG2E - top); }
+
     __device__ __forceinline__ void store(Value* to) const {
         float share = 1.f / sum;
 #pragma unroll
@@ -90,6 +93,7 @@ __global__ void __launch_bounds__(JOINERS * 32) join(const Params p) {
 #pragma unroll
         for (int w = 1; w < JOINERS; ++w) joined.add(of_warps[w][lane]);
     }
+    if (p.sinks != nullptr) joined.add_sink(p.sinks[head]);
     joined.store(p.out + (size_t(row) * heads + head) * DIM + lane * WIDTH);
 }
 

@@ -44,6 +44,7 @@ struct Params {
     const int2* joins;     // [rows] first partial result and how many; one: nothing to join
     const int* lengths;    // late plans: [batch rows] tokens of each with those of this step
     const int* extends;    // late plans: [batch rows] how many those of this step are
+    const float* sinks;    // [heads] the score of one more key, whose value is zero; or null
     Value* out;            // [rows, heads, dim]
     float* partial;        // [parts, heads, dim]
     float* partial_lse;    // [parts, heads], base 2

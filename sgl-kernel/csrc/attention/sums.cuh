@@ -176,6 +176,21 @@ struct Sums {
         __syncwarp();
     }
 
+    // A key whose value is zero only takes weight from the others. Of the lanes with the same query, one counts it.
+    __device__ __forceinline__ void add_sinks(const Params& p, const Item& item, int kv_head, int first) {
+        const int lane = threadIdx.x % 32;
+        if (lane >= 4) return;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int query = first + 8 * t + lane * 2 + j;
+                if (query >= item.queries) continue;
+                const float score = p.sinks[kv_head * p.group + query % p.group];
+                weight[t][j] += power_of_2(score * LOG2E - highest[t][j]);
+            }
+    }
+
     // Divide by the weights; gives the log-sum-exp of each query: -inf of those that saw no key, NaN of those that saw
     // one which is not finite.
     __device__ __forceinline__ void finish(float (&lse)[TILES][2]) {

@@ -59,6 +59,7 @@ def planned_decode(
     early: bool,
     lengths: Tensor | None = None,
     extends: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """One query token in each row. Returns [R, num_heads * head_dim] in the dtype of q.
 
@@ -78,6 +79,8 @@ def planned_decode(
     batch row then. lengths: tokens of each with the new ones, at least 1. extends: the new ones, at most 16, which
     follow one another and are rows of q; each sees the keys up to its own. What the plan has behind a row's length is
     not read.
+
+    sinks: [num_heads] float32, for each head the score of one more key that all rows see and whose value is zero.
     """
     rows, (_, kv_heads, dim) = len(q), keys.shape
     heads = q.shape[1] // dim
@@ -90,6 +93,7 @@ def planned_decode(
     assert (lengths is None) == (extends is None)
     for each in (lengths, extends):
         assert each is None or (each.dtype is torch.int32 and each.is_contiguous())
+    assert sinks is None or (sinks.dtype is torch.float32 and sinks.shape == (heads,) and sinks.is_contiguous())
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     _launch(dim, q.dtype)(
         q.data_ptr(),
@@ -105,6 +109,7 @@ def planned_decode(
         joins.data_ptr(),
         None if lengths is None else lengths.data_ptr(),
         None if extends is None else extends.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         partial.data_ptr(),
         partial_lse.data_ptr(),
@@ -127,7 +132,7 @@ def planned_decode(
 def _launch(head_dim: int, dtype: torch.dtype) -> Launch:
     pointers, ints = [c_void_p], [c_int]
     pools = [*2 * pointers, c_long, *pointers, c_long]
-    types = [c_void_p, c_long, *pools, *9 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
+    types = [c_void_p, c_long, *pools, *10 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
     return _LIBRARIES[head_dim, dtype].function("mysgl_decode_attention", *types)
 
 

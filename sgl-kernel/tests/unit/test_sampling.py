@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 @pytest.fixture(scope="module")
 def sampler(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("sampler") / "sampler.so"
-    options = ["-O1", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-w", "-o"]
+    # Compilers of some distributions check each longjmp, and take one to another fiber's stack for an error.
+    unchecked = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"]
+    options = ["-O1", *unchecked, "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-w", "-o"]
     compiler = find_gxx()
     assert compiler is not None
     subprocess.run([compiler.path, *options, str(target), str(HERE / "emulated_sampler.cpp")], check=True)

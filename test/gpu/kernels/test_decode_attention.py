@@ -36,6 +36,7 @@ class Case:
             scale=head_dim**-0.5,
             window=window,
             logit_cap=cap,
+            sinks=2 * torch.randn(kv_heads * group, device="cuda") if rng.random() < 0.3 else None,
         )
         longest = int(rng.choice([40, 300, 1500]))
         self.seq_lens: Ints = rng.integers(1, longest, int(rng.choice([1, 2, 5, 17, 40, 64]))).astype(np.int32)
@@ -74,6 +75,7 @@ class Case:
             spec.scale,
             spec.logit_cap,
             early,
+            sinks=spec.sinks,
         )
         return out
 

@@ -9,6 +9,8 @@ import torch
 from fixtures.attention_cases import (
     LATENT,
     PLAIN,
+    SPECIALITIES,
+    SPECS,
     STORIES,
     MakeBackend,
     Step,
@@ -26,6 +28,12 @@ from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
 needs_flashinfer = pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no flashinfer")
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
+
+with_sinks = pytest.mark.parametrize(
+    "spec",
+    [*SPECS.values(), SPECIALITIES["window and sinks"], replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 2.0, 4.0]))],
+    ids=[*SPECS, "window and sinks", "sinks"],
+)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -66,7 +74,7 @@ def test_torch_native(story: list[Step]) -> None:
 
 @needs_flashinfer
 @pytest.mark.parametrize("page_size", [1, 16])
-@common_spec
+@with_sinks
 @every_story
 def test_flashinfer(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
@@ -87,7 +95,7 @@ def test_flashinfer_with_wide_heads(story: list[Step]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("page_size", [1, 16])
-@common_spec
+@with_sinks
 @every_story
 def test_sgl_kernel(story: list[Step], spec: AttentionSpec, page_size: int, dtype: torch.dtype) -> None:
     chosen = ChosenBackends("triton", "sgl_kernel")

@@ -1,8 +1,9 @@
 """Layers with windows on pages of their own, on every backend of CUDA: as on one pool, eagerly and through the buffers
-of captured steps. Free pages hold NaN."""
+of captured steps, prompts among them. Free pages hold NaN."""
 
 import importlib.util
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mysglang.srt.layers.attention.factory import ChosenBackends
 
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
 
+SINKS = torch.tensor([0.5, -1.0, 2.0, 4.0])
 NAMES = [ChosenBackends("triton", "triton"), ChosenBackends("invariant_triton", "invariant_triton")]
 NAMES += [ChosenBackends("triton", "sgl_kernel")] * (importlib.util.find_spec("mysgl_kernel") is not None)
 if importlib.util.find_spec("flashinfer") is not None:
@@ -22,13 +24,15 @@ if importlib.util.find_spec("flashinfer") is not None:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("cache", ["radix", "chunk"])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("cap", [0.0, 3.0])
+@pytest.mark.parametrize("special", [{}, {"logit_cap": 3.0}, {"sinks": SINKS}], ids=["plain", "cap", "sinks"])
 @pytest.mark.parametrize("names", NAMES, ids=str)
-def test_as_on_one_pool(names: ChosenBackends, page_size: int, cache: str, captured: bool, cap: float) -> None:
+def test_as_on_one_pool(
+    names: ChosenBackends, page_size: int, cache: str, captured: bool, special: dict[str, Any]
+) -> None:
     check_traffic(
         names,
         page_size=page_size,
-        plain=replace(PLAIN, logit_cap=cap),
+        plain=replace(PLAIN, **special),
         cache=cache,  # type: ignore[arg-type]
         dtype=torch.bfloat16,
         device="cuda",

@@ -15,7 +15,7 @@ from fixtures.late_row_cases import random_case
 from fixtures.sampling_cases import random_draws
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
-from mysglang.srt.kernels.cuda import attention, experts, expanded_attention, gemm, invariant_attention
+from mysglang.srt.kernels.cuda import attention, attention_sinks, experts, expanded_attention, gemm, invariant_attention
 from mysglang.srt.kernels.cuda import invariant_gemm, kvcache
 from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling
 from mysglang.srt.platforms.cuda import CudaPlatform
@@ -43,6 +43,7 @@ def layers(tokens):
     rotary.rope_and_store(q, k, v, places, cos_sin, None, *pages, places)
     kvcache.store_kv(k, v, *pages, places)
     norm.rms_norm(x, x[0], 1e-5)
+    attention_sinks.weigh_sinks(x.view(-1, HEADS, DIM), torch.zeros(tokens, HEADS), torch.zeros(HEADS))
     norm.fused_add_rms_norm(x, x.clone(), x[0], 1e-5)
     activation.silu_and_mul(gemm.linear(x, weight, None))
     invariant_gemm._with_tile(invariant_gemm.fixed_tile(len(weight)))(x, weight, None)

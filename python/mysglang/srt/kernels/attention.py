@@ -116,6 +116,7 @@ def _planned_decode(
     early: bool,
     lengths: Tensor | None = None,
     extends: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends with one query token in each row. Returns [R, num_heads * head_dim], in the dtype of q.
 
@@ -128,6 +129,8 @@ def _planned_decode(
     lengths, extends: [B] int32 of a late plan, tokens of each batch row with the new ones, at least 1, and how many are
     new, at most MOST_FRESH. The rows of q are then the step's tokens, which `members` and `joins` speak of. None: the
     host knew all lengths, and each row has one new token.
+
+    sinks: [num_heads] float32, for each head the score of one more key that all rows see and whose value is zero.
     """
     _, kv_heads, dim = keys.shape
     queries = head_view(q, dim)
@@ -163,18 +166,23 @@ def _planned_decode(
                     scores = k @ queries[row, head].float() * scale
                     if logit_cap:
                         scores = logit_cap * torch.tanh(scores / logit_cap)
-                    attended = scores.softmax(dim=0) @ v
+                    attended, lse = scores.softmax(dim=0) @ v, scores.logsumexp(dim=0)
                     if item[Field.PART] < 0:
+                        if sinks is not None:
+                            attended *= torch.sigmoid(lse - sinks[head])
                         out[row, head] = attended.to(q.dtype)
                     else:
                         partial[part, head] = attended
-                        partial_lse[part, head] = scores.logsumexp(dim=0) * LOG2E
+                        partial_lse[part, head] = lse * LOG2E
                         behind = torch.arange(1, item[Field.EMPTY] + 1, device=q.device) * shape.shares
                         partial_lse[part + behind, head] = float("-inf")
     for row, (first, count) in enumerate(joins[: len(q)].tolist()):
         if count > 1:
             parts = slice(first, first + count)
-            weights = torch.softmax(partial_lse[parts] / LOG2E, dim=0)
+            lses = partial_lse[parts] / LOG2E
+            weights = torch.softmax(lses, dim=0)
+            if sinks is not None:
+                weights = weights * torch.sigmoid(lses.logsumexp(dim=0) - sinks)
             # Partial results that were not written have weight 0, whatever they contain.
             joined = torch.where(weights[..., None] > 0, partial[parts] * weights[..., None], 0.0)
             out[row] = joined.sum(dim=0).to(q.dtype)

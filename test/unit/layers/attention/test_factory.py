@@ -97,12 +97,14 @@ def test_latent_rows_are_for_few(installed: set[str]) -> None:
         choose_backends(OPEN, ("invariant_triton",), [LATENT], torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    ("special", "reason"),
-    [({"sinks": torch.zeros(4)}, "has no attention sinks"), ({"window": 7, "chunked": True}, "attend within chunks")],
-)
-def test_sinks_and_chunks_are_for_our_own_kernels(installed: set[str], special: dict[str, Any], reason: str) -> None:
-    spec = replace(PLAIN, **special)
+def test_every_backend_has_sinks(installed: set[str]) -> None:
+    spec = replace(PLAIN, sinks=torch.zeros(4))
+    chosen = choose_backends(OPEN, ALL, [spec], torch.bfloat16)
+    assert chosen == choose_backends(OPEN, ALL, [PLAIN], torch.bfloat16)
+
+
+def test_chunks_are_for_our_own_kernels(installed: set[str]) -> None:
+    spec, reason = replace(PLAIN, window=7, chunked=True), "attend within chunks"
     assert choose_backends(OPEN, ALL, [spec], torch.bfloat16) == ChosenBackends("triton", "triton")
     for asked in (AskedBackends("flashinfer"), AskedBackends(decode="sgl_kernel")):
         with pytest.raises(ConfigError, match=reason):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures.attention_cases import PLAIN, Step, assert_close, check_story, common_spec, every_story
+from fixtures.attention_cases import PLAIN, SPECIALITIES, Step, assert_close, check_story, common_spec, every_story
 from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.late_attention import check_late_lengths
@@ -40,6 +40,12 @@ def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None
     check_story(lambda pool, table: whole(pool, table, [spec]), story, spec, page_size=page_size, tolerance=1e-4)
 
 
+@every_story
+def test_sinks_beside_a_window(story: list[Step]) -> None:
+    spec = SPECIALITIES["window and sinks"]
+    check_story(lambda pool, table: whole(pool, table, [spec]), story, spec, page_size=1, tolerance=1e-4)
+
+
 def test_every_kind_of_layer_has_a_plan() -> None:
     """Layers of one model that see all keys, and layers that see a window."""
     specs = [PLAIN, replace(PLAIN, layer_id=1, window=4), replace(PLAIN, layer_id=2)]
@@ -64,7 +70,8 @@ def test_every_kind_of_layer_has_a_plan() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_shared_pages_change_nothing(seed: int, page_size: int) -> None:
+@pytest.mark.parametrize("spec", [PLAIN, replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 2.0, 4.0]))], ids=["", "sinks"])
+def test_shared_pages_change_nothing(spec: AttentionSpec, seed: int, page_size: int) -> None:
     rng = np.random.default_rng(seed)
     seq_lens = rng.integers(20, 120, 6).astype(np.int32)
     shared = random_tree(rng, seq_lens, page_size)
@@ -77,14 +84,14 @@ def test_shared_pages_change_nothing(seed: int, page_size: int) -> None:
         last = shared.ends[group] // page_size
         pages.table[rows, first:last] = pages.table[rows[0], first:last]
     pool = MhaKvPool(
-        [PLAIN], num_pages=pages.num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu")
+        [spec], num_pages=pages.num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu")
     )
     for buffer in pool.slots(0):
         buffer.normal_()
-    backend = SglKernelBackend(pool, torch.from_numpy(pages.table), [PLAIN])
+    backend = SglKernelBackend(pool, torch.from_numpy(pages.table), [spec])
     q, k = torch.randn(6, 256), torch.randn(6, 128)
-    apart = backend.forward(q, k, k, PLAIN, forward_batch(host, backend))
-    together = backend.forward(q, k, k, PLAIN, forward_batch(replace(host, shared=shared), backend))
+    apart = backend.forward(q, k, k, spec, forward_batch(host, backend))
+    together = backend.forward(q, k, k, spec, forward_batch(replace(host, shared=shared), backend))
     assert_close(together, apart, 1e-5)
 
 

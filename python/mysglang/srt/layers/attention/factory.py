@@ -70,7 +70,6 @@ SPECIALITIES = (
         frozenset({"cpu", "torch_native", "triton"}),
         "results of layers that choose the tokens they attend to (DSA) depend on how many tokens a step has",
     ),
-    Speciality(lambda spec: spec.sinks is not None, OVER_PAIRS, "it has no attention sinks"),
     Speciality(lambda spec: spec.chunked, OVER_PAIRS, "it does not attend within chunks"),
 )
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.cuda.attention_sinks import weigh_sinks
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.kernels.kvcache import KvScales
 from mysglang.srt.layers.attention.prefill_runs import Run, starts_of
@@ -70,6 +71,36 @@ class PrefillMetadata:
     """Captured steps: number of tokens before those whose rows attend over their own keys."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """The place of what a layer's kernels give."""
+
+    out: Tensor
+    """[tokens, num_heads, head_dim]"""
+    lse: Tensor | None
+    """[tokens, num_heads] float32, log-sum-exps of the scores in base 2; None: the layer needs none."""
+
+    @classmethod
+    def empty(cls, q: Tensor, spec: AttentionSpec) -> Attended:
+        """q: [tokens, …]. FlashInfer's kernels know no sinks, which need the log-sum-exps afterwards."""
+        out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
+        return cls(out, None if spec.sinks is None else torch.empty(out.shape[:2], device=q.device))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Returns these as a FlashInfer wrapper's `run` takes them."""
+        return {"out": self.out, "lse": self.lse, "return_lse": self.lse is not None}
+
+    def of(self, tokens: slice) -> Attended:
+        return Attended(self.out[tokens], None if self.lse is None else self.lse[tokens])
+
+    def finished(self, spec: AttentionSpec) -> Tensor:
+        """Returns what the layer gives, [tokens, num_heads * head_dim]."""
+        if self.lse is not None and spec.sinks is not None:
+            weigh_sinks(self.out, self.lse, spec.sinks)
+        return self.out.flatten(1)
+
+
 class Attend(Protocol):
     """Attention of one run in one kind of layer."""
 
@@ -77,9 +108,9 @@ class Attend(Protocol):
         """Plans the work of the kernel's blocks. This replaces the earlier plan."""
         ...
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
-        """Runs the kernel. q, out: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]. scales: of
-        the pages.
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, into: Attended) -> None:
+        """Runs the kernel. q: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]. scales: of the
+        pages.
         """
         ...
 
@@ -101,8 +132,8 @@ class OwnKeys:
             self._wrapper.plan(starts, starts, *self._heads, **self._options)
         self._copied.record()
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
-        self._wrapper.run(q, k, v, out=out)
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, into: Attended) -> None:
+        self._wrapper.run(q, k, v, **into.arguments)
 
 
 class PagedKeys:
@@ -137,8 +168,8 @@ class PagedKeys:
             )
         self._copied.record()
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
-        self._wrapper.run(q, pages, out=out, k_scale=scales.key, v_scale=scales.value)
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, into: Attended) -> None:
+        self._wrapper.run(q, pages, k_scale=scales.key, v_scale=scales.value, **into.arguments)
 
 
 class CopiedKeys:
@@ -166,11 +197,11 @@ class CopiedKeys:
             self._wrapper.plan(pinned(token_starts), pinned(key_starts), *self._heads, **self._options)
         self._copied.record()
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, into: Attended) -> None:
         assert self._pages is not None
         # The memory of both goes back before the next layer, so one layer's copies are alive at a time.
         keys, values = (side.index_select(0, self._pages).flatten(0, 1)[: self._num_keys] for side in pages)
-        self._wrapper.run(q, keys, values, out=out)
+        self._wrapper.run(q, keys, values, **into.arguments)
 
 
 class CapturedPages(PagedKeys):

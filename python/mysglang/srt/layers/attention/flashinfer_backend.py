@@ -23,6 +23,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.flashinfer_attend import (
+    Attended,
     PageLists,
     PrefillMetadata,
     explained_build_failure,
@@ -60,8 +61,16 @@ class Wrapper(Protocol):
     """The part of FlashInfer's decode wrappers that is used here."""
 
     def run(
-        self, q: Tensor, paged_kv_cache: tuple[Tensor, ...], *, out: Tensor, k_scale: float, v_scale: float
-    ) -> Tensor: ...
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, ...],
+        *,
+        out: Tensor,
+        lse: Tensor | None,
+        return_lse: bool,
+        k_scale: float,
+        v_scale: float,
+    ) -> object: ...
 
 
 @dataclass(slots=True)
@@ -107,11 +116,12 @@ class FlashInferBackend:
             return self._prefill.forward(q, k, v, spec, metadata)
         assert isinstance(metadata, FlashInferMetadata)
         wrapper = metadata.wrappers.get(kind_of(spec)) or self._open(kind_of(spec), metadata, q.dtype)
-        out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
+        attended = Attended.empty(q, spec)
         # Tokens may lie at any distance from one another, as in a slice of a wider projection.
         key, value = self.kv_pool.scales(spec.layer_id)
-        wrapper.run(q.view(out.shape), self.kv_pool.pages(spec.layer_id), out=out, k_scale=key, v_scale=value)
-        return out.view(len(q), -1)
+        pages = self.kv_pool.pages(spec.layer_id)
+        wrapper.run(q.view(attended.out.shape), pages, k_scale=key, v_scale=value, **attended.arguments)
+        return attended.finished(spec)
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
         return self._prefill if self._prefill.captures(specs) else None

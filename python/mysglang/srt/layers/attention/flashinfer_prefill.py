@@ -25,6 +25,7 @@ from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.flashinfer_attend import (
     Attend,
+    Attended,
     CapturedOwnKeys,
     CapturedPages,
     CopiedKeys,
@@ -80,15 +81,15 @@ class FlashInferPrefill:
         return runs_of(host.extend_lens, host.seq_lens, self._most_copied)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, metadata: PrefillMetadata) -> Tensor:
-        out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
+        attended = Attended.empty(q, spec)
         # Tokens may lie at any distance from one another, as in a slice of a wider projection.
-        q, k, v = q.view(out.shape), k.view(len(q), -1, spec.head_dim), v.view(len(q), -1, spec.head_dim)
+        q, k, v = q.view(attended.out.shape), k.view(len(q), -1, spec.head_dim), v.view(len(q), -1, spec.head_dim)
         pages, scales = self._pool.pages(spec.layer_id), self._pool.scales(spec.layer_id)
         planned = metadata.planned.get(kind_of(spec)) or self._plan_kind(kind_of(spec), metadata, q.dtype)
         for run, attend in zip(metadata.runs, planned, strict=True):
             tokens = run.tokens
-            attend.run(q[tokens], k[tokens], v[tokens], pages, scales, out[tokens])
-        return out.view(len(q), -1)
+            attend.run(q[tokens], k[tokens], v[tokens], pages, scales, attended.of(tokens))
+        return attended.finished(spec)
 
     def captures(self, specs: Sequence[AttentionSpec]) -> bool:
         """True if steps of such layers can be captured: only the plan of FlashAttention 3 keeps its shape."""
@@ -218,15 +219,14 @@ class PrefillKind:
 
 
 def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) -> str:
-    """Returns the FlashInfer backend for these layers. Only the plain kernel of FlashAttention 3 is used, because each
-    variant takes a minute to compile at first use. It reads pages of eight-bit numbers only under queries of such
-    numbers.
+    """Returns the FlashInfer backend for these layers. FlashAttention 3 reads pages of eight-bit numbers only under
+    queries of such numbers.
     """
-    variant = spec.window is not None or spec.logit_cap > 0 or stored in LARGEST
+    variant = spec.logit_cap > 0 or stored in LARGEST
     return "fa3" if hopper(device) and not variant else "fa2"
 
 
 @cache
 def kind_of(spec: AttentionSpec) -> AttentionSpec:
-    """Returns the spec without its layer number, so that equal layers share one plan."""
-    return replace(spec, layer_id=0)
+    """Returns the spec without what is the layer's own, so that equal layers share one plan."""
+    return replace(spec, layer_id=0, sinks=None)

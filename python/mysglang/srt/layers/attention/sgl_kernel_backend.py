@@ -103,6 +103,7 @@ class SglKernelBackend:
             metadata.early,
             batch.seq_lens if metadata.late else None,
             batch.extend_lens if metadata.late else None,
+            spec.sinks,
         )
 
     def graph_columns(self, size: int) -> HostColumns:
