@@ -5,10 +5,12 @@
 //     sum        of each row, in the order in which its experts were given
 //
 // Which rows an expert gets is read here, so the caller's work has one shape whatever the routing. Each product and each
-// sum belongs to one row, and is taken in one order: nothing depends on the other rows or on threads.
+// sum belongs to one row, and is taken in one order: nothing depends on the other rows or on threads. Only where a caller
+// does not ask for that, and the processor has AMX, experts of many rows sum in another order (cpu/many_rows.h).
 
 #include <cstring>
 
+#include "cpu/many_rows.h"
 #include "cpu/product.h"
 
 using namespace mysgl;
@@ -70,15 +72,22 @@ struct Int8Experts {
 
 // out = the experts' products, rows as they are sorted.
 template <typename Experts>
-void products(bf16 *out, const bf16 *x, const Sorted &sorted, const Experts &weights, const bf16 *biases, int activation) {
+void products(bf16 *out, const bf16 *x, const Sorted &sorted, const Experts &weights, const bf16 *biases, int activation,
+              bool alike) {
   const long out_columns = activation ? weights.columns / 2 : weights.columns, inner = weights.pairs * 2;
   const long panels = out_columns / COLUMNS, streamed = CHUNK_BYTES / weights.panel_bytes();
-  share(sorted.active * panels, streamed < 1 ? 1 : streamed, [&](long first, long end) {
-    for (long i = first; i < end; i++) {
-      const Sorted::Run &run = sorted.runs[i / panels];
+  share(sorted.active * panels, streamed < 1 ? 1 : std::min(streamed, GROUP_PANELS / 2), [&](long first, long end) {
+    for (long next; first < end; first = next) {
+      const Sorted::Run &run = sorted.runs[first / panels];
+      const long p = first % panels;
+      next = std::min(end, first - p + panels);
       const Rows rows{out + run.first * out_columns, out_columns, x + run.first * inner, inner, run.end - run.first};
+      const auto own = weights.of(run.expert);
       const bf16 *bias = biases ? biases + run.expert * weights.columns : nullptr;
-      panel_product(rows, weights.of(run.expert), bias, i % panels, panels, activation);
+      if (by_tiles(rows.count, alike))
+        many_rows_product(rows, dense_rows(rows.x, inner), own, bias, p, p + next - first, panels, activation);
+      else
+        for (long i = p; i < p + next - first; i++) panel_product(rows, own, bias, i, panels, activation);
     }
   });
 }
@@ -91,20 +100,20 @@ struct Biases {
 // rows of x: at any distance. out: dense.
 template <typename Experts>
 void mixture(bf16 *out, const bf16 *x, long x_stride, long rows, const Routing &routing, const Experts &gate_up,
-             const Experts &down, const Biases &biases, int activation) {
+             const Experts &down, const Biases &biases, int activation, bool alike) {
   const long width = down.columns, inner = down.pairs * 2, top_k = routing.top_k;
   for (long begin = 0; begin < rows; begin += SLAB) {
     const long count = rows - begin < SLAB ? rows - begin : SLAB, pairs = count * top_k;
     const Routing part{routing.experts + begin * top_k, routing.gates + begin * top_k, top_k, routing.count};
     const Sorted sorted(part, pairs);
-    bf16 *given = scratch<bf16>(0, pairs * width), *between = scratch<bf16>(1, pairs * inner);
+    bf16 *given = scratch<bf16>(0, (pairs + amx::SIDE) * width), *between = scratch<bf16>(1, (pairs + amx::SIDE) * inner);
     share(count, ROW_CHUNK, [&](long first, long end) {
       for (long i = first * top_k; i < end * top_k; i++)
         std::memcpy(given + sorted.place[i] * width, x + (begin + i / top_k) * x_stride, width * sizeof(bf16));
     });
-    products(between, given, sorted, gate_up, biases.gate_up, activation);
+    products(between, given, sorted, gate_up, biases.gate_up, activation, alike);
     bf16 *each = given;  // what was given is needed no more
-    products(each, between, sorted, down, biases.down, 0);
+    products(each, between, sorted, down, biases.down, 0, alike);
     share(count, ROW_CHUNK, [&](long first, long end) {
       for (long row = first; row < end; row++)
         for (long c = 0; c < width; c += LANES) {
@@ -123,25 +132,25 @@ extern "C" {
 
 // experts, gates: [rows][top_k]; experts in [0, count). gate_up: packed, `count` times [2 * inner, width]; down: `count`
 // times [width, inner]. width and inner are whole panels. Biases may be null. activation: of the first half of gate_up
-// (cpu/activations.h).
+// (cpu/activations.h). alike: a row gets the same bits whatever the other rows are.
 void mysgl_experts(bf16 *out, const bf16 *x, long x_stride, long rows, const int *experts, const float *gates, long top_k,
                    const void *gate_up, const void *down, const bf16 *gate_up_bias, const bf16 *down_bias, long count,
-                   long width, long inner, int activation) {
+                   long width, long inner, int activation, bool alike) {
   const Bf16Experts first{static_cast<const Pairs *>(gate_up), 2 * inner, width / 2};
   const Bf16Experts second{static_cast<const Pairs *>(down), width, inner / 2};
   mixture(out, x, x_stride, rows, Routing{experts, gates, top_k, count}, first, second, {gate_up_bias, down_bias},
-          activation);
+          activation, alike);
 }
 
 // Of eight-bit integers, with a factor for each column: [count][2 * inner] and [count][width].
 void mysgl_experts_int8(bf16 *out, const bf16 *x, long x_stride, long rows, const int *experts, const float *gates,
                         long top_k, const int8_t *gate_up, const int8_t *down, const float *gate_up_scales,
                         const float *down_scales, const bf16 *gate_up_bias, const bf16 *down_bias, long count,
-                        long width, long inner, int activation) {
+                        long width, long inner, int activation, bool alike) {
   const Int8Experts first{gate_up, gate_up_scales, 2 * inner, width / 2};
   const Int8Experts second{down, down_scales, width, inner / 2};
   mixture(out, x, x_stride, rows, Routing{experts, gates, top_k, count}, first, second, {gate_up_bias, down_bias},
-          activation);
+          activation, alike);
 }
 
 }

@@ -3,9 +3,11 @@
 //     weight [N, K]  ->  panels [N / 32][K / 2][32] of pairs (cpu/tile.h); N % 32 == 0, K % 2 == 0
 //
 // Threads share the panels. A panel stays in the cache for all rows, the rows stay there for all panels (cpu/product.h).
+// Where the processor has AMX, it multiplies many rows (cpu/many_rows.h).
 
 #include <atomic>
 
+#include "cpu/many_rows.h"
 #include "cpu/product.h"
 
 using namespace mysgl;
@@ -15,10 +17,17 @@ namespace {
 constexpr long RESIDENT_ROWS = 768;    // rows that a cache should hold while panels pass by
 
 template <typename Weights>
-void product(const Rows &all, const Weights &weights, const bf16 *bias, long columns, int activation) {
+void product(const Rows &all, const Weights &weights, const bf16 *bias, long columns, int activation, bool alike) {
   const long panels = (activation ? columns / 2 : columns) / COLUMNS;
   for (long begin = 0; begin < all.count; begin += RESIDENT_ROWS) {
     const Rows rows = all.part(begin, all.count - begin < RESIDENT_ROWS ? all.count - begin : RESIDENT_ROWS);
+    if (by_tiles(rows.count, alike)) {
+      const TileRows tiles = copied_rows(rows, 2 * weights.pairs);
+      share(panels, group_of(panels, activation), [&](long first, long end) {
+        many_rows_product(rows, tiles, weights, bias, first, end, panels, activation);
+      });
+      continue;
+    }
     const long streamed = CHUNK_BYTES / weights.panel_bytes();
     share(panels, rows.count > ROWS || streamed < 1 ? 1 : streamed, [&](long first_panel, long end_panel) {
       for (long p = first_panel; p < end_panel; p++) panel_product(rows, weights, bias, p, panels, activation);
@@ -59,11 +68,12 @@ class Order {
 };
 
 template <typename Weights>
-void ordered_product(const Rows &rows, const Weights &weights, const bf16 *bias, long columns, int activation) {
+void ordered_product(const Rows &rows, const Weights &weights, const bf16 *bias, long columns, int activation,
+                     bool alike) {
   static Order order;
   const bool streamed = rows.count > 0 && rows.count <= ROWS;
   if (streamed) order.begin(weights.packed, columns / COLUMNS * weights.panel_bytes());
-  product(rows, weights, bias, columns, activation);
+  product(rows, weights, bias, columns, activation, alike);
   if (streamed) order.end(weights.packed);
 }
 
@@ -89,16 +99,18 @@ void mysgl_pack(const char *weight, char *packed, long columns, long inner, long
   });
 }
 
-// bias may be null. activation: 0, or that of the first half of the columns (cpu/activations.h).
+// bias may be null. activation: 0, or that of the first half of the columns (cpu/activations.h). alike: a row gets the
+// same bits among any number of rows.
 void mysgl_linear(bf16 *out, long out_stride, const bf16 *x, long x_stride, long rows, const void *packed,
-                  const bf16 *bias, long columns, long inner, int activation) {
+                  const bf16 *bias, long columns, long inner, int activation, bool alike) {
   ordered_product(Rows{out, out_stride, x, x_stride, rows}, Bf16Weights{static_cast<const Pairs *>(packed), inner / 2}, bias,
-          columns, activation);
+          columns, activation, alike);
 }
 
 void mysgl_linear_int8(bf16 *out, long out_stride, const bf16 *x, long x_stride, long rows, const int8_t *packed,
-                       const float *scales, const bf16 *bias, long columns, long inner, int activation) {
-  ordered_product(Rows{out, out_stride, x, x_stride, rows}, Int8Weights{packed, scales, inner / 2}, bias, columns, activation);
+                       const float *scales, const bf16 *bias, long columns, long inner, int activation, bool alike) {
+  ordered_product(Rows{out, out_stride, x, x_stride, rows}, Int8Weights{packed, scales, inner / 2}, bias, columns, activation,
+          alike);
 }
 
 }

@@ -127,6 +127,8 @@ void mysgl_use_threads(int threads) {
   }
 }
 
+long mysgl_threads() { return pool().helpers + 1; }
+
 void mysgl_fetch(const void *from, long bytes) {
   Pool &all = pool();
   const char *begin = static_cast<const char *>(from);

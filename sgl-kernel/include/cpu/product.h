@@ -1,7 +1,8 @@
 // Panels of packed weights times rows: what the products of linears and of experts share.
 //
 // A weight [N, K] is packed as panels [N / 32][K / 2][32] of pairs (cpu/tile.h). A panel stays in the cache for all rows
-// that it is multiplied with. Sums are taken in one order along K, whatever the number of rows.
+// that it is multiplied with. Sums are taken in one order along K, whatever the number of rows. Many rows may be
+// multiplied in another order, by AMX, from the same panels (cpu/many_rows.h).
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 namespace mysgl {
 
 constexpr long CHUNK_BYTES = 1 << 18;  // of weights that a thread takes at once to stream them
+
+typedef Floats Line[PARTS];  // the sums of a row with a panel; a Tile is some of them
 
 struct Rows {
   bf16 *out;
@@ -35,7 +38,8 @@ struct Bf16Weights {
     void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &) const {
       multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs);
     }
-    void finish(Tile &, int) const {}
+    void finish(Line *, int) const {}
+    const Pairs *part(long first, long, Pairs *) const { return lines + first * PARTS; }
   };
   long panel_bytes() const { return pairs * PARTS * long(sizeof(Pairs)); }
   Panel panel(long index, int, long) const { return {packed + index * pairs * PARTS, pairs}; }
@@ -60,37 +64,55 @@ struct Int8Weights {
       else
         multiply(count, sums, x, rows.x_stride, lines, pairs, next.lines);
     }
-    void finish(Tile &sums, int count) const {
+    void finish(Line *sums, int count) const {
       for (int n = 0; n < PARTS; n++) {
         Floats scale = load<Floats>(scales + n * LANES);
         for (int m = 0; m < count; m++) sums[m][n] *= scale;
       }
     }
+    // Lines [first, first + count) in bfloat16: where they are, or in `room`.
+    const Pairs *part(long first, long count, Pairs *room) const {
+      for (long k = 0; k < count; k++)
+        for (int n = 0; n < PARTS; n++) room[PARTS * k + n] = pairs_of(lines.read(first + k, n));
+      return room;
+    }
   };
   long panel_bytes() const { return pairs * 2 * COLUMNS; }
   Panel panel(long index, int slot, long rows) const {
     const Int8Lines lines{packed + index * pairs * 2 * COLUMNS};
-    Pairs *widened = nullptr;
-    if (rows > ROWS) {
-      widened = scratch<Pairs>(slot, PARTS * pairs);
-      for (long k = 0; k < pairs; k++)
-        for (int n = 0; n < PARTS; n++) widened[PARTS * k + n] = pairs_of(lines.read(k, n));
-    }
-    return {lines, scales + index * COLUMNS, widened, pairs};
+    Panel panel{lines, scales + index * COLUMNS, nullptr, pairs};
+    if (rows > ROWS) panel.widened = panel.part(0, pairs, scratch<Pairs>(slot, PARTS * pairs));
+    return panel;
   }
 };
 
+// What becomes of sums once they are whole. bias: of the panel's columns, or null.
 template <typename Panel>
-void sums_of(Tile &sums, const Panel &panel, const Panel &next, const Rows &rows, long first, int count,
-             const bf16 *bias) {
-  for (int m = 0; m < count; m++) std::fill(sums[m], sums[m] + PARTS, Floats{});
-  panel.multiply_with(sums, rows, first, count, next);
+void finish(Line *sums, int count, const Panel &panel, const bf16 *bias) {
   panel.finish(sums, count);
   if (!bias) return;
   for (int n = 0; n < PARTS; n++) {
     Floats b = load_bf16(bias + n * LANES);
     for (int m = 0; m < count; m++) sums[m][n] += b;
   }
+}
+
+// Row `first` of panel p of the result, and the rows below it. factors: of the second half, with an activation.
+inline void give(const Rows &rows, long first, int count, long p, Line *sums, const Line *factors, int activation) {
+  if (activation)
+    for (int m = 0; m < count; m++)
+      for (int n = 0; n < PARTS; n++) sums[m][n] = gated(activation, sums[m][n], factors[m][n]);
+  for (int m = 0; m < count; m++)
+    for (int n = 0; n < PARTS; n++)
+      store_bf16(rows.out + (first + m) * rows.out_stride + p * COLUMNS + n * LANES, sums[m][n]);
+}
+
+template <typename Panel>
+void sums_of(Tile &sums, const Panel &panel, const Panel &next, const Rows &rows, long first, int count,
+             const bf16 *bias) {
+  for (int m = 0; m < count; m++) std::fill(sums[m], sums[m] + PARTS, Floats{});
+  panel.multiply_with(sums, rows, first, count, next);
+  finish(sums, count, panel, bias);
 }
 
 // Panel p of `panels`, times all rows. With an activation, the weight has twice as many panels: the second half of its
@@ -105,14 +127,9 @@ void panel_product(const Rows &rows, const Weights &weights, const bf16 *bias, l
     const int count = int(rows.count - first < block ? rows.count - first : block);
     Tile sums, factors;
     sums_of(sums, panel, activation ? second : after, rows, first, count, bias ? bias + p * COLUMNS : nullptr);
-    if (activation) {
+    if (activation)
       sums_of(factors, second, after, rows, first, count, bias ? bias + (panels + p) * COLUMNS : nullptr);
-      for (int m = 0; m < count; m++)
-        for (int n = 0; n < PARTS; n++) sums[m][n] = gated(activation, sums[m][n], factors[m][n]);
-    }
-    for (int m = 0; m < count; m++)
-      for (int n = 0; n < PARTS; n++)
-        store_bf16(rows.out + (first + m) * rows.out_stride + p * COLUMNS + n * LANES, sums[m][n]);
+    give(rows, first, count, p, sums, factors, activation);
   }
 }
 

@@ -7,6 +7,9 @@
 // are done. csrc/cpu/threads.cpp, which is a library of its own so that all kernels have the same threads.
 extern "C" void mysgl_share(void (*work)(void *, long), void *data, long chunks);
 
+// Threads that work is shared out to, the caller among them.
+extern "C" long mysgl_threads();
+
 // Say what will be read next: helpers without work bring it into the cache, until there is work. Any address will do.
 extern "C" void mysgl_fetch(const void *from, long bytes);
 

@@ -7,11 +7,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fixtures.emulated_tiles import emulated_tiles
 from fixtures.triton_on_cpu import run_interpreted
+from mysgl_kernel.cpu.toolchain import find_gxx
 from mysglang.srt.kernels.activation import gated, soft_cap
 from mysglang.srt.kernels.cpu import invariant
-from mysglang.srt.kernels.experts import fused_experts, pack_experts, sigmoid_scores, topk_softmax
-from mysglang.srt.kernels.gemm import gated_linear, heads_linear, linear, pack_linear_weight
+from mysglang.srt.kernels.experts import (
+    fused_experts,
+    int8_fused_experts,
+    pack_experts,
+    pack_int8_experts,
+    sigmoid_scores,
+    topk_softmax,
+)
+from mysglang.srt.kernels.gemm import (
+    gated_linear,
+    heads_linear,
+    int8_gated_linear,
+    int8_linear,
+    linear,
+    pack_int8_weight,
+    pack_linear_weight,
+)
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.kernels.op import Op, use_ops
 from mysglang.srt.kernels.rotary import rope, rope_and_store
@@ -90,6 +107,40 @@ def test_experts(width: int, inner: int, dtype: torch.dtype) -> None:
         )
         expected = fused_experts.reference(x.float(), *(weight.float() for weight in plain), ids, gates, "silu")
         assert float((found - expected).norm() / expected.norm()) < (1e-5 if dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.skipif(find_gxx() is None, reason="no g++")
+def test_products_do_not_use_amx() -> None:
+    """Its tiles sum in another order, and only where there are many rows. They are emulated here."""
+    inputs, outputs = 4096, 256
+    x, weight = torch.randn(ROWS, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16()
+    # Neighbours that nearly cancel out: the order of a sum is seen in its first digits.
+    x[:, 1::2], weight[:, 1::2] = -1.02 * x[:, ::2], weight[:, ::2]
+    whole = (30 * weight).clamp(-127, 127).to(torch.int8)
+    plain, int8, scales = pack_linear_weight(weight), pack_int8_weight(whole), torch.rand(outputs) / 30
+    ids, gates = torch.zeros(ROWS, 1, dtype=torch.int32), torch.ones(ROWS, 1)
+    experts = pack_experts(weight[None, :64].contiguous(), weight.T[None, :, :32].contiguous())
+    int8_experts = pack_int8_experts(whole[None, :64].contiguous(), whole.T[None, :, :32].contiguous())
+    factors = scales[None, :64].contiguous(), torch.rand(1, inputs) / 30
+
+    def products(rows: Tensor) -> list[Tensor]:
+        some, routing = x[rows], (ids[rows], gates[rows], "silu")
+        return [
+            linear(some, plain, None),
+            gated_linear(some, plain, None, "silu"),
+            int8_linear(some, int8, scales, None),
+            int8_gated_linear(some, int8, scales, None, "silu"),
+            fused_experts(some, *experts, *routing),
+            int8_fused_experts(some, *int8_experts, factors, *routing),
+        ]
+
+    with emulated_tiles():
+        for place in range(len(products(torch.arange(1)))):
+            check_rows(lambda rows, place=place: products(rows)[place])
+        use_ops("fastest")
+        alone = [torch.cat(each) for each in zip(*(products(row) for row in torch.arange(ROWS)[:, None]), strict=True)]
+        for all_rows, single in zip(products(torch.arange(ROWS)), alone, strict=True):
+            assert not torch.equal(all_rows, single), "many rows take tiles"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

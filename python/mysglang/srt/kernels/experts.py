@@ -205,8 +205,14 @@ fused_experts = Op(
     reference=_fused_experts,
     cpu=("mysglang.srt.kernels.cpu.packed_experts:fused_experts", "mysglang.srt.kernels.cpu.experts:fused_experts"),
     cuda="mysglang.srt.kernels.cuda.experts:fused_experts",
-    # On the CPU both implementations are invariant: C++ by itself, and torch by the products of which it consists.
-    invariant={"cuda": "mysglang.srt.kernels.cuda.experts:invariant_fused_experts"},
+    invariant={
+        # torch's is invariant by the products of which it consists.
+        "cpu": (
+            "mysglang.srt.kernels.cpu.invariant_native:fused_experts",
+            "mysglang.srt.kernels.cpu.experts:fused_experts",
+        ),
+        "cuda": "mysglang.srt.kernels.cuda.experts:invariant_fused_experts",
+    },
 )
 experts_and_shared = Op(
     "experts_and_shared",
@@ -259,6 +265,12 @@ int8_fused_experts = Op(
         "mysglang.srt.kernels.cpu.packed_experts:int8_fused_experts",
         "mysglang.srt.kernels.cpu.experts:int8_fused_experts",
     ),
+    invariant={
+        "cpu": (
+            "mysglang.srt.kernels.cpu.invariant_native:int8_fused_experts",
+            "mysglang.srt.kernels.cpu.experts:int8_fused_experts",
+        )
+    },
 )
 pack_int8_experts = Op(
     "pack_int8_experts",

@@ -111,9 +111,17 @@ def _unpack_int8_weight(weight: Tensor) -> Tensor:
     return weight
 
 
-int8_linear = Op("int8_linear", reference=_int8_linear, cpu="mysglang.srt.kernels.cpu.packed_gemm:int8_linear")
+int8_linear = Op(
+    "int8_linear",
+    reference=_int8_linear,
+    cpu="mysglang.srt.kernels.cpu.packed_gemm:int8_linear",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant_native:int8_linear"},
+)
 int8_gated_linear = Op(
-    "int8_gated_linear", reference=_int8_gated_linear, cpu="mysglang.srt.kernels.cpu.packed_gemm:int8_gated_linear"
+    "int8_gated_linear",
+    reference=_int8_gated_linear,
+    cpu="mysglang.srt.kernels.cpu.packed_gemm:int8_gated_linear",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant_native:int8_gated_linear"},
 )
 pack_int8_weight = Op(
     "pack_int8_weight", reference=_pack_int8_weight, cpu="mysglang.srt.kernels.cpu.packed_gemm:pack_int8_weight"

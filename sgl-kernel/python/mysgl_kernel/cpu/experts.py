@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_int, c_long, c_void_p
+from ctypes import c_bool, c_int, c_long, c_void_p
 from functools import cache
 
 import torch
@@ -58,13 +58,15 @@ def experts(
     activation: str,
     scales: tuple[Tensor, Tensor] | None = None,
     biases: tuple[Tensor, Tensor] | None = None,
+    alike: bool = False,
 ) -> Tensor:
     """[N, width] -> [N, width]: the sum over a row's experts e of gate * down[e] (act(first half) * second half of
     gate_up[e] times the row).
 
     x: bfloat16, rows at any distance. gate_up: packed [E, 2 * inner, width]. down: packed [E, width, inner]. For int8,
     `scales` are float32 [E, 2 * inner] and [E, width], dense. biases: bfloat16 of these shapes, dense. ids: [N, k]
-    int32, each in [0, E); gates: [N, k] float32.
+    int32, each in [0, E); gates: [N, k] float32. alike: a row gets the same bits whatever the other rows are; else
+    AMX, which sums in another order, multiplies the rows of an expert that has many.
     """
     ids, gates = ids.contiguous(), gates.contiguous()
     assert ids.dtype is torch.int32 and gates.dtype is torch.float32 and ids.shape == gates.shape
@@ -74,7 +76,7 @@ def experts(
     where = (out.data_ptr(), x.data_ptr(), x.stride(0), rows, ids.data_ptr(), gates.data_ptr(), ids.shape[1])
     weights = (gate_up.data_ptr(), down.data_ptr())
     added = (None, None) if biases is None else (biases[0].data_ptr(), biases[1].data_ptr())
-    how = (*added, len(gate_up), width, inner, ACTIVATIONS[activation])
+    how = (*added, len(gate_up), width, inner, ACTIVATIONS[activation], alike)
     if scales is None:
         _experts()(*where, *weights, *how)
     else:
@@ -84,7 +86,7 @@ def experts(
 
 _WHERE = (c_void_p, c_void_p, c_long, c_long, c_void_p, c_void_p, c_long)
 _WEIGHTS = (c_void_p, c_void_p)
-_HOW = (*_WEIGHTS, c_long, c_long, c_long, c_int)
+_HOW = (*_WEIGHTS, c_long, c_long, c_long, c_int, c_bool)
 
 
 @cache

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from ctypes import c_int, c_long, c_void_p
+from ctypes import c_bool, c_int, c_long, c_void_p
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from mysgl_kernel.compiled import Launch
-from mysgl_kernel.cpu.library import CpuLibrary, cpu_flags
+from mysgl_kernel.cpu.library import CpuLibrary
 
 COLUMNS = 32
 """Outputs of a panel, of which a weight must have whole ones."""
@@ -22,14 +22,8 @@ ACTIVATIONS = {"silu": 1, "gelu_tanh": 2, "swigluoai": 3}
 _LIBRARY = CpuLibrary("cpu/gemm.cpp")
 
 
-compiles = _LIBRARY.available
-
-
-def available() -> bool:
-    """True if products with bfloat16 weights are fastest with these kernels. They do not use AMX, so a processor with
-    AMX uses oneDNN.
-    """
-    return "amx_bf16" not in cpu_flags() and compiles()
+available = _LIBRARY.available
+"""True if the kernels can run. Where the processor has AMX, they use it for many rows."""
 
 
 def packs(weight: Tensor) -> bool:
@@ -88,18 +82,20 @@ def linear(
     *,
     scales: Tensor | None = None,
     activation: str | None = None,
+    alike: bool = False,
 ) -> Tensor:
     """[N, input] -> [N, output], or [N, output / 2] with an activation: act(first half) * second half.
 
     x: bfloat16, rows at any distance. weight: packed; of int8, `scales` [output] float32 are what the columns are
-    multiplied by. bias: [output] bfloat16. With an activation, half the outputs must be whole panels.
+    multiplied by. bias: [output] bfloat16. With an activation, half the outputs must be whole panels. alike: a row gets
+    the same bits among any number of rows; else AMX, which sums in another order, multiplies many rows.
     """
     panels, pairs, _, _ = weight.shape
     outputs, rows = panels * COLUMNS, x.shape[0]
     out = x.new_empty(rows, outputs if activation is None else outputs // 2)
     where = (out.data_ptr(), out.shape[1], x.data_ptr(), x.stride(0), rows, weight.data_ptr())
     bias_at = None if bias is None else bias.data_ptr()
-    how = (bias_at, outputs, pairs * 2, 0 if activation is None else ACTIVATIONS[activation])
+    how = (bias_at, outputs, pairs * 2, 0 if activation is None else ACTIVATIONS[activation], alike)
     if scales is None:
         _linear()(*where, *how)
     else:
@@ -113,7 +109,7 @@ def _pack() -> Launch:
 
 
 _WHERE = (c_void_p, c_long, c_void_p, c_long, c_long, c_void_p)
-_HOW = (c_void_p, c_long, c_long, c_int)
+_HOW = (c_void_p, c_long, c_long, c_int, c_bool)
 
 
 @cache

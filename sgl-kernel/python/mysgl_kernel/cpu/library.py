@@ -24,8 +24,8 @@ class CpuLibrary(CompiledLibrary):
     declared: list[CpuLibrary] = []
     """Every one that a module of this package declares: what is built ahead of time."""
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
+    def __init__(self, source: str, *, flags: tuple[str, ...] = ()) -> None:
+        super().__init__(source, flags=flags)
         CpuLibrary.declared.append(self)
 
     def function(self, name: str, *argtypes: Any) -> Launch:

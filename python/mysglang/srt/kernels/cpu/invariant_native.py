@@ -2,7 +2,8 @@
 others.
 
 They are invariant as they are: a row belongs to one thread, which does the same to it wherever it stands, and a sum
-goes along its row in one order (`csrc/cpu`).
+goes along its row in one order (`csrc/cpu`). Only products sum in another order if AMX multiplies many rows, so here
+they are asked for `alike`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from torch import Tensor
 from mysgl_kernel.cpu import gemm as packed
 from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels.activation import Activation, gated
-from mysglang.srt.kernels.cpu import invariant, native, packed_gemm
+from mysglang.srt.kernels.cpu import invariant, native, packed_experts, packed_gemm
+from mysglang.srt.kernels.experts import Biases, Scales
 from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
@@ -22,15 +24,52 @@ available = rows.available
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Implements the op `linear`. `kernels/gemm.py` describes its arguments and result."""
     if packed.is_packed(weight):
-        return packed_gemm.linear(x, weight, bias)
+        return packed_gemm.linear(x, weight, bias, alike=True)
     return invariant.linear(x, weight, bias)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """Implements the op `gated_linear`. `kernels/gemm.py` describes its arguments and result."""
     if packed.is_packed(weight):
-        return packed_gemm.gated_linear(x, weight, bias, activation)
+        return packed_gemm.gated_linear(x, weight, bias, activation, alike=True)
     return gated[activation](linear(x, weight, bias))
+
+
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Implements the op `int8_linear`. `kernels/gemm.py` describes its arguments and result."""
+    return packed_gemm.int8_linear(x, weight, scales, bias, alike=True)
+
+
+def int8_gated_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """Implements the op `int8_gated_linear`. `kernels/gemm.py` describes its arguments and result."""
+    return packed_gemm.int8_gated_linear(x, weight, scales, bias, activation, alike=True)
+
+
+def fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
+) -> Tensor:
+    """Implements the op `fused_experts`. `kernels/experts.py` describes its arguments and result."""
+    return packed_experts.fused_experts(x, gate_up, down, ids, gates, activation, biases, alike=True)
+
+
+def int8_fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    scales: Scales,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
+) -> Tensor:
+    """Implements the op `int8_fused_experts`. `kernels/experts.py` describes its arguments and result."""
+    return packed_experts.int8_fused_experts(x, gate_up, down, scales, ids, gates, activation, biases, alike=True)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

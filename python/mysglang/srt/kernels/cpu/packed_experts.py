@@ -1,6 +1,7 @@
 """Mixtures of experts whose bfloat16 weights are packed for our C++ kernel; `experts` beside this computes the others.
 
-The kernel reads the routing itself, so a recorded step has one call of one shape.
+The kernel reads the routing itself, so a recorded step has one call of one shape. With `alike` a row gets the same bits
+whatever the other rows are, if the weights are packed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from mysglang.srt.kernels.cpu.native import is_matrix
 from mysglang.srt.kernels.experts import Biases, Scales
 
 available = packed.available
-"""True also where oneDNN is better for other products: it would convert an expert's weights in every call."""
 
 
 def fused_experts(
@@ -27,10 +27,12 @@ def fused_experts(
     gates: Tensor,
     activation: Activation,
     biases: Biases = None,
+    *,
+    alike: bool = False,
 ) -> Tensor:
     """Implements the op `fused_experts`. `kernels/experts.py` describes its arguments and result."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
-        return packed.experts(x, gate_up, down, ids, gates, activation=activation, biases=biases)
+        return packed.experts(x, gate_up, down, ids, gates, activation=activation, biases=biases, alike=alike)
     return experts.fused_experts(x, unpack_experts(gate_up), unpack_experts(down), ids, gates, activation, biases)
 
 
@@ -43,10 +45,14 @@ def int8_fused_experts(
     gates: Tensor,
     activation: Activation,
     biases: Biases = None,
+    *,
+    alike: bool = False,
 ) -> Tensor:
     """Implements the op `int8_fused_experts`. `kernels/experts.py` describes its arguments and result."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
-        return packed.experts(x, gate_up, down, ids, gates, activation=activation, scales=scales, biases=biases)
+        return packed.experts(
+            x, gate_up, down, ids, gates, activation=activation, scales=scales, biases=biases, alike=alike
+        )
     plain = unpack_experts(gate_up), unpack_experts(down)
     return experts.int8_fused_experts(x, *plain, scales, ids, gates, activation, biases)
 
