@@ -74,6 +74,12 @@ HARD: list[dict[str, Any]] = [
         "else": {"properties": {"size": {"maxLength": 2}}},
     },
     {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}}},
+    {
+        "type": "object",
+        "properties": {"value": {"enum": [1, 2]}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    },
     {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "minProperties": 1, "maxProperties": 2},
     {"type": "array", "items": {"enum": [*range(20)]}, "uniqueItems": True, "minItems": 2, "maxItems": 4},
     {
@@ -102,6 +108,10 @@ REFUSED = [
     ({"minLength": -1}, "'minLength' at #"),
     ({"$ref": "#/$defs/nowhere"}, "'$ref' at # leads nowhere"),
     ({"multipleOf": 99991}, "'multipleOf' at #"),
+    (
+        {"type": "object", "minProperties": 2},
+        "two properties that 'minProperties' requires and the schema does not name",
+    ),
     ({"allOf": [{"$ref": "#"}]}, "'$ref' at # comes back to itself"),
 ]
 

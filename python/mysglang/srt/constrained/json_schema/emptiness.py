@@ -40,6 +40,9 @@ class Emptiness:
         """True if certainly no value satisfies `node`; nested values are examined to `depth`."""
         if (node not in self._nodes and depth <= 0) or not self._exactness.of_node(node):
             return False
+        # Known nodes are examined below `depth`, too. These levels have one key, so that a cycle of required
+        # properties, as in a linked list, comes back to a key whose examination is under way.
+        depth = max(depth, 0)
         key = node, depth
         if key not in self._known:
             # A node whose examination is under way counts as having values.

@@ -43,6 +43,8 @@ from mysglang.srt.constrained.json_schema.shapes import (
 FEW = 16
 """Largest number of values that are written out at each place of use."""
 
+UNNAMED = "two properties that 'minProperties' requires and the schema does not name"
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -80,9 +82,7 @@ class _Maker:
         self._reach()
         self._keep_productive()
         if self._root not in self._shapes:
-            dropped = ", ".join([*self._algebra.dropped][:3])
-            reason = f" that can be written, without what is not supported: {dropped}" if dropped else ""
-            raise GrammarError(f"no value satisfies the schema{reason}")
+            raise self._no_value()
         # Nodes that are satisfied in the same ways, as a place and a $ref to it are, have one rule.
         alike: dict[tuple[Shape, ...], str] = {}
         self._names = {node: alike.setdefault(shapes, f"value{len(alike)}") for node, shapes in self._shapes.items()}
@@ -90,7 +90,15 @@ class _Maker:
         self._share(alike)
         for shapes, name in alike.items():
             rules[name] = alt(*map(self._written, shapes))
-        return Grammar(pruned(rules | self._rules.made))
+        kept = pruned(rules | self._rules.made)
+        if not kept:
+            raise self._no_value()
+        return Grammar(kept)
+
+    def _no_value(self) -> GrammarError:
+        dropped = ", ".join([*self._algebra.dropped][:3])
+        reason = f" that can be written, without what is not supported: {dropped}" if dropped else ""
+        return GrammarError(f"no value satisfies the schema{reason}")
 
     def _share(self, alike: Iterable[tuple[Shape, ...]]) -> None:
         """Makes a rule for every large shape that several nodes have, as happens with a `$ref` in an `anyOf`.
@@ -119,7 +127,10 @@ class _Maker:
         found: dict[Shape, None] = {}
         for shape in self._algebra.shapes(node):
             if isinstance(shape, Object):
-                found.update(dict.fromkeys(with_witnesses(_closed(shape), self._algebra)))
+                closed = _closed(shape)
+                found.update(dict.fromkeys(with_witnesses(closed, self._algebra)))
+                if closed.others and closed.least > len(closed.named) + 1:
+                    self._algebra.dropped[UNNAMED] = None
             elif not self._algebra.empty.has_no_value(shape, 0):
                 found[shape] = None
         return tuple(found)

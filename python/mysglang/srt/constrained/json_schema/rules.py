@@ -68,8 +68,8 @@ class Rules:
 
 
 def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
-    """Returns the rules without those that can never end, and without those that no rule refers to. Raises GrammarError
-    if none is left.
+    """Returns the rules without those that can never end, and without those that no rule refers to; an empty dict
+    if the root can never end.
     """
     users: dict[str, list[str]] = {}
     for name, expr in rules.items():
@@ -83,7 +83,7 @@ def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
             ending.add(name)
             todo.extend(users.get(name, ()))
     if ROOT not in ending:
-        raise GrammarError("no value satisfies the schema")
+        return {}
     kept: dict[str, Expr] = {}
     order = [ROOT]
     for name in order:
