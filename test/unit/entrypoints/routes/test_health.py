@@ -19,6 +19,7 @@ async def test_alive_by_heartbeat_alone(path: str) -> None:
             signs.last_heartbeat -= silence
             response = await served.client.get(path)
             assert response.status_code == status
+            assert (await served.client.head(path)).status_code == status
             signs.last_heartbeat += silence
         assert not served.engine.sent
     assert response.json()["error"]["message"] == "The scheduler gives no sign of life."
@@ -42,6 +43,7 @@ async def test_the_deep_check_generates_one_token() -> None:
     async with serve(hello) as served:
         assert (await served.client.get("/health_generate")).status_code == 200
         (request,) = served.engine.requests
+        assert (await served.client.head("/health_generate")).status_code == 200
     assert request.rid.startswith("HEALTH_CHECK_")
     assert request.sampling_params.max_new_tokens == 1
     assert request.sampling_params.temperature == 0

@@ -49,9 +49,12 @@ def health_router(
             return _unwell(request, f"The {who} gives no sign of life.")
         return Response()
 
+    # Load balancers probe with HEAD, too.
     for path in dict.fromkeys(("/ready", "/health", *probes)):
-        router.get(path, response_class=Response)(health)
+        for method in (router.get, router.head):
+            method(path, response_class=Response)(health)
 
+    @router.head("/health_generate", response_class=Response)
     @router.get("/health_generate", response_class=Response)
     async def health_generate(request: Request) -> Response:
         """Generate one token. Answers 200 when it is there, and 503 if that fails or takes too long."""
