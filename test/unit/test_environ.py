@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mysglang.srt.environ import REFERENCE_OPS, START_TIMEOUT, VARIABLES
+from mysglang.srt.environ import REFERENCE_OPS, START_TIMEOUT, VARIABLES, unknown_variables
 from mysglang.srt.errors import ConfigError
 
 
@@ -41,3 +41,15 @@ def test_names_are_ours_and_unique() -> None:
     names = [variable.name for variable in VARIABLES]
     assert all(name.startswith("MYSGLANG_") for name in names)
     assert len(set(names)) == len(names)
+
+
+def test_a_typo_is_reported_with_the_name_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable.name, "1")
+    monkeypatch.setenv("MYSGLANG_KERNEL_CACHE", "/tmp")
+    assert not [*unknown_variables()]
+    monkeypatch.setenv("MYSGLANG_START_TIMEOUTS", "5")
+    monkeypatch.setenv("MYSGLANG_NONSENSE", "1")
+    nonsense, typo = unknown_variables()
+    assert nonsense.startswith("The environment variable MYSGLANG_NONSENSE has no effect. Known are: ")
+    assert typo.endswith("MYSGLANG_START_TIMEOUTS has no effect. Did you mean MYSGLANG_START_TIMEOUT?")

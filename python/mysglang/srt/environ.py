@@ -5,8 +5,9 @@ and the package of CUDA kernels has one of its own (`mysgl_kernel.environ`).
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -90,3 +91,16 @@ VARIABLES: tuple[EnvVar[bool] | EnvVar[float] | EnvVar[str], ...] = (
     BASE_URL,
 )
 """All of them, for check_env and the documentation."""
+
+READ_ELSEWHERE = ("MYSGLANG_KERNEL_CACHE", "MYSGLANG_LOG_ON_TERMINAL")
+"""Variables of the package of kernels, and of this program's own children."""
+
+
+def unknown_variables() -> Iterator[str]:
+    """Yields a sentence for each variable that is set, has our prefix, and is read nowhere: most likely a typo."""
+    known = [*(variable.name for variable in VARIABLES), *READ_ELSEWHERE]
+    for name in sorted(os.environ):
+        if name.startswith("MYSGLANG_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            hint = f"Did you mean {close[0]}?" if close else f"Known are: {', '.join(known[:-1])}."
+            yield f"The environment variable {name} has no effect. {hint}"

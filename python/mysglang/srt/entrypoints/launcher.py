@@ -6,6 +6,7 @@ Knows how a launch fails and how a server's processes die; does not know HTTP, n
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from mysglang.srt.configs.checkpoint_sizes import check_context, check_memory
 from mysglang.srt.configs.load_format import WeightFormat, WeightsUse, format_at
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split, check_stages
-from mysglang.srt.environ import START_TIMEOUT
+from mysglang.srt.environ import START_TIMEOUT, unknown_variables
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
 from mysglang.srt.managers.model_files import check_task, load_draft_config, load_model_config
@@ -33,6 +34,8 @@ from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir
 from mysglang.srt.utils.private_dir import remove_private_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
 from mysglang.srt.utils.shortage import shortage_in
+
+logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
 """Seconds for a child to end by itself."""
@@ -69,8 +72,10 @@ def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int 
 
 def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     """Returns the options with local paths, and the model's config, so that errors in them are found before any process
-    is launched. Downloads a repository. Raises ConfigError.
+    is launched. Downloads a repository, and logs a warning for each unknown environment variable. Raises ConfigError.
     """
+    for warning in unknown_variables():
+        logger.warning(warning)
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
     weights = format_at(model.model_path, model.load_format)
