@@ -84,7 +84,7 @@ class SchedulerControl:
         """
         busy = self._scheduler.holders
         flushed = busy == 0 and self._kv.flush()
-        text = "Cache flushed." if flushed else f"Cache not flushed: {busy} requests are running or waiting."
+        text = "Cache flushed." if flushed else f"The cache was not flushed: {busy} requests are running or waiting."
         self._to_tokenizer.send(FlushCacheReqOutput(id=message.id, success=flushed, message=text))
 
     def pause_generation(self, message: PauseGenerationReq) -> None:

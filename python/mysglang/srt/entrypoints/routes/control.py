@@ -61,5 +61,5 @@ async def _flush(manager: Manager, patience_s: float) -> None:
     deadline = asyncio.get_running_loop().time() + patience_s
     while not (reply := await manager.flush_cache()).success:
         if asyncio.get_running_loop().time() >= deadline:
-            raise InvalidRequest(f"The cache was not flushed: {reply.message}")
+            raise InvalidRequest(reply.message)
         await asyncio.sleep(FLUSH_RETRY_S)
