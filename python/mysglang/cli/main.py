@@ -72,6 +72,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(argv: list[str], prog: str, commands: Mapping[str, Command | Group]) -> int:
+    if argv[:1] == ["help"] and "help" not in commands:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview() if prog == "mysglang" else _group_help(prog, commands))
         return 0 if argv else Refused.status

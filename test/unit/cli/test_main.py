@@ -52,6 +52,12 @@ def test_no_command_is_a_wrong_command_line() -> None:
     assert done.returncode == 2 and "usage: mysglang COMMAND" in done.stdout
 
 
+@pytest.mark.parametrize(("words", "start"), [(["help"], "mysglang "), (["help", "bench"], "usage: mysglang bench ")])
+def test_help_is_a_command_too(words: list[str], start: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 0
+    assert capsys.readouterr().out.startswith(start)
+
+
 @pytest.mark.parametrize("words", [["--version"], ["version"]])
 def test_version(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 0

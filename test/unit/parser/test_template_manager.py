@@ -273,6 +273,10 @@ class TestWhichTemplate:
         file.write_text("{% if %}")
         with pytest.raises(ConfigError, match="cannot be used"):
             manager(None, str(file))
+        conversation = tmp_path / "conversation.json"
+        conversation.write_text('{"name":')
+        with pytest.raises(ConfigError, match="it is JSON, and must be a Jinja template"):
+            manager(None, str(conversation))
 
 
 class TestBuiltins:

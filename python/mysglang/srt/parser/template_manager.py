@@ -165,6 +165,8 @@ class TemplateManager:
 def _override(name: str) -> ChatTemplate:
     path = Path(name)
     if path.is_file():
+        if path.suffix == ".json":
+            raise ConfigError(f"--chat-template {name} cannot be used: it is JSON, and must be a Jinja template.")
         try:
             return ChatTemplate(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, jinja2.TemplateSyntaxError) as error:
