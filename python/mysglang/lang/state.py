@@ -45,6 +45,8 @@ class ProgramState:
         self.set_var(name, value)
 
     def __contains__(self, name: str) -> bool:
+        """True if the variable has a value, once no expression that was added will set it any more."""
+        self.interpreter.wait_for_var(name)
         return name in self.interpreter.variables
 
     def __repr__(self) -> str:

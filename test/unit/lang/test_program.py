@@ -236,6 +236,26 @@ class TestVariables:
         with pytest.raises(KeyError):
             state["nothing"]
 
+    def test_whether_there_is_a_variable_is_known_when_its_expression_has_run(self) -> None:
+        go = threading.Event()
+
+        def wait(prompt: Prompt, params: SamplingParams) -> str:
+            assert go.wait(PATIENCE_S)
+            return "said"
+
+        @sgl.function
+        def program(s: sgl.ProgramState) -> None:
+            s += "one " + sgl.gen("said")
+
+        state = program.run(backend=ScriptedBackend(wait))
+        found: list[bool] = []
+        asking = threading.Thread(target=lambda: found.append("said" in state))
+        asking.start()
+        assert "nothing" not in state and not found
+        go.set()
+        asking.join(PATIENCE_S)
+        assert found == [True]
+
     def test_a_variable_is_waited_for_no_longer_than_asked(self) -> None:
         go = threading.Event()
         backend = ScriptedBackend(lambda prompt, params: str(go.wait(PATIENCE_S)))
