@@ -28,8 +28,8 @@ class Recorder:
         yield None
 
 
-def front(manager: Recorder, tokenizer: object, *, is_embedding: bool = False) -> Front:
-    facts = SimpleNamespace(is_embedding=is_embedding)
+def front(manager: Recorder, tokenizer: object, *, is_embedding: bool = False, context_len: int = 8192) -> Front:
+    facts = SimpleNamespace(is_embedding=is_embedding, context_len=context_len)
     return cast("Front", SimpleNamespace(tokenizer_manager=manager, tokenizer=tokenizer, facts=facts))
 
 
@@ -45,6 +45,14 @@ async def test_asks_in_ids_where_there_is_none() -> None:
     manager = Recorder()
     await warm_up(front(manager, None))
     assert manager.asked[0].input_ids == [0]
+
+
+@pytest.mark.parametrize("is_embedding", [False, True])
+async def test_asks_with_one_token_where_the_text_might_not_fit(is_embedding: bool) -> None:
+    manager = Recorder()
+    await warm_up(front(manager, object(), is_embedding=is_embedding, context_len=2))
+    (asked,) = manager.asked
+    assert asked.text is None and asked.input_ids == [0]
 
 
 @pytest.mark.parametrize("tokenizer", [object(), None])

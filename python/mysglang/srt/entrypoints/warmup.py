@@ -18,15 +18,18 @@ from mysglang.srt.utils.logging import timed
 logger = logging.getLogger(__name__)
 
 PROMPT = "The capital city of France is"
+SHORT_CONTEXT = 64
+"""With less room than this, the text might not fit, and the first request is a single token."""
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 
 
 async def warm_up(front: Front) -> None:
     """Sends one request through the server. Raises WorkerDied if it is not answered."""
+    takes_text = front.tokenizer is not None and front.facts.context_len >= SHORT_CONTEXT
     if front.facts.is_embedding:
-        prompt = EmbeddingReqInput(input_ids=[0]) if front.tokenizer is None else EmbeddingReqInput(text=PROMPT)
+        prompt = EmbeddingReqInput(text=PROMPT) if takes_text else EmbeddingReqInput(input_ids=[0])
         request = prompt.request()
-    elif front.tokenizer is None:
+    elif not takes_text:
         request = GenerateReqInput(input_ids=[0], sampling_params=PARAMS, clip_max_new_tokens=True)
     else:
         request = GenerateReqInput(text=PROMPT, sampling_params=PARAMS, clip_max_new_tokens=True)
