@@ -18,7 +18,7 @@
 
 namespace mysgl {
 
-constexpr long FEW_ROWS = 12;      // up to here vectors are as fast: memory decides
+constexpr long FEW_ROWS = 8;       // up to here vectors are as fast: memory decides
 constexpr long BLOCK_ROWS = 32;    // rows of two tiles
 constexpr long PART_STEPS = 32;    // tiles along K, at most, of a part
 constexpr long GROUP_PANELS = 8;   // panels of a group, at most

@@ -119,7 +119,7 @@ def test_rows_alike() -> None:
     x, packed = draw(70, 3000), gemm.pack(draw(96, 3000, seed=1))
     alone = torch.cat([gemm.linear(row[None], packed) for row in x])
     assert torch.equal(gemm.linear(x, packed, alike=True), alone)
-    assert torch.equal(gemm.linear(x[:12], packed), alone[:12])
+    assert torch.equal(gemm.linear(x[:8], packed), alone[:8])
     assert not torch.equal(gemm.linear(x, packed), alone), "tiles sum in another order"
 
 
