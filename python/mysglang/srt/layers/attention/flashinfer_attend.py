@@ -212,6 +212,7 @@ class CapturedPages(PagedKeys):
     ) -> None:
         super().__init__(wrapper, heads, page_size, options)
         self.work = WorkList(wrapper, heads, page_size, options, other)
+        self._copied = self.work.copied
 
     def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
         """Plans a step. The first plan chooses the kernel; later ones write the work of the tokens before
@@ -234,6 +235,7 @@ class CapturedOwnKeys(OwnKeys):
     ) -> None:
         super().__init__(wrapper, heads, options)
         self.work = WorkList(wrapper, heads, 1, options, other)
+        self._copied = self.work.copied
 
     def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
         """Plans a step. The first plan chooses the kernel; later ones write the work of the tokens from `own_from`
@@ -267,18 +269,19 @@ class WorkList:
         self._heads = heads
         self._page_size = page_size
         self._window_left = options["window_left"]
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        """Recorded behind each copy of a plan from the pinned buffer, which all captured sizes share, too."""
         if other is not None:
             wrapper._int_workspace_buffer = other._wrapper._int_workspace_buffer
             wrapper._pin_memory_int_workspace_buffer = other._wrapper._pin_memory_int_workspace_buffer
-            self._copied = other._copied
+            self.copied = other.copied
 
     def write(self, token_starts: Ints, key_starts: Ints, key_lens: Ints) -> None:
         """Writes the work of one step. It does what the wrapper's `plan` does, in a short way: FlashAttention 3's plan
         reads nothing else on the device.
         """
         wrapper, (heads, kv_heads, dim) = self._wrapper, self._heads
-        self._copied.synchronize()
+        self.copied.synchronize()
         wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,
@@ -295,7 +298,7 @@ class WorkList:
             True,
             self._window_left,
         )
-        self._copied.record()
+        self.copied.record()
 
 
 def window_left(spec: AttentionSpec) -> int:
