@@ -237,6 +237,7 @@ from fixtures.late_row_cases import random_case
 from fixtures.op_cases import OPS
 from fixtures.sampling_cases import random_draws
 from mysglang.srt.kernels.cuda import invariant_gemm, late_rows, sampling
+from mysglang.srt.kernels.cuda.attention_sinks import weigh_sinks
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
@@ -251,6 +252,7 @@ sampling.greedy_tokens(torch.randn(6, 1000))
 numbers = torch.ones(2, dtype=torch.int32)
 list_pages(numbers.view(2, 1), numbers.long(), numbers, 1, torch.ones(3, dtype=torch.int32), numbers, numbers)
 some = torch.randn(3, 64).bfloat16()
+weigh_sinks(some.view(3, 2, 32), torch.zeros(3, 2), torch.zeros(2))
 invariant_gemm._with_tile(invariant_gemm.fixed_tile(32))(some, torch.randn(32, 64).bfloat16(), None)
 late_rows.place_tokens(*random_case(0).arguments)
 late_rows.uniforms_at(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
