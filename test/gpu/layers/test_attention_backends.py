@@ -12,6 +12,7 @@ from fixtures.attention_cases import (
     SPECIALITIES,
     SPECS,
     STORIES,
+    WITH_SINKS,
     MakeBackend,
     Step,
     check_shared_pages,
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built 
 
 with_sinks = pytest.mark.parametrize(
     "spec",
-    [*SPECS.values(), SPECIALITIES["window and sinks"], replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 2.0, 4.0]))],
+    [*SPECS.values(), SPECIALITIES["window and sinks"], WITH_SINKS],
     ids=[*SPECS, "window and sinks", "sinks"],
 )
 

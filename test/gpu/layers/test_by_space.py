@@ -3,18 +3,17 @@ of captured steps. Free pages hold NaN."""
 
 import importlib.util
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from fixtures.attention_cases import PLAIN
+from fixtures.attention_cases import PLAIN, WITH_SINKS
 from fixtures.space_attention import check_traffic
+from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
 
-SINKS = torch.tensor([0.5, -1.0, 2.0, 4.0])
 NAMES = [ChosenBackends("triton", "triton"), ChosenBackends("invariant_triton", "invariant_triton")]
 NAMES += [ChosenBackends("triton", "sgl_kernel")] * (importlib.util.find_spec("mysgl_kernel") is not None)
 if importlib.util.find_spec("flashinfer") is not None:
@@ -24,15 +23,15 @@ if importlib.util.find_spec("flashinfer") is not None:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("cache", ["radix", "chunk"])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("special", [{}, {"logit_cap": 3.0}, {"sinks": SINKS}], ids=["plain", "cap", "sinks"])
+@pytest.mark.parametrize("plain", [PLAIN, replace(PLAIN, logit_cap=3.0), WITH_SINKS], ids=["plain", "cap", "sinks"])
 @pytest.mark.parametrize("names", NAMES, ids=str)
 def test_as_on_one_pool(
-    names: ChosenBackends, page_size: int, cache: str, captured: bool, special: dict[str, Any]
+    names: ChosenBackends, page_size: int, cache: str, captured: bool, plain: AttentionSpec
 ) -> None:
     check_traffic(
         names,
         page_size=page_size,
-        plain=replace(PLAIN, **special),
+        plain=plain,
         cache=cache,  # type: ignore[arg-type]
         dtype=torch.bfloat16,
         device="cuda",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.attention_cases import PLAIN
+from fixtures.attention_cases import PLAIN, WITH_SINKS
 from fixtures.space_attention import check_traffic
 from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu import attention
@@ -29,7 +29,6 @@ print("all agree")
 
 CAPPED = replace(PLAIN, logit_cap=3.0)
 """Scores are capped as in Gemma 2: the content of free pages must not get through the cap either."""
-SINKS = replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 2.0, 4.0]))
 STEPS = 60
 """Enough for rows that come, share pages, decode beyond both windows and go. The tests on a GPU take more."""
 
@@ -55,7 +54,9 @@ def test_on_the_cpu(name: str, page_size: int, spec: AttentionSpec) -> None:
     check_traffic(ChosenBackends(name, name), page_size=page_size, plain=spec, dtype=torch.bfloat16, steps=STEPS)
 
 
-@pytest.mark.parametrize(("page_size", "captured", "spec"), [(1, False, PLAIN), (4, True, PLAIN), (4, True, SINKS)])
+@pytest.mark.parametrize(
+    ("page_size", "captured", "spec"), [(1, False, PLAIN), (4, True, PLAIN), (4, True, WITH_SINKS)]
+)
 def test_split_between_two(page_size: int, captured: bool, spec: AttentionSpec) -> None:
     """Each with plans of its own, which go with the upload of captured steps."""
     names = ChosenBackends("torch_native", "sgl_kernel")

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures.attention_cases import PLAIN, SPECIALITIES, Step, assert_close, check_story, common_spec, every_story
+from fixtures.attention_cases import (
+    PLAIN,
+    SPECIALITIES,
+    WITH_SINKS,
+    Step,
+    assert_close,
+    check_story,
+    common_spec,
+    every_story,
+)
 from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.late_attention import check_late_lengths
@@ -70,7 +79,7 @@ def test_every_kind_of_layer_has_a_plan() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("spec", [PLAIN, replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 2.0, 4.0]))], ids=["", "sinks"])
+@pytest.mark.parametrize("spec", [PLAIN, WITH_SINKS], ids=["", "sinks"])
 def test_shared_pages_change_nothing(spec: AttentionSpec, seed: int, page_size: int) -> None:
     rng = np.random.default_rng(seed)
     seq_lens = rng.integers(20, 120, 6).astype(np.int32)

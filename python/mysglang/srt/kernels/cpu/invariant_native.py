@@ -8,13 +8,14 @@ they are asked for `alike`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from mysgl_kernel.cpu import gemm as packed
 from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cpu import invariant, native, packed_experts, packed_gemm
-from mysglang.srt.kernels.experts import Biases, Scales
 from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
@@ -35,41 +36,11 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
     return gated[activation](linear(x, weight, bias))
 
 
-def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Implements the op `int8_linear`. `kernels/gemm.py` describes its arguments and result."""
-    return packed_gemm.int8_linear(x, weight, scales, bias, alike=True)
-
-
-def int8_gated_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """Implements the op `int8_gated_linear`. `kernels/gemm.py` describes its arguments and result."""
-    return packed_gemm.int8_gated_linear(x, weight, scales, bias, activation, alike=True)
-
-
-def fused_experts(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    ids: Tensor,
-    gates: Tensor,
-    activation: Activation,
-    biases: Biases = None,
-) -> Tensor:
-    """Implements the op `fused_experts`. `kernels/experts.py` describes its arguments and result."""
-    return packed_experts.fused_experts(x, gate_up, down, ids, gates, activation, biases, alike=True)
-
-
-def int8_fused_experts(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    scales: Scales,
-    ids: Tensor,
-    gates: Tensor,
-    activation: Activation,
-    biases: Biases = None,
-) -> Tensor:
-    """Implements the op `int8_fused_experts`. `kernels/experts.py` describes its arguments and result."""
-    return packed_experts.int8_fused_experts(x, gate_up, down, scales, ids, gates, activation, biases, alike=True)
+int8_linear = partial(packed_gemm.int8_linear, alike=True)
+int8_gated_linear = partial(packed_gemm.int8_gated_linear, alike=True)
+fused_experts = partial(packed_experts.fused_experts, alike=True)
+int8_fused_experts = partial(packed_experts.int8_fused_experts, alike=True)
+"""Implement the ops of these names. `kernels/gemm.py` and `kernels/experts.py` describe their arguments and results."""
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
