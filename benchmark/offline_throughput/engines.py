@@ -130,8 +130,8 @@ class Vllm:
         import vllm
         from vllm.model_executor.model_loader import dummy_loader
 
-        # The process that holds the model is forked from this one, so it finds this function, too.
-        dummy_loader.initialize_dummy_weights = _fill_as_ours
+        # The process that holds the model is forked from this one, so it finds this object, too.
+        dummy_loader.initialize_dummy_weights = FillsAsOurs()
         self.version = vllm.__version__
         defaults = {
             "max_model_len": seat.context,
@@ -184,15 +184,26 @@ ENVIRONMENT = {
 """Set for an engine's process: nothing may be looked up or reported while the clock runs."""
 
 
-def _fill_as_ours(module: Any, *_: Any) -> None:
-    """Fills the weights of a vLLM module as `fill_with_dummy_weights` of mysglang does those of its models."""
-    import torch
+class FillsAsOurs:
+    """Fills the weights of vLLM modules as `fill_with_dummy_weights` of mysglang does those of its models.
 
-    generator = torch.Generator("cuda").manual_seed(0)
-    for name, values in module.state_dict().items():
-        if torch.is_floating_point(values):
-            centre = 1.0 if values.dim() == 1 and "norm" in name else 0.0
-            values.uniform_(centre - HALF_WIDTH, centre + HALF_WIDTH, generator=generator)
+    vLLM's loader calls it for the model and then for each module inside. A module fills only its own weights, because
+    it knows whether it is a norm, and one generator draws all of them, because layers with the same numbers would be
+    no model.
+    """
+
+    def __init__(self) -> None:
+        self._generator: Any = None
+
+    def __call__(self, module: Any, *_: Any) -> None:
+        import torch
+
+        if self._generator is None:
+            self._generator = torch.Generator("cuda").manual_seed(0)
+        centre = 1.0 if "norm" in type(module).__name__.lower() else 0.0
+        for values in module.parameters(recurse=False):
+            if torch.is_floating_point(values):
+                values.data.uniform_(centre - HALF_WIDTH, centre + HALF_WIDTH, generator=self._generator)
 
 
 def _installed(package: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mysgl_kernel.decoder import DecoderTensors, DecodeStep, DoesNotFitError, LayerTensors
+from mysgl_kernel.decoder import SILU, DecoderTensors, DecodeStep, DoesNotFitError, GatedActivation, LayerTensors
 
 POINTS = (
     *("others are through", "added", "normed", "qkv", "heads ready", "attended", "unit merged", "units merged", "sent"),
@@ -38,6 +38,11 @@ class Model:
     qk_norm: bool = False
     experts: int = 0
     chosen: int = 0
+    biases: bool = False
+    window: int = 0
+    """Of every other layer, whose pages are then its own."""
+    sinks: bool = False
+    activation: GatedActivation = SILU
 
 
 MODELS = {
@@ -47,6 +52,15 @@ MODELS = {
     "llama-1b": Model(16, 2048, 32, 8, 64, 8192, 128256),
     "qwen3-30b-a3b": Model(48, 2048, 32, 4, 128, 768, 151936, qk_norm=True, experts=128, chosen=8),
     "qwen3-30b-a3b, 24 layers": Model(24, 2048, 32, 4, 128, 768, 151936, qk_norm=True, experts=128, chosen=8),
+    "gpt-oss-20b": Model(
+        *(24, 2880, 64, 8, 64, 2880, 201088),
+        experts=32,
+        chosen=4,
+        biases=True,
+        window=128,
+        sinks=True,
+        activation=GatedActivation(steepness=1.702, limit=7.0, lift=1.0),
+    ),
 }
 
 
@@ -56,25 +70,36 @@ def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
     def weight(*shape: int) -> Tensor:
         return torch.empty(*shape, **bf16).normal_(0, shape[-1] ** -0.5)
 
-    stacked = (model.experts,) if model.experts else ()
+    def bias(*shape: int) -> Tensor | None:
+        return torch.empty(*shape, **bf16).normal_(0, 0.02) if model.biases else None
 
+    stacked = (model.experts,) if model.experts else ()
+    qkv = (model.q_heads + 2 * model.kv_heads) * model.head_dim
     cache = (rows * context + 1, model.kv_heads, model.head_dim)
     head_norm = torch.ones(model.head_dim, **bf16) if model.qk_norm else None
     layers = [
         LayerTensors(
-            qkv=weight((model.q_heads + 2 * model.kv_heads) * model.head_dim, model.hidden),
+            qkv=weight(qkv, model.hidden),
+            qkv_bias=bias(qkv),
             o=weight(model.hidden, model.q_heads * model.head_dim),
+            o_bias=bias(model.hidden),
             router=weight(model.experts, model.hidden) if model.experts else None,
+            router_bias=bias(model.experts) if model.experts else None,
             gate_up=weight(*stacked, 2 * model.inner, model.hidden),
+            gate_up_bias=bias(*stacked, 2 * model.inner),
             down=weight(*stacked, model.hidden, model.inner),
+            down_bias=bias(*stacked, model.hidden),
             input_norm=torch.ones(model.hidden, **bf16),
             post_norm=torch.ones(model.hidden, **bf16),
             q_norm=head_norm,
             k_norm=head_norm,
             keys=torch.empty(cache, **bf16).normal_(),
             values=torch.empty(cache, **bf16).normal_(),
+            window=model.window if number % 2 == 0 else 0,
+            sinks=torch.randn(model.q_heads, device="cuda") if model.sinks else None,
+            space=int(model.window > 0 and number % 2 == 0),
         )
-        for _ in range(model.layers)
+        for number in range(model.layers)
     ]
     return DecoderTensors(
         layers=layers,
@@ -82,7 +107,10 @@ def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
         final_norm=torch.ones(model.hidden, **bf16),
         lm_head=weight(model.vocab, model.hidden),
         cos_sin=torch.rand(context, model.head_dim, device="cuda"),
-        page_table=(torch.randperm(rows * context, device="cuda").view(rows, context) + 1).int(),
+        page_tables=[
+            (torch.randperm(rows * context, device="cuda").view(rows, context) + 1).int()
+            for _ in range(1 + (model.window > 0))
+        ],
         page_size=1,
         q_heads=model.q_heads,
         eps=1e-5,
@@ -90,17 +118,17 @@ def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
         scale=model.head_dim**-0.5,
         chosen=model.chosen,
         renormalize=model.experts > 0,
+        activation=model.activation,
     )
 
 
 def floor(model: Model, rows: int, context: int, read: float) -> float:
     """Returns the seconds to read the weights and the cache, at `read` bytes a second."""
     mlp = 3 * model.inner * max(1, model.chosen) + model.experts
-    per_layer = (
-        model.hidden * ((2 * model.q_heads + 2 * model.kv_heads) * model.head_dim + mlp)
-        + rows * context * 2 * model.kv_heads * model.head_dim
-    )
-    return 2 * (model.layers * per_layer + model.vocab * model.hidden) / read
+    weights = model.hidden * ((2 * model.q_heads + 2 * model.kv_heads) * model.head_dim + mlp)
+    seen = (context + min(context, model.window)) / 2 if model.window else context
+    keys = rows * seen * 2 * model.kv_heads * model.head_dim
+    return 2 * (model.layers * (weights + keys) + model.vocab * model.hidden) / read
 
 
 def measure(step: DecodeStep, inputs: tuple[Tensor, ...], steps: int) -> float:
@@ -157,8 +185,8 @@ def main() -> None:
                     break
                 whole = torch.arange(rows, device="cuda")
                 lens = torch.full((rows,), context, dtype=torch.int32, device="cuda")
-                new = tensors.page_table[:rows, context - 1].long()
-                inputs = (whole, lens.long() - 1, whole, lens, new)
+                new = [table[:rows, context - 1].long() for table in tensors.page_tables]
+                inputs = (whole, lens.long() - 1, whole, lens, *new)
                 seconds, least = measure(step, inputs, options.steps), floor(model, rows, context, 1e12 * options.read)
                 print(
                     f"{name:12} rows {rows} context {context:5}: {1e3 * seconds:7.3f} ms, floor {1e3 * least:6.3f}, "

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysgl_kernel import decoder
-from mysgl_kernel.decoder import DecoderTensors, DecodeStep, DoesNotFitError, LayerTensors
+from mysgl_kernel.decoder import SILU, DecoderTensors, DecodeStep, DoesNotFitError, GatedActivation, LayerTensors
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
@@ -36,6 +36,10 @@ class Case:
     experts: int = 0
     chosen: int = 0
     renormalize: bool = False
+    sinks: bool = False
+    spaces: int = 1
+    """With two, every other layer has no window, and pages of its own."""
+    clamped: bool = False
 
 
 CASES = [
@@ -57,6 +61,21 @@ CASES = [
     Case(512, 704, 8, 2, 128, 777, (300,), bias=True, experts=256, chosen=16, page_size=4),
     Case(2048, 768, 32, 4, 128, 3001, (1000,), qk_norm=True, experts=128, chosen=8, renormalize=True, layers=4),
     Case(4096, 14336, 32, 8, 128, 3001, (500,), experts=8, chosen=2, renormalize=True, layers=1),
+    Case(512, 1024, 8, 2, 64, 777, (300, 1, 70), sinks=True, window=64, spaces=2, page_size=4, layers=3),
+    Case(512, 1536, 8, 1, 128, 777, (3000, 1), sinks=True, clamped=True, bias=True),
+    Case(256, 192, 4, 2, 64, 1003, (33,), bias=True, experts=12, chosen=3, clamped=True, layers=3),
+    Case(
+        *(2880, 2880, 64, 8, 64, 3001, (1000,)),
+        bias=True,
+        experts=32,
+        chosen=4,
+        renormalize=True,
+        sinks=True,
+        window=128,
+        spaces=2,
+        clamped=True,
+        layers=4,
+    ),
 ]
 
 
@@ -80,12 +99,15 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
             }
         return {
             "router": weight(case.experts, case.hidden),
+            "router_bias": bias(case.experts),
             "gate_up": torch.stack([weight(2 * case.inner, case.hidden) for _ in range(case.experts)]),
+            "gate_up_bias": bias(case.experts, 2 * case.inner),
             "down": torch.stack([weight(case.hidden, case.inner) for _ in range(case.experts)]),
+            "down_bias": bias(case.experts, case.hidden),
         }
 
-    def bias(size: int) -> Tensor | None:
-        return 0.3 * torch.randn(size, **bf16) if case.bias else None
+    def bias(*shape: int) -> Tensor | None:
+        return 0.3 * torch.randn(*shape, **bf16) if case.bias else None
 
     qkv = (case.q_heads + 2 * case.kv_heads) * case.head_dim
     pages = sum(-(-length // case.page_size) for length in case.lens) + 3
@@ -103,17 +125,20 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
             k_norm=gain(case.head_dim) if case.qk_norm else None,
             keys=torch.randn(cache_shape, **bf16),
             values=torch.randn(cache_shape, **bf16),
-            window=case.window,
+            window=case.window if number % case.spaces == 0 else 0,
+            sinks=2 * torch.randn(case.q_heads, device="cuda") if case.sinks else None,
+            space=number % case.spaces,
         )
-        for _ in range(case.layers)
+        for number in range(case.layers)
     ]
-    # Rows of the table are longer than any sequence; what stands behind its end must not be read as a page.
-    table = torch.full((len(case.lens) + 4, 8 + max(case.lens)), 1 << 28, dtype=torch.int32)
-    free = torch.randperm(pages - 1) + 1
-    for row, length in enumerate(case.lens):
-        count = -(-length // case.page_size)
-        table[row + 2, :count] = free[:count]
-        free = free[count:]
+    # Rows of a table are longer than any sequence; what stands behind its end must not be read as a page.
+    tables = torch.full((case.spaces, len(case.lens) + 4, 8 + max(case.lens)), 1 << 28, dtype=torch.int32)
+    for table in tables:
+        free = torch.randperm(pages - 1) + 1
+        for row, length in enumerate(case.lens):
+            count = -(-length // case.page_size)
+            table[row + 2, :count] = free[:count]
+            free = free[count:]
     angles = torch.outer(torch.arange(max(case.lens)).float(), 1e4 ** -torch.linspace(0, 1, case.head_dim // 2))
     return DecoderTensors(
         layers=layers,
@@ -121,7 +146,7 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
         final_norm=gain(case.hidden),
         lm_head=weight(case.vocab, case.hidden),
         cos_sin=torch.cat((angles.cos(), angles.sin()), -1).cuda(),
-        page_table=table.cuda(),
+        page_tables=tuple(tables.cuda()),
         page_size=case.page_size,
         q_heads=case.q_heads,
         eps=1e-5,
@@ -129,6 +154,7 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
         scale=1 / math.sqrt(case.head_dim),
         chosen=case.chosen,
         renormalize=case.renormalize,
+        activation=GatedActivation(steepness=1.702, limit=0.7, lift=1.0) if case.clamped else SILU,
     )
 
 
@@ -136,10 +162,10 @@ def inputs_of(case: Case, model: DecoderTensors) -> tuple[Tensor, ...]:
     lens = torch.tensor(case.lens, dtype=torch.int32)
     slots = torch.arange(len(case.lens)) + 2
     positions = lens.long() - 1
-    pages = model.page_table.cpu()[slots, positions // case.page_size].long()
+    pages = [table.cpu()[slots, positions // case.page_size].long() for table in model.page_tables]
     ids = torch.randint(case.vocab, (len(case.lens),))
-    columns = (ids, positions, slots, lens, pages * case.page_size + positions % case.page_size)
-    return tuple(column.cuda() for column in columns)
+    locations = [each * case.page_size + positions % case.page_size for each in pages]
+    return tuple(column.cuda() for column in (ids, positions, slots, lens, *locations))
 
 
 def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -158,7 +184,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def attend(case: Case, model: DecoderTensors, layer: LayerTensors, qkv: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
     """Stores the new keys and values; float32 inside."""
-    _, positions, slots, lens, locations = inputs
+    _, positions, slots, lens = inputs[:4]
+    locations, table = inputs[4 + layer.space], model.page_tables[layer.space]
     rows, dim = len(lens), case.head_dim
     q, k, v = qkv.view(rows, -1, dim).split((case.q_heads, case.kv_heads, case.kv_heads), dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -174,25 +201,36 @@ def attend(case: Case, model: DecoderTensors, layer: LayerTensors, qkv: Tensor, 
     layer.values[locations] = v.to(torch.bfloat16)
     out = []
     for row, length in enumerate(lens.tolist()):
-        at = torch.arange(max(0, length - case.window) if case.window else 0, length, device="cuda")
-        where = model.page_table[slots[row]][at // case.page_size] * case.page_size + at % case.page_size
+        at = torch.arange(max(0, length - layer.window) if layer.window else 0, length, device="cuda")
+        where = table[slots[row]][at // case.page_size] * case.page_size + at % case.page_size
         keys, values = (cache[where.long()].float() for cache in (layer.keys, layer.values))
         group = case.q_heads // case.kv_heads
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-        weights = torch.einsum("hd,nhd->hn", q[row], keys).mul(model.scale).softmax(-1)
+        scores = torch.einsum("hd,nhd->hn", q[row], keys).mul(model.scale)
+        if layer.sinks is not None:
+            scores = torch.cat((scores, layer.sinks[:, None]), 1)
+        weights = scores.softmax(-1)[:, : len(at)]
         out.append(torch.einsum("hn,nhd->hd", weights, values).reshape(-1))
     return bf16(torch.stack(out))
 
 
-def mlp(x: Tensor, layer: LayerTensors) -> Tensor:
-    gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-    return linear(bf16(F.silu(gate) * up), layer.down, layer.down_bias)
+def activate(model: DecoderTensors, both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, -1)
+    if model.activation == SILU:
+        return bf16(F.silu(gate) * up)
+    limit = model.activation.limit
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return bf16(gate * torch.sigmoid(model.activation.steepness * gate) * (up + model.activation.lift))
+
+
+def mlp(x: Tensor, model: DecoderTensors, layer: LayerTensors) -> Tensor:
+    return linear(activate(model, linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
 
 
 def mixture(x: Tensor, model: DecoderTensors, layer: LayerTensors, gaps: list[float]) -> Tensor:
     """Computes one row. Adds to `gaps` how far the last chosen expert is ahead of the best that was not chosen."""
     assert layer.router is not None
-    logits = linear(x, layer.router, None)[0]
+    logits = linear(x, layer.router, layer.router_bias)[0]
     best = logits.topk(min(model.chosen + 1, len(logits))).values
     gaps.append(float((best[-2] - best[-1]) / logits.std()) if len(best) > model.chosen else math.inf)
     gates, experts = logits.softmax(-1).topk(model.chosen)
@@ -200,8 +238,9 @@ def mixture(x: Tensor, model: DecoderTensors, layer: LayerTensors, gaps: list[fl
         gates = gates / gates.sum()
     out = torch.zeros_like(x)
     for gate, expert in zip(gates, experts.tolist(), strict=True):
-        a, b = linear(x, layer.gate_up[expert], None).chunk(2, -1)
-        out += gate * F.linear(bf16(F.silu(a) * b), layer.down[expert].float())
+        first, second = (None if bias is None else bias[expert] for bias in (layer.gate_up_bias, layer.down_bias))
+        inner = activate(model, linear(x, layer.gate_up[expert], first))
+        out += gate * F.linear(inner, layer.down[expert].float(), None if second is None else second.float())
     return bf16(out)
 
 
@@ -216,7 +255,7 @@ def reference(case: Case, model: DecoderTensors, inputs: tuple[Tensor, ...]) -> 
         x = linear(attend(case, model, layer, x, inputs), layer.o, layer.o_bias)
         residual = bf16(residual + x)
         x = norm(residual, layer.post_norm, model.eps)
-        residual = bf16(residual + (mlp(x, layer) if layer.router is None else mixture(x, model, layer, gaps)))
+        residual = bf16(residual + (mlp(x, model, layer) if layer.router is None else mixture(x, model, layer, gaps)))
     return linear(norm(residual, model.final_norm, model.eps), model.lm_head, None), min(gaps)
 
 
@@ -237,18 +276,21 @@ def test_is_the_plain_model(case: Case) -> None:
     step = DecodeStep(model, len(case.lens))
     for attempt in range(3):
         inputs, expected = clear_inputs(case, model)
-        stored = [(layer.keys[inputs[4]].clone(), layer.values[inputs[4]].clone()) for layer in model.layers]
-        for layer in model.layers:
-            layer.keys[inputs[4]] = layer.values[inputs[4]] = float("nan")
+        new = [inputs[4 + layer.space] for layer in model.layers]
+        stored = [
+            (layer.keys[at].clone(), layer.values[at].clone()) for layer, at in zip(model.layers, new, strict=True)
+        ]
+        for layer, at in zip(model.layers, new, strict=True):
+            layer.keys[at] = layer.values[at] = float("nan")
         step.logits.fill_(float("nan"))
         logits, tokens = step.run(*inputs)
         torch.cuda.synchronize()
         error = (logits.float() - expected).norm(dim=1) / expected.norm(dim=1)
         assert error.max() < 1.5e-2, (attempt, error)
         assert torch.equal(tokens, logits.float().argmax(-1))
-        for layer, (keys, values) in zip(model.layers, stored, strict=True):
-            assert (layer.keys[inputs[4]].float() - keys.float()).norm() < 2e-2 * keys.float().norm()
-            assert (layer.values[inputs[4]].float() - values.float()).norm() < 2e-2 * values.float().norm()
+        for layer, at, (keys, values) in zip(model.layers, new, stored, strict=True):
+            assert (layer.keys[at].float() - keys.float()).norm() < 2e-2 * keys.float().norm()
+            assert (layer.values[at].float() - values.float()).norm() < 2e-2 * values.float().norm()
 
 
 def test_is_the_same_in_every_run() -> None:

@@ -23,7 +23,7 @@ struct Attention {
     Packet *parts, *attended;
     uint32_t round;
     uint32_t queries, new_key, new_value;  // shared memory
-    float *highs, *sums, *values;          // [ATTENDING][MAX_GROUP], the same, [ATTENDING][group][DIM]
+    float *highs, *sums, *sinks, *values;  // [ATTENDING][MAX_GROUP], the same, [MAX_GROUP], [ATTENDING][group][DIM]
     int group;
 
     __device__ Attention(const Step& s, const Layer& layer, const Span& span, const Packet* qkv, Packet* parts,
@@ -34,7 +34,8 @@ struct Attention {
         new_value = new_key + PITCH;
         highs = reinterpret_cast<float*>(scratch + (MAX_GROUP + 2) * PITCH);
         sums = highs + ATTENDING * MAX_GROUP;
-        values = sums + ATTENDING * MAX_GROUP;
+        sinks = sums + ATTENDING * MAX_GROUP;
+        values = sinks + MAX_GROUP;
         group = s.q_heads / s.kv_heads;
     }
 
@@ -56,6 +57,11 @@ struct Attention {
     __device__ void prepare_heads() {
         int warp = threadIdx.x / 32;
         int heads = group + (span.newest ? 2 : 0);
+        // One unit of the row has the newest key, and the same one has the sinks.
+        if (threadIdx.x < group) {
+            bool has = span.newest && layer.sinks != nullptr;
+            sinks[threadIdx.x] = has ? layer.sinks[span.head * group + threadIdx.x] * LOG2_E : -INFINITY;
+        }
         for (int i = warp; i < heads; i += WARPS) {
             if (i < group) {
                 prepare_head(span.head * group + i, layer.q_norm, true, queries + i * PITCH, nullptr);
@@ -109,7 +115,7 @@ struct Attention {
         store_shared_4(to + 4 * lane, low);
         store_shared_4(to + 2 * HALF + 4 * lane, high);
         if (cache != nullptr) {
-            long long at = (s.out_cache_loc[span.row] * s.kv_heads + span.head) * DIM;
+            long long at = (s.out_cache_locs[layer.space][span.row] * s.kv_heads + span.head) * DIM;
             uint32_t* slot = reinterpret_cast<uint32_t*>(cache + at);
             slot[lane] = low;
             slot[HALF / 2 + lane] = high;
@@ -228,9 +234,10 @@ struct Attention {
         #pragma unroll 1
         for (int pair = threadIdx.x; pair < group * HALF; pair += THREADS) {
             int head = pair / HALF;
-            float high = -INFINITY, sum = 0, a = 0, b = 0;
+            float high = sinks[head], sum = 0, a = 0, b = 0;
 #pragma unroll
             for (int warp = 0; warp < ATTENDING; ++warp) high = fmaxf(high, highs[warp * MAX_GROUP + head]);
+            sum = exp2f(sinks[head] - high);
 #pragma unroll
             for (int warp = 0; warp < ATTENDING; ++warp) {
                 float weight = exp2f(highs[warp * MAX_GROUP + head] - high);

@@ -64,7 +64,7 @@ __device__ void fetch_keys(Ring<ROWS>& ring, const Step& s, const Layer& layer, 
     constexpr int AT_ONCE = 32 * FETCHERS / CHUNKS;
     constexpr int TURNS = KEYS / AT_ONCE;
     int index = threadIdx.x - THREADS, chunk = index % CHUNKS;
-    const int* pages = s.page_table + s.slots[span.row] * s.max_pages;
+    const int* pages = s.page_tables[layer.space] + s.slots[span.row] * s.max_pages;
     int slots[TURNS];
     auto find_slots = [&](int first) {
 #pragma unroll

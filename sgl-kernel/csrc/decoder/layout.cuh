@@ -22,6 +22,7 @@ static_assert(THREADS * MULTIPLIER_REGISTERS + 32 * FETCHERS * FETCHER_REGISTERS
 constexpr int MARKS = 23;         // points of time in each layer that a trace notes
 constexpr int MAX_CHOSEN = 16;    // experts of a token
 constexpr int MAX_EXPERTS = 256;  // of a layer
+constexpr int SPACES = 2;         // of pages: layers with a window may have pages of their own
 
 // The ring's stages, and what goes with the number of rows. More rows have longer vectors beside the ring.
 template <int ROWS>
@@ -46,6 +47,9 @@ struct Layer {
     bf16 *keys, *values;  // [KV slots, kv_heads, head_dim]
     long long window;     // keys visible to a query, itself included; 0: all
     const bf16* router;   // [experts, hidden], or null; gate_up and down are then those of all experts, one by one
+    const bf16* router_bias;  // or null
+    const float* sinks;       // [q_heads], each the score of one more key whose value is zero; or null
+    long long space;          // of the pages
 };
 
 // Outputs of one product: everybody gets `each` units, and `more` multiprocessors from `turn` on get one more.
@@ -69,10 +73,12 @@ struct Step {
     const bf16 *embedding, *final_norm, *lm_head;
     const float* cos_sin;  // [positions, head_dim]
     // Of the step.
-    const long long *ids, *positions, *slots, *out_cache_loc;  // [rows]
-    const int *seq_lens, *page_table;                          // [rows], [slots, max_pages]
-    bf16* logits;                                              // [rows, vocab]
-    long long* tokens;                                         // [rows]
+    const long long *ids, *positions, *slots;  // [rows]
+    const int* seq_lens;                       // [rows]
+    const long long* out_cache_locs[SPACES];   // [rows]
+    const int* page_tables[SPACES];            // [slots, max_pages]
+    bf16* logits;                              // [rows, vocab]
+    long long* tokens;                         // [rows]
     // Of the kernel: zeros before the first step.
     unsigned char* workspace;
     long long* trace;  // [layers, MARKS, multiprocessors] clock ticks, or null
@@ -80,6 +86,8 @@ struct Step {
     // inner: of one expert, if there are experts. chosen: experts of a token, or 0; renormalize: their gates add up to 1.
     int rows, layers, hidden, q_heads, kv_heads, inner, vocab, page_size, max_pages, experts, chosen, renormalize;
     float eps, qk_eps, scale;
+    // The activation is gate * sigmoid(steepness * gate) * (up + lift), of a gate of at most `limit` and an up within it.
+    float steepness, limit, lift;
     // Filled in when the kernel is planned.
     int grid, stages, rotation;
     Deal deals[KINDS];

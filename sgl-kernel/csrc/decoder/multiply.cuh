@@ -16,11 +16,30 @@ struct Product {
     Packet* to;           // [rows, outputs / 2]; of LOGITS, nothing
     uint32_t* arrived;    // to be told when a share is sent, or null
     uint32_t round;
-    int segments = 1;              // of the vector, each of `inputs`: what the experts of a token take
-    const float* gates = nullptr;  // what the sum over a segment is multiplied by, or null
+    int segments = 1;                // of the vector, each of `inputs`: what the experts of a token take
+    const Chosen* chosen = nullptr;  // the experts whose weights these are, or null
 
     // Outputs of a block of 16 rows of the weight: of GATE_UP, eight gates and the eight rows of up that belong to them.
     __device__ int block() const { return kind == Kind::GATE_UP ? TILE_ROWS / 2 : TILE_ROWS; }
+
+    // What is added to output n; of GATE_UP, to its gate and to its up. Each segment's is multiplied as its sum is.
+    __device__ float2 bias_of(int n, int inner) const {
+        if (bias == nullptr) return {};
+        if (kind != Kind::GATE_UP) {
+            if (chosen == nullptr) return {__bfloat162float(bias[n]), 0.0f};
+            float sum = 0;
+            for (int i = 0; i < segments; ++i) {
+                sum += chosen->gates[i] * __bfloat162float(bias[static_cast<long long>(chosen->experts[i]) * outputs + n]);
+            }
+            return {sum, 0.0f};
+        }
+        const bf16* gate = bias + n;
+        if (chosen != nullptr) {
+            int place = n / inner;
+            gate += static_cast<long long>(chosen->experts[place]) * 2 * inner - place * inner;
+        }
+        return {__bfloat162float(gate[0]), __bfloat162float(gate[inner])};
+    }
 };
 
 // The highest logit that a thread has seen, the lowest id among equals.
@@ -61,10 +80,6 @@ __device__ __forceinline__ float total(const float* sums, int index) {
     return sum;
 }
 
-__device__ __forceinline__ float bias_at(const bf16* bias, int n) {
-    return bias != nullptr ? __bfloat162float(bias[n]) : 0.0f;
-}
-
 // One block's sums, [WARPS][TILE_ROWS * ROWS], to where they belong: the i-th thread has output `own` of the share, for
 // row i % ROWS, if it has any.
 template <int ROWS>
@@ -85,7 +100,10 @@ __device__ __forceinline__ void finish(const Step& s, const Product& p, bool has
     }
     if (has && p.kind == Kind::GATE_UP) {
         float gate = rounded(value), up = rounded(total<ROWS>(sums, i + TILE_ROWS / 2 * ROWS) + bias.y);
-        value = __fdividef(gate, 1.0f + __expf(-gate)) * up;
+        // What is no number stays so.
+        gate = gate > s.limit ? s.limit : gate;
+        up = up > s.limit ? s.limit : up < -s.limit ? -s.limit : up;
+        value = __fdividef(gate, 1.0f + __expf(-s.steepness * gate)) * (up + s.lift);
     }
     float next = __shfl_down_sync(~0u, value, ROWS);
     if (!has || own % 2) return;
@@ -102,6 +120,7 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
     uint32_t vector = at.vectors + g * vector_pitch(p.segments * p.inputs) + 16 * t;
     // Neighbouring rows lie in the same banks, so of 128 bytes odd rows are read from the second half on.
     uint32_t swap = 64 * (g % 2);
+    bool weighs = p.chosen != nullptr && p.kind == Kind::DOWN;
 #pragma unroll 1
     for (int n = 0; n < p.share.count; n += BLOCKS * p.block()) {
         // Warps take turns in finishing, a thread for each sum.
@@ -110,10 +129,7 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
         bool finishes = finisher < BLOCKS * SLICE && own < p.share.count;
         at.turn = (at.turn + FINISHERS / 32) % WARPS;
         float2 bias = {};
-        if (p.bias != nullptr && finishes) {
-            bias.x = bias_at(p.bias, p.share.first + own);
-            if (p.kind == Kind::GATE_UP) bias.y = bias_at(p.bias, p.outputs + p.share.first + own);
-        }
+        if (finishes) bias = p.bias_of(p.share.first + own, s.inner);
         float* sums = at.partials + at.parity * BLOCKS * WARPS * SLICE;
         at.parity ^= 1;
         float* own_sums = sums + warp * SLICE + g * ROWS + 2 * t;
@@ -160,7 +176,7 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
                     if (lane == 0) barrier_arrive(ring.empty());
                     ring.advance();
                 }
-                float gate = p.gates == nullptr ? 1.0f : p.gates[segment];
+                float gate = weighs ? p.chosen->gates[segment] : 1.0f;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     sum[i] += gate * ((even[0][i] + odd[0][i]) + (even[1][i] + odd[1][i]));

@@ -36,8 +36,9 @@ Places plan_places(const Step& s, int stages) {
         p.end += (bytes + 127) / 128 * 128;
         return here;
     };
-    // Queries of a group and the new key and value; then each attending warp's maxima and sums, and its values.
-    int attention = (MAX_GROUP + 2) * head_pitch(DIM) + 2 * ATTENDING * MAX_GROUP * 4 +
+    // Queries of a group and the new key and value; then each attending warp's maxima and sums, the sinks, and each
+    // warp's values.
+    int attention = (MAX_GROUP + 2) * head_pitch(DIM) + (2 * ATTENDING + 1) * MAX_GROUP * 4 +
                     ATTENDING * (s.q_heads / s.kv_heads) * DIM * 4;
     int longest = largest(largest(s.hidden, activations(s)), s.q_heads * DIM);
     p.barriers = take((2 * MAX_STAGES + 1) * 8);  // of the ring, then the one for the experts

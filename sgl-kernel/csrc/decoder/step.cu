@@ -103,18 +103,19 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             p.to = packets(buffers.o), p.arrived = arrived(Kind::O, s.hidden);
         } else if (kind == Kind::ROUTE) {
             gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
-            p.outputs = s.experts, p.to = packets(buffers.routed);
+            p.outputs = s.experts, p.bias = layer.router_bias, p.to = packets(buffers.routed);
         } else if (kind == Kind::GATE_UP) {
             // Behind a router the normed vector is there already.
             if (s.chosen == 0) {
                 gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
             }
+            if (s.chosen > 0) p.chosen = &chosen[index % 2];
             p.outputs = activations(s), p.bias = layer.gate_up_bias;
             p.to = packets(buffers.activated), p.arrived = arrived(Kind::GATE_UP, activations(s));
         } else if (kind == Kind::DOWN) {
             incoming = {packets(buffers.activated), arrived(Kind::GATE_UP, activations(s)), round};
             p.inputs = s.inner, p.bias = layer.down_bias;
-            if (s.chosen > 0) p.segments = s.chosen, p.gates = chosen[index % 2].gates;
+            if (s.chosen > 0) p.segments = s.chosen, p.chosen = &chosen[index % 2];
             p.to = packets(buffers.down), p.arrived = arrived(Kind::DOWN, s.hidden);
         } else {
             gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN, s.hidden), round - 1};
@@ -134,6 +135,9 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             choose_experts(s, packets(buffers.routed), round, chosen[index % 2]);
             if (threadIdx.x == 0) barrier_arrive(ring.experts_known());
             trace.mark(first_mark + 2);
+        } else if (p.bias != nullptr) {
+            // Biases are asked for before weights are waited for.
+            barrier_wait(ring.experts_known(), index % 2);
         }
         multiply<ROWS>(ring, at, s, p, choice);
         trace.mark(first_mark + (gain != nullptr || kind == Kind::GATE_UP ? 3 : 2));

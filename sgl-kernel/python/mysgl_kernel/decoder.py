@@ -7,8 +7,9 @@ from is the caller's affair.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_longlong, c_void_p, sizeof
+from ctypes import POINTER, Array, Structure, byref, c_float, c_int, c_longlong, c_void_p, sizeof
 from dataclasses import dataclass, fields
 from functools import cache
 
@@ -25,6 +26,8 @@ MAX_EXPERTS = 256
 """Experts of a layer."""
 MAX_CHOSEN = 16
 """Experts of a token."""
+MAX_SPACES = 2
+"""Spaces of pages: layers with a window may have pages of their own."""
 MARKS = 23
 """Points of time in each layer that a trace notes."""
 
@@ -35,7 +38,10 @@ class DoesNotFitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
-    """One layer: weights [outputs, inputs], gains and biases [outputs], all dense bfloat16."""
+    """One layer: weights [outputs, inputs], gains and biases [outputs], all dense bfloat16.
+
+    Those of experts are stacked: [experts, ...].
+    """
 
     qkv: Tensor
     """Rows of all query heads, then of all keys', then of all values'."""
@@ -60,6 +66,24 @@ class LayerTensors:
     """Keys that are visible, the token's own included; 0 for all."""
     router: Tensor | None = None
     """[experts, hidden], whose logits choose the experts; None: there are none."""
+    router_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    """[q_heads] float32: for each head the scaled score of one more key whose value is zero; None: there is none."""
+    space: int = 0
+    """The number of the space whose pages hold the layer's keys and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedActivation:
+    """gate * sigmoid(steepness * gate) * (up + lift), of gate and up within a limit. The default is SiLU."""
+
+    steepness: float = 1.0
+    limit: float = math.inf
+    """Largest gate, and largest absolute value of up."""
+    lift: float = 0.0
+
+
+SILU = GatedActivation()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +98,8 @@ class DecoderTensors:
     """[vocab, hidden]."""
     cos_sin: Tensor
     """[positions, head_dim] float32: cosines of the head_dim / 2 angles, then their sines."""
-    page_table: Tensor
-    """[slots, max_pages] int32: the page of each page_size tokens of a slot."""
+    page_tables: Sequence[Tensor]
+    """[slots, max_pages] int32, one for each space: the page of each page_size tokens of a slot."""
     page_size: int
     q_heads: int
     eps: float
@@ -89,17 +113,17 @@ class DecoderTensors:
     """
     renormalize: bool = False
     """True if the gates of a token's experts are divided by their sum."""
+    activation: GatedActivation = SILU
 
 
-_INPUTS = ("ids", "positions", "slots", "out_cache_loc", "seq_lens")
+_INPUTS = ("ids", "positions", "slots", "seq_lens")
 _LAYER_POINTERS = (
     *("qkv", "qkv_bias", "o", "o_bias", "gate_up", "gate_up_bias", "down", "down_bias"),
     *("input_norm", "post_norm", "q_norm", "k_norm", "keys", "values"),
 )
-_STEP_POINTERS = (
-    *("layer", "embedding", "final_norm", "lm_head", "cos_sin", *_INPUTS, "page_table"),
-    *("logits", "tokens", "workspace", "trace"),
-)
+_STEP_POINTERS = ("layer", "embedding", "final_norm", "lm_head", "cos_sin", *_INPUTS)
+_STEP_TABLES = ("out_cache_locs", "page_tables")
+_STEP_RESULTS = ("logits", "tokens", "workspace", "trace")
 _STEP_SIZES = (
     *("rows", "layers", "hidden", "q_heads", "kv_heads", "inner", "vocab", "page_size", "max_pages"),
     *("experts", "chosen", "renormalize"),
@@ -109,16 +133,23 @@ _STEP_SIZES = (
 class _Layer(Structure):
     """`Layer` in layout.cuh."""
 
-    _fields_ = [*((name, c_void_p) for name in _LAYER_POINTERS), ("window", c_longlong), ("router", c_void_p)]
+    _fields_ = [
+        *((name, c_void_p) for name in _LAYER_POINTERS),
+        ("window", c_longlong),
+        *((name, c_void_p) for name in ("router", "router_bias", "sinks")),
+        ("space", c_longlong),
+    ]
 
 
 class _Step(Structure):
-    """`Step` in layout.cuh; what follows `scale` is filled in by the plan."""
+    """`Step` in layout.cuh; what follows `lift` is filled in by the plan."""
 
     _fields_ = [
         *((name, c_void_p) for name in _STEP_POINTERS),
+        *((name, c_void_p * MAX_SPACES) for name in _STEP_TABLES),
+        *((name, c_void_p) for name in _STEP_RESULTS),
         *((name, c_int) for name in _STEP_SIZES),
-        *((name, c_float) for name in ("eps", "qk_eps", "scale")),
+        *((name, c_float) for name in ("eps", "qk_eps", "scale", "steepness", "limit", "lift")),
         *((name, c_int) for name in ("grid", "stages", "rotation")),
         ("deals", c_int * 24),
         ("buffers", c_longlong * 11),
@@ -173,7 +204,7 @@ class DecodeStep:
             final_norm=model.final_norm.data_ptr(),
             lm_head=model.lm_head.data_ptr(),
             cos_sin=model.cos_sin.data_ptr(),
-            page_table=model.page_table.data_ptr(),
+            page_tables=_addresses(model.page_tables),
             rows=rows,
             layers=len(model.layers),
             hidden=first.o.shape[0],
@@ -182,13 +213,16 @@ class DecodeStep:
             inner=first.down.shape[-1],
             vocab=model.lm_head.shape[0],
             page_size=model.page_size,
-            max_pages=model.page_table.shape[1],
+            max_pages=model.page_tables[0].shape[1],
             experts=0 if first.router is None else len(first.router),
             chosen=model.chosen,
             renormalize=model.renormalize,
             eps=model.eps,
             qk_eps=model.qk_eps,
             scale=model.scale,
+            steepness=model.activation.steepness,
+            limit=model.activation.limit,
+            lift=model.activation.lift,
         )
         nbytes = c_longlong()
         try:
@@ -208,18 +242,21 @@ class DecodeStep:
         return int(self._step.grid)
 
     def run(
-        self, ids: Tensor, positions: Tensor, slots: Tensor, seq_lens: Tensor, out_cache_loc: Tensor
+        self, ids: Tensor, positions: Tensor, slots: Tensor, seq_lens: Tensor, *out_cache_locs: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Queue a step; returns `logits` and `tokens`, which the next step overwrites.
 
-        ids, positions, slots (rows of the page table), out_cache_loc (KV slots to write): [rows] int64. seq_lens:
-        [rows] int32, the new token included. Keys of earlier positions are in the cache.
+        ids, positions, slots (rows of the page tables), and out_cache_locs (KV slots to write, in each space): [rows]
+        int64. seq_lens: [rows] int32, the new token included. Keys of earlier positions are in the cache.
         """
         step = self._step
-        for name, tensor in zip(_INPUTS, (ids, positions, slots, out_cache_loc, seq_lens), strict=True):
+        assert len(out_cache_locs) == len(self._model.page_tables)
+        for tensor in (ids, positions, slots, seq_lens, *out_cache_locs):
             assert tensor.shape == (step.rows,) and tensor.is_contiguous()
-            assert tensor.dtype == (torch.int32 if name == "seq_lens" else torch.int64)
+            assert tensor.dtype == (torch.int32 if tensor is seq_lens else torch.int64)
+        for name, tensor in zip(_INPUTS, (ids, positions, slots, seq_lens), strict=True):
             setattr(step, name, tensor.data_ptr())
+        step.out_cache_locs = _addresses(out_cache_locs)
         _launch(self._head_dim)(byref(step), current_stream(ids))
         return self.logits, self.tokens
 
@@ -262,14 +299,21 @@ def check(model: DecoderTensors, rows: int) -> None:
             raise DoesNotFitError("layers differ in their sizes")
         if (None if layer.router is None else layer.router.shape) != ((*stacked, hidden) if stacked else None):
             raise DoesNotFitError("layers differ in their experts")
+        if not 0 <= layer.space < len(model.page_tables):
+            raise DoesNotFitError(f"a layer has pages of space {layer.space}, which has no page table")
+        if layer.sinks is not None and (layer.sinks.shape != (model.q_heads,) or layer.sinks.dtype != torch.float32):
+            raise DoesNotFitError("sinks are not [q_heads] in float32")
         for field in fields(layer):
             tensor = getattr(layer, field.name)
-            if isinstance(tensor, Tensor) and not _is_plain(tensor):
+            if isinstance(tensor, Tensor) and tensor is not layer.sinks and not _is_plain(tensor):
                 raise DoesNotFitError(f"{field.name} is not a dense bfloat16 tensor")
     if not all(map(_is_plain, (model.embedding, model.final_norm, model.lm_head))):
         raise DoesNotFitError("the embedding, the last norm or the output are not dense bfloat16 tensors")
-    if model.page_table.dtype != torch.int32 or not model.page_table.is_contiguous():
-        raise DoesNotFitError("the page table is not a dense int32 tensor")
+    if len(model.page_tables) > MAX_SPACES:
+        raise DoesNotFitError(f"layers have pages of {len(model.page_tables)} spaces")
+    for table in model.page_tables:
+        if table.dtype != torch.int32 or not table.is_contiguous() or table.shape != model.page_tables[0].shape:
+            raise DoesNotFitError("a page table is not a dense int32 tensor of the shape that all have")
     if model.cos_sin.dtype != torch.float32 or model.cos_sin.shape[1:] != (head_dim,):
         raise DoesNotFitError("cosines and sines are not [positions, head_dim] in float32")
 
@@ -284,12 +328,14 @@ def _check_experts(model: DecoderTensors, rows: int) -> None:
         raise DoesNotFitError(f"a token goes through {model.chosen} of {len(router)} experts")
     if rows > 1:
         raise DoesNotFitError(f"there are {rows} rows, and each has experts of its own")
-    if any(layer.gate_up_bias is not None or layer.down_bias is not None for layer in model.layers):
-        raise DoesNotFitError("experts have biases")
 
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+
+
+def _addresses(tensors: Sequence[Tensor]) -> Array[c_void_p]:
+    return (c_void_p * MAX_SPACES)(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _layer_table(layers: Sequence[LayerTensors]) -> Tensor:

@@ -44,14 +44,14 @@ FAMILIES = {
         "num_experts_per_tok": 8,
         "mlp_only_layers": [],
     },
+    "gpt_oss": {**SIZES, "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 100},
 }
-ONE_ROW = ("qwen3_moe",)
+ONE_ROW = ("qwen3_moe", "gpt_oss")
 """Families of which only steps of one row are one kernel."""
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((150, 3, 70))]
 
 
 def make_worker(folder: Path, **options: Any) -> Executor:
-    options = {"disable_hybrid_swa_memory": True, **options}
     config = RunnerConfig(device="cuda", max_total_tokens=2048, max_running_requests=12, **options)
     return start_executor(config, ModelConfig.from_path(str(folder), dtype="bfloat16"), LoadConfig())
 

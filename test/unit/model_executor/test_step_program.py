@@ -14,6 +14,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
+from mysglang.srt.mem_cache.kv_pool.stores import KvStores
 from mysglang.srt.model_executor.persistent_decode import decoder_tensors, describe_for_kernel, lacks, persistent_steps
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.model_executor.step_program import LayerByLayer, whole_steps
@@ -38,7 +39,7 @@ def pool_of(model: CausalLM) -> MhaKvPool:
 def test_another_device_computes_layer_by_layer(model: CausalLM) -> None:
     table = torch.zeros(3, 4, dtype=torch.int32)
     with pytest.raises(DoesNotCover, match="CUDA"):
-        whole_steps(model, pool_of(model), table, (1, 2))
+        whole_steps(model, pool_of(model), [table], (1, 2))
 
 
 def test_the_kernel_for_whole_steps_reads_no_eight_bit_pages(model: CausalLM) -> None:
@@ -46,7 +47,7 @@ def test_the_kernel_for_whole_steps_reads_no_eight_bit_pages(model: CausalLM) ->
     for dtype in LARGEST:
         pool = MhaKvPool(specs, num_pages=4, page_size=2, dtype=dtype, device=torch.device("cpu"))
         with pytest.raises(DoesNotCover, match="it does not read KV pages of float8"):
-            persistent_steps(model, pool, table, (1, 2))
+            persistent_steps(model, pool, [table], (1, 2))
 
 
 def test_layer_by_layer_plans_computes_and_chooses() -> None:
@@ -90,6 +91,34 @@ def test_takes_experts_of_all_layers_or_of_none(tmp_path: Path) -> None:
         assert len(said) == reasons and all("others have none" in each for each in said)
 
 
+def test_takes_sinks_biases_of_experts_and_windows_with_pages_of_their_own(tmp_path: Path) -> None:
+    make_checkpoint("gpt_oss", tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    model = load_model(config, LoadConfig(), torch.device("cpu"), torch.bfloat16)
+    specs, device = model.attention_specs(), torch.device("cpu")
+    tables = [torch.zeros(3, 4, dtype=torch.int32) for _ in range(2)]
+    stores = [
+        MhaKvPool(
+            [spec for spec in specs if bool(spec.window) == bool(space)],
+            num_pages=4,
+            page_size=2,
+            dtype=torch.bfloat16,
+            device=device,
+            space=space,
+        )
+        for space in (0, 1)
+    ]
+    tensors = decoder_tensors(describe_for_kernel(model), KvStores(stores), tables)
+    assert [table.data_ptr() for table in tensors.page_tables] == [table.data_ptr() for table in tables]
+    assert tensors.activation.limit == 7.0 and tensors.renormalize
+    for layer, spec in zip(tensors.layers, specs, strict=True):
+        own = model.layers[str(spec.layer_id)]
+        assert (layer.window, layer.space) == ((spec.window, 1) if spec.window else (0, 0))
+        assert layer.sinks is spec.sinks is not None
+        assert layer.router_bias is own.mlp.gate.bias is not None
+        assert layer.gate_up_bias is own.mlp.experts.w13_bias and layer.down_bias is own.mlp.experts.w2_bias
+
+
 def changed(layer: LayerPlan, **more: Any) -> LayerPlan:
     return replace(layer, attention=replace(layer.attention, **more))
 
@@ -110,7 +139,7 @@ def test_float32_is_not_taken(model: CausalLM) -> None:
 
 def test_the_kernel_gets_the_model_s_own_tensors(model: CausalLM) -> None:
     pool, table = pool_of(model), torch.zeros(3, 4, dtype=torch.int32)
-    tensors = decoder_tensors(describe(model), pool, table)
+    tensors = decoder_tensors(describe(model), pool, [table])
     for i, layer in enumerate(tensors.layers):
         assert layer.keys.data_ptr() == pool.slots(i)[0].data_ptr()
         assert layer.values.data_ptr() == pool.slots(i)[1].data_ptr()
@@ -119,4 +148,4 @@ def test_the_kernel_gets_the_model_s_own_tensors(model: CausalLM) -> None:
         assert layer.gate_up.data_ptr() == own.mlp.gate_up_proj.weight.data_ptr()
         assert layer.q_norm is not None
         assert layer.window == 0
-    assert (tensors.page_size, tensors.q_heads, tensors.page_table.data_ptr()) == (2, 6, table.data_ptr())
+    assert (tensors.page_size, tensors.q_heads, tensors.page_tables[0].data_ptr()) == (2, 6, table.data_ptr())

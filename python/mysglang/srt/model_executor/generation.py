@@ -364,7 +364,7 @@ class TokenCaptures:
         whole: Mapping[int, StepProgram] = {}
         try:
             self._check_whole_steps()
-            whole = whole_steps(cast(CausalLM, self._model), memory.pool, memory.tables.pages[0], setup.graph_sizes)
+            whole = whole_steps(cast(CausalLM, self._model), memory.pool, memory.tables.pages, setup.graph_sizes)
         except DoesNotCover as error:
             captured.left_out[WHOLE_STEP] = str(error)
         general = LayerByLayer(self._model, self._parts.logits, backend)
@@ -425,8 +425,6 @@ class TokenCaptures:
             raise DoesNotCover("--disable-persistent-decode was given")
         if config.enable_return_hidden_states:
             raise DoesNotCover("it keeps no hidden states, and --enable-return-hidden-states was given")
-        if self._parts.memory.tables.num_spaces > 1:
-            raise DoesNotCover("layers with a window have pages of their own")
 
     def _prompts(self, captured: Captured) -> None:
         setup, config = self._setup, self._setup.config

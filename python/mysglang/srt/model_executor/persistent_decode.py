@@ -15,6 +15,7 @@ from torch import Tensor
 from mysgl_kernel import decoder
 from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan, MixturePlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
+from mysglang.srt.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
 from mysglang.srt.layers.parameter import dtype_name
@@ -30,6 +31,13 @@ MOST_ROWS = 4
 """Largest batch for the fused kernel. Above it, steps run layer by layer; larger batches were not measured."""
 
 
+ACTIVATIONS = {
+    "silu": decoder.SILU,
+    "swigluoai": decoder.GatedActivation(steepness=SWIGLU_ALPHA, limit=SWIGLU_LIMIT, lift=1.0),
+}
+"""Activations of `kernels/activation.py` as the kernel computes them."""
+
+
 class PersistentStep:
     """Runs decode steps of one batch size as one kernel."""
 
@@ -38,18 +46,19 @@ class PersistentStep:
         self.backend: GraphAttentionBackend = NothingToPlan(pool)
 
     def run(self, batch: ForwardBatch) -> StepTensors:
-        (locs,) = batch.out_cache_locs
-        step = self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, locs)
+        step = self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, *batch.out_cache_locs)
         return StepTensors(*step)
 
 
-def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> dict[int, StepProgram]:
+def persistent_steps(
+    model: CausalLM, pool: KvPool, page_tables: Sequence[Tensor], sizes: Sequence[int]
+) -> dict[int, StepProgram]:
     """Builds the programs by size, for those sizes that the kernel supports; at least one. Raises DoesNotCover."""
     if pool.dtype is not torch.bfloat16:
         raise DoesNotCover(f"it does not read KV pages of {dtype_name(pool.dtype)}")
     try:
         described = describe_for_kernel(model)
-        tensors = decoder_tensors(described, pool, page_table)
+        tensors = decoder_tensors(described, pool, page_tables)
         decoder.check(tensors, 1)
     except (CannotDescribe, decoder.DoesNotFitError) as error:
         raise DoesNotCover(str(error)) from error
@@ -81,10 +90,11 @@ def lacks(plan: DecoderPlan) -> list[str]:
     express.
     """
     first, *others = plan.attentions
+    gated = (layer.mlp for layer in plan.layers if isinstance(layer.mlp, GatedMlpPlan | MixturePlan))
+    activations = {mlp.activation for mlp in gated}
     reasons = {
-        "its activation is not silu": any(
-            isinstance(layer.mlp, GatedMlpPlan | MixturePlan) and layer.mlp.activation != "silu"
-            for layer in plan.layers
+        f"its activations are not all {' or all '.join(ACTIVATIONS)}": (
+            len(activations) > 1 or not activations <= set(ACTIVATIONS)
         ),
         "some layers have experts, and others have none or choose other ones": len(
             {layer.mlp.router if isinstance(layer.mlp, MixturePlan) else None for layer in plan.layers}
@@ -99,7 +109,7 @@ def lacks(plan: DecoderPlan) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> decoder.DecoderTensors:
+def decoder_tensors(model: DenseDecoder, pool: KvPool, page_tables: Sequence[Tensor]) -> decoder.DecoderTensors:
     """Returns the description in the form that the kernel takes."""
     first = model.layers[0]
     return decoder.DecoderTensors(
@@ -108,7 +118,7 @@ def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> de
         final_norm=model.norm.weight,
         lm_head=model.lm_head,
         cos_sin=first.rotation.cos_sin,
-        page_table=page_table,
+        page_tables=page_tables,
         page_size=pool.page_size,
         q_heads=first.spec.num_heads,
         eps=model.norm.eps,
@@ -116,12 +126,13 @@ def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> de
         scale=first.spec.scale,
         chosen=0 if first.router is None else first.router.top_k,
         renormalize=first.router is not None and first.router.renormalize,
+        activation=ACTIVATIONS[first.activation],
     )
 
 
 def _layer_tensors(layer: DenseLayer, pool: KvPool) -> decoder.LayerTensors:
     keys, values = pool.slots(layer.spec.layer_id)
-    norms = layer.rotation.norms
+    norms, router = layer.rotation.norms, layer.router
     return decoder.LayerTensors(
         qkv=layer.qkv.weight,
         qkv_bias=layer.qkv.bias,
@@ -138,5 +149,8 @@ def _layer_tensors(layer: DenseLayer, pool: KvPool) -> decoder.LayerTensors:
         keys=keys,
         values=values,
         window=layer.spec.window or 0,
-        router=None if layer.router is None else layer.router.weight,
+        router=None if router is None else router.weight,
+        router_bias=None if router is None else router.bias,
+        sinks=layer.spec.sinks,
+        space=pool.space_of(layer.spec.layer_id),
     )

@@ -61,15 +61,17 @@ class LayerByLayer:
         return StepTensors(logits, greedy_tokens(logits), hidden)
 
 
-def whole_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> Mapping[int, StepProgram]:
+def whole_steps(
+    model: CausalLM, pool: KvPool, page_tables: Sequence[Tensor], sizes: Sequence[int]
+) -> Mapping[int, StepProgram]:
     """Returns the kernel for whole steps, for those of these sizes that it takes; at least one.
 
     Its module, and the package of kernels that it needs, is imported only now. Raises DoesNotCover.
     """
-    if page_table.device.type != "cuda":
+    if page_tables[0].device.type != "cuda":
         raise DoesNotCover("it is written for CUDA devices")
     if importlib.util.find_spec("mysgl_kernel") is None:
         raise DoesNotCover("the package mysgl_kernel is not installed here")
-    make: Callable[[CausalLM, KvPool, Tensor, Sequence[int]], Mapping[int, StepProgram]]
+    make: Callable[[CausalLM, KvPool, Sequence[Tensor], Sequence[int]], Mapping[int, StepProgram]]
     make = importlib.import_module(PERSISTENT).persistent_steps
-    return make(model, pool, page_table, sizes)
+    return make(model, pool, page_tables, sizes)

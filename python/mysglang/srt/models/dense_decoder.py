@@ -49,12 +49,14 @@ class DenseNorm:
 
 @dataclass(frozen=True, slots=True)
 class DenseRouter:
-    """The choice of a token's experts: those of the highest logits x weightᵀ. A gate is the expert's share of a softmax
-    over all logits.
+    """The choice of a token's experts: those of the highest logits x weightᵀ + bias. A gate is the expert's share of a
+    softmax over all logits.
     """
 
     weight: Tensor
     """[experts, hidden]."""
+    bias: Tensor | None
+    """[experts], or None."""
     top_k: int
     renormalize: bool
     """True if the gates of a token's experts are divided by their sum."""
@@ -123,7 +125,6 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "its layers lack the norms before attention and MLP": not all(
             layer.norms.before_attention and layer.norms.before_mlp for layer in plan.layers
         ),
-        "some layers have attention sinks": any(each.sinks for each in plan.attentions),
         "some layers attend within chunks": any(each.chunked for each in plan.attentions),
         "it scales queries by their positions": any(each.tempering is not None for each in plan.attentions),
         "it norms values": any(each.value_norm is not None for each in plan.attentions),
@@ -160,7 +161,7 @@ def _said(mlp: MlpPlan) -> bool:
     if not isinstance(mlp, MixturePlan):
         return isinstance(mlp, GatedMlpPlan)
     router = mlp.router
-    plain = RouterPlan(kind="softmax", top_k=router.top_k, renormalize=router.renormalize)
+    plain = RouterPlan(kind="softmax", top_k=router.top_k, renormalize=router.renormalize, bias=router.bias)
     return router == plain and mlp.gated and mlp.shared is None and mlp.narrow is None
 
 
@@ -212,7 +213,8 @@ def _mixture(module: nn.Module) -> DenseMlp:
     if weights is None:
         raise CannotDescribe("its weights are quantized")
     first, second = map(DenseLinear, weights, (experts.w13_bias, experts.w2_bias))
-    router = DenseRouter(_linear(mixture.gate).weight, routing.top_k, routing.renormalize)
+    gate = _linear(mixture.gate)
+    router = DenseRouter(gate.weight, gate.bias, routing.top_k, routing.renormalize)
     return {"router": router, "gate_up": first, "activation": experts.activation, "down": second}
 
 
