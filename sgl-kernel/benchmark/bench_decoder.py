@@ -40,7 +40,7 @@ class Model:
     chosen: int = 0
     biases: bool = False
     window: int = 0
-    """Of every other layer, whose pages are then its own."""
+    """Keys that every other layer sees, on pages of their own; 0: all layers see all."""
     sinks: bool = False
     activation: GatedActivation = SILU
 

@@ -111,7 +111,8 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
 
     qkv = (case.q_heads + 2 * case.kv_heads) * case.head_dim
     pages = sum(-(-length // case.page_size) for length in case.lens) + 3
-    cache_shape = (pages * case.page_size, case.kv_heads, case.head_dim)
+    # Spaces differ in their numbers of pages.
+    caches = [((pages + 5 * space) * case.page_size, case.kv_heads, case.head_dim) for space in range(case.spaces)]
     layers = [
         LayerTensors(
             qkv=weight(qkv, case.hidden),
@@ -123,8 +124,8 @@ def random_model(case: Case, seed: int) -> DecoderTensors:
             post_norm=gain(case.hidden),
             q_norm=gain(case.head_dim) if case.qk_norm else None,
             k_norm=gain(case.head_dim) if case.qk_norm else None,
-            keys=torch.randn(cache_shape, **bf16),
-            values=torch.randn(cache_shape, **bf16),
+            keys=torch.randn(caches[number % case.spaces], **bf16),
+            values=torch.randn(caches[number % case.spaces], **bf16),
             window=case.window if number % case.spaces == 0 else 0,
             sinks=2 * torch.randn(case.q_heads, device="cuda") if case.sinks else None,
             space=number % case.spaces,

@@ -273,40 +273,15 @@ class DecodeStep:
 
 def check(model: DecoderTensors, rows: int) -> None:
     """Raises DoesNotFitError, saying what this kernel was not written for."""
-    first = model.layers[0]
-    head_dim, kv_heads = first.keys.shape[2], first.keys.shape[1]
-    hidden, inner = model.embedding.shape[1], first.down.shape[-1]
-    stacked = () if first.router is None else (len(first.router),)
-    shapes = {
-        "qkv": ((model.q_heads + 2 * kv_heads) * head_dim, hidden),
-        "o": (hidden, model.q_heads * head_dim),
-        "gate_up": (*stacked, 2 * inner, hidden),
-        "down": (*stacked, hidden, inner),
-        "keys": (first.keys.shape[0], kv_heads, head_dim),
-        "values": (first.keys.shape[0], kv_heads, head_dim),
-    }
+    head_dim, kv_heads = model.layers[0].keys.shape[2], model.layers[0].keys.shape[1]
     if head_dim not in _LIBRARIES:
         raise DoesNotFitError(f"heads have {head_dim} dimensions")
     if not 1 <= rows <= MAX_ROWS:
         raise DoesNotFitError(f"there are {rows} rows")
     if model.q_heads % kv_heads or model.q_heads // kv_heads > MAX_GROUP:
         raise DoesNotFitError(f"{model.q_heads} query heads share {kv_heads} key-value heads")
-    if any(shapes[name][-1] % 64 for name in ("qkv", "o", "down")):
-        raise DoesNotFitError("a weight's rows are not a multiple of 64 long")
     _check_experts(model, rows)
-    for layer in model.layers:
-        if any(getattr(layer, name).shape != shape for name, shape in shapes.items()):
-            raise DoesNotFitError("layers differ in their sizes")
-        if (None if layer.router is None else layer.router.shape) != ((*stacked, hidden) if stacked else None):
-            raise DoesNotFitError("layers differ in their experts")
-        if not 0 <= layer.space < len(model.page_tables):
-            raise DoesNotFitError(f"a layer has pages of space {layer.space}, which has no page table")
-        if layer.sinks is not None and (layer.sinks.shape != (model.q_heads,) or layer.sinks.dtype != torch.float32):
-            raise DoesNotFitError("sinks are not [q_heads] in float32")
-        for field in fields(layer):
-            tensor = getattr(layer, field.name)
-            if isinstance(tensor, Tensor) and tensor is not layer.sinks and not _is_plain(tensor):
-                raise DoesNotFitError(f"{field.name} is not a dense bfloat16 tensor")
+    _check_layers(model)
     if not all(map(_is_plain, (model.embedding, model.final_norm, model.lm_head))):
         raise DoesNotFitError("the embedding, the last norm or the output are not dense bfloat16 tensors")
     if len(model.page_tables) > MAX_SPACES:
@@ -316,6 +291,40 @@ def check(model: DecoderTensors, rows: int) -> None:
             raise DoesNotFitError("a page table is not a dense int32 tensor of the shape that all have")
     if model.cos_sin.dtype != torch.float32 or model.cos_sin.shape[1:] != (head_dim,):
         raise DoesNotFitError("cosines and sines are not [positions, head_dim] in float32")
+
+
+def _check_layers(model: DecoderTensors) -> None:
+    first = model.layers[0]
+    head_dim, kv_heads = first.keys.shape[2], first.keys.shape[1]
+    hidden, inner = model.embedding.shape[1], first.down.shape[-1]
+    qkv = (model.q_heads + 2 * kv_heads) * head_dim
+    stacked = () if first.router is None else (len(first.router),)
+    shapes = {
+        "qkv": (qkv, hidden),
+        "o": (hidden, model.q_heads * head_dim),
+        "gate_up": (*stacked, 2 * inner, hidden),
+        "down": (*stacked, hidden, inner),
+    }
+    biases = {f"{name}_bias": shape[:-1] for name, shape in shapes.items()}
+    optional = {**biases, "router_bias": stacked, "sinks": (model.q_heads,)}
+    if any(shapes[name][-1] % 64 for name in ("qkv", "o", "down")):
+        raise DoesNotFitError("a weight's rows are not a multiple of 64 long")
+    for layer in model.layers:
+        slots = (len(layer.keys), kv_heads, head_dim)
+        expected = {**shapes, **optional, "keys": slots, "values": slots}
+        for name, shape in expected.items():
+            tensor = getattr(layer, name)
+            if tensor is not None and tensor.shape != shape:
+                raise DoesNotFitError(f"layers differ in their sizes, or {name} is not {list(shape)}")
+        if (None if layer.router is None else layer.router.shape) != ((*stacked, hidden) if stacked else None):
+            raise DoesNotFitError("layers differ in their experts")
+        if not 0 <= layer.space < len(model.page_tables):
+            raise DoesNotFitError(f"a layer has pages of space {layer.space}, which has no page table")
+        for field in fields(layer):
+            tensor = getattr(layer, field.name)
+            dtype = torch.float32 if field.name == "sinks" else torch.bfloat16
+            if isinstance(tensor, Tensor) and not _is_plain(tensor, dtype):
+                raise DoesNotFitError(f"{field.name} is not a dense {str(dtype).removeprefix('torch.')} tensor")
 
 
 def _check_experts(model: DecoderTensors, rows: int) -> None:
@@ -330,8 +339,8 @@ def _check_experts(model: DecoderTensors, rows: int) -> None:
         raise DoesNotFitError(f"there are {rows} rows, and each has experts of its own")
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+def _is_plain(tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
+    return tensor.dtype == dtype and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Array[c_void_p]:

@@ -35,7 +35,7 @@ def model(
         final_norm=bf16(hidden),
         lm_head=bf16(50, hidden),
         cos_sin=torch.empty(9, head_dim),
-        page_table=torch.zeros(3, 9, dtype=torch.int32),
+        page_tables=[torch.zeros(3, 9, dtype=torch.int32)],
         page_size=1,
         q_heads=q_heads,
         eps=1e-5,
@@ -52,10 +52,17 @@ def mixture(experts: int = 8, chosen: int = 2, **changes: Tensor | None) -> Deco
     return replace(plain, layers=[layers[0], replace(layers[1], **changes)], chosen=chosen)
 
 
-def with_layer(**changes: Tensor) -> DecoderTensors:
+def with_layer(**changes: Tensor | int) -> DecoderTensors:
     """The second layer is another."""
     plain = model()
     return replace(plain, layers=[plain.layers[0], replace(plain.layers[1], **changes)])
+
+
+def two_spaces(space: int = 1, tables: int = 2, width: int = 9) -> DecoderTensors:
+    """The second layer has pages of its own, and fewer of them."""
+    own = with_layer(keys=bf16(5, 2, 64), values=bf16(5, 2, 64), window=4, space=space)
+    others = [torch.zeros(3, width, dtype=torch.int32) for _ in range(tables - 1)]
+    return replace(own, page_tables=[*own.page_tables, *others])
 
 
 def test_takes_what_it_is_written_for() -> None:
@@ -65,6 +72,9 @@ def test_takes_what_it_is_written_for() -> None:
     check(with_layer(qkv_bias=bf16(512), q_norm=bf16(64), k_norm=bf16(64)), 1)
     check(mixture(), 1)
     check(mixture(experts=256, chosen=16), 1)
+    check(mixture(router_bias=bf16(8), gate_up_bias=bf16(8, 384), down_bias=bf16(8, 128)), 1)
+    check(with_layer(sinks=torch.empty(4)), 1)
+    check(two_spaces(), 1)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +89,15 @@ def test_takes_what_it_is_written_for() -> None:
         (with_layer(o=bf16(128, 256).float()), 1, "o is not a dense bfloat16"),
         (with_layer(gate_up=bf16(128, 384).T), 1, "gate_up is not a dense bfloat16"),
         (replace(model(), lm_head=bf16(50, 128).half()), 1, "output"),
-        (replace(model(), page_table=torch.zeros(3, 9, dtype=torch.int64)), 1, "page table"),
-        (replace(model(), page_table=torch.zeros(3, 18, dtype=torch.int32)[:, ::2]), 1, "page table"),
+        (replace(model(), page_tables=[torch.zeros(3, 9, dtype=torch.int64)]), 1, "page table"),
+        (replace(model(), page_tables=[torch.zeros(3, 18, dtype=torch.int32)[:, ::2]]), 1, "page table"),
+        (two_spaces(width=8), 1, "page table"),
+        (two_spaces(space=2), 1, "space 2, which has no page table"),
+        (two_spaces(tables=3), 1, "3 spaces"),
+        (with_layer(values=bf16(5, 2, 64)), 1, r"values is not \[9, 2, 64\]"),
+        (with_layer(qkv_bias=bf16(256)), 1, r"qkv_bias is not \[512\]"),
+        (with_layer(sinks=torch.empty(2)), 1, r"sinks is not \[4\]"),
+        (with_layer(sinks=bf16(4)), 1, "sinks is not a dense float32"),
         (replace(model(), cos_sin=torch.empty(9, 32)), 1, "cosines"),
         (mixture(), 2, "2 rows, and each has experts of its own"),
         (mixture(experts=6), 1, "2 of 6 experts"),
@@ -91,7 +108,8 @@ def test_takes_what_it_is_written_for() -> None:
         (mixture(router=None), 1, "differ in their experts"),
         (mixture(router=bf16(12, 128)), 1, "differ in their experts"),
         (mixture(down=bf16(12, 128, 192)), 1, "sizes"),
-        (mixture(gate_up_bias=bf16(8, 384)), 1, "biases"),
+        (mixture(gate_up_bias=bf16(384)), 1, r"gate_up_bias is not \[8, 384\]"),
+        (mixture(router_bias=bf16(9)), 1, r"router_bias is not \[8\]"),
     ],
 )
 def test_refuses_the_rest(wrong: DecoderTensors, rows: int, reason: str) -> None:
