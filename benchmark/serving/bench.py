@@ -5,8 +5,9 @@
 Starts a server with random weights for the model's shape, and asks it with `bench_serving`'s client: Poisson arrivals,
 random token ids, answers of a fixed length. Every rate has prompts of its own, and the prefix cache is emptied before
 each, since cached prompts would be another load. `--cached` runs each rate a second time with the same prompts.
-Requests of a rate arrive for `--seconds`; at rate `inf`, `--burst` of them come at once. `--base-url` measures a server
-that runs already, of any make that `--backend` knows. Prints a table and, last, one JSON object.
+Requests of a rate arrive for `--seconds`; at rate `inf`, `--burst` of them come at once. `--rounds` runs the ladder
+several times. `--server vllm` starts vLLM's server instead; its options follow in the same way. `--base-url` measures a
+server that runs already, of any make that `--backend` knows. Prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from shapes import SHAPES, write_shape
+from serving.servers import START_S, Launch, mysglang, running, vllm
+from shapes import SHAPES
 
-START_S = 300
-"""Seconds within which the server must be ready."""
 COLUMNS = {
     "tok/s": ("output_throughput", 0),
     "TTFT p50": ("median_ttft_ms", 1),
@@ -42,12 +42,14 @@ COLUMNS = {
 """Heading -> the figure's name in bench_serving's JSON, and the digits that are printed. Times in milliseconds."""
 
 
-def measure(options: argparse.Namespace, base_url: str, rate: float, seed: int, *, flush: bool) -> dict[str, Any]:
-    """bench_serving's figures at one rate. Raises SystemExit if it fails."""
+def measure(
+    options: argparse.Namespace, launch: Launch, base_url: str, rate: float, seed: int, *, flush: bool
+) -> dict[str, Any]:
+    """Returns bench_serving's figures at one rate. Raises SystemExit if it fails."""
     burst = math.isinf(rate)
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         command = [
-            *(sys.executable, "-m", "mysglang.bench_serving", "--backend", options.backend, "--base-url", base_url),
+            *(sys.executable, "-m", "mysglang.bench_serving", "--backend", launch.backend, "--base-url", base_url),
             *("--dataset-name", "random-ids", "--tokenize-prompt", "--disable-tqdm", "--seed", str(seed)),
             *("--random-input-len", str(options.input_len), "--random-output-len", str(options.output_len)),
             *("--random-range-ratio", str(options.range_ratio), "--request-rate", str(rate)),
@@ -55,8 +57,8 @@ def measure(options: argparse.Namespace, base_url: str, rate: float, seed: int, 
             *("--goodput", *options.goodput, "--output-file", file.name),
             *("--ready-check-timeout-sec", str(START_S)),
             *(("--flush-cache",) if flush else ()),
-            *(("--model", options.served_model) if options.served_model else ()),
-            *(("--tokenizer", options.tokenizer) if options.tokenizer else ()),
+            *(("--model", launch.served_model) if launch.served_model else ()),
+            *(("--tokenizer", launch.tokenizer) if launch.tokenizer else ()),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
@@ -65,14 +67,15 @@ def measure(options: argparse.Namespace, base_url: str, rate: float, seed: int, 
     return {name: value for name, value in figures.items() if not isinstance(value, dict)}
 
 
-def ladder(options: argparse.Namespace, base_url: str) -> list[dict[str, Any]]:
-    """One entry for each rate, and with `--cached` two."""
-    measure(options, base_url, math.inf, 0, flush=False)  # what is compiled at first use is not counted
+def ladder(options: argparse.Namespace, launch: Launch, base_url: str) -> list[dict[str, Any]]:
+    """Returns an entry for each rate of each round, and with `--cached` two."""
+    measure(options, launch, base_url, math.inf, 0, flush=False)  # what is compiled at first use is not counted
     print(f"{'requests/s':>12}", *(f"{name:>9}" for name in COLUMNS), flush=True)
     results = []
-    for number, rate in enumerate(options.rates, start=1):
+    for number, rate in enumerate(options.rates * options.rounds, start=1):
         for cached in (False, True)[: 1 + options.cached]:
-            figures = measure(options, base_url, rate, number, flush=not cached and options.backend == "sglang")
+            flush = not cached and launch.backend == "sglang"
+            figures = measure(options, launch, base_url, rate, number, flush=flush)
             results.append({"rate": "inf" if math.isinf(rate) else rate, "cached": cached, **figures})
             values = ((figures[name] or 0.0, digits) for name, digits in COLUMNS.values())
             name = f"{rate:g}{' cached' if cached else ''}"
@@ -124,38 +127,35 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=256, help="tokens of the longest answer")
     parser.add_argument("--range-ratio", type=float, default=0.5, help="the shortest as a share of the longest")
     parser.add_argument("--goodput", nargs="+", default=["ttft:450", "tpot:40"], metavar="NAME:MS")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each rate is measured")
     parser.add_argument("--cached", action="store_true", help="each rate again, with its prompts in the prefix cache")
-    parser.add_argument("--backend", default="sglang", help="the API that is asked, as bench_serving calls it")
+    parser.add_argument("--server", choices=["mysglang", "vllm"], default="mysglang", help="the one to start")
+    parser.add_argument("--vllm-path", type=Path, help="folder to import it from, instead of what is installed")
+    parser.add_argument("--log", type=Path, help="file for what the server prints")
     parser.add_argument("--base-url", default="", help="a server that runs already, instead of starting one")
+    parser.add_argument("--backend", default="sglang", help="the API of that server, as bench_serving calls it")
     parser.add_argument("--served-model", default="", help="the model's name at that server")
     parser.add_argument("--tokenizer", default="", help="a folder, for a server that does not tell its vocabulary")
     parser.add_argument("--plot", default="", metavar="FILE.png")
     options, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        server, log = None, Path(folder) / "server.log"
-        base_url = options.base_url
-        if not base_url:
+        here, log = Path(folder), options.log or Path(folder) / "server.log"
+        if options.base_url:
+            launch = Launch((), options.backend, {}, options.served_model, options.tokenizer)
+            base_url, server = options.base_url, nullcontext()
+        else:
             port = free_port()
-            base_url = f"http://127.0.0.1:{port}"
-            shape = "tiny" if options.model == "tiny" else str(write_shape(options.model, Path(folder)))
-            random = () if options.model == "tiny" else ("--load-format", "dummy", "--skip-tokenizer-init")
-            flags = ("--model-path", shape, *random, "--port", str(port), *rest)
-            with log.open("w") as out:
-                server = subprocess.Popen(
-                    [sys.executable, "-m", "mysglang.launch_server", *flags], stdout=out, stderr=subprocess.STDOUT
-                )
-        try:
-            results = ladder(options, base_url)
-        except SystemExit:
-            print(log.read_text()[-3000:] if log.exists() else "", file=sys.stderr)
-            raise
-        finally:
-            if server is not None:
-                server.send_signal(signal.SIGTERM)
-                server.wait()
+            if options.server == "vllm":
+                launch = vllm(options.model, here, port, rest, options.vllm_path)
+            else:
+                launch = mysglang(options.model, here, port, rest)
+            base_url, server = f"http://127.0.0.1:{port}", running(launch, port, log)
+        with server:
+            results = ladder(options, launch, base_url)
     if options.plot:
         draw(options.plot, results)
-    about = {name: getattr(options, name) for name in ("model", "input_len", "output_len", "range_ratio", "goodput")}
+    named = ("model", "server", "input_len", "output_len", "range_ratio", "goodput")
+    about = {name: getattr(options, name) for name in named}
     print(json.dumps({"benchmark": "serving", **about, "server_options": rest, "results": results}))
     return 0
 
