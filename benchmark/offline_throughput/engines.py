@@ -152,6 +152,11 @@ class Vllm:
         answers = self._engine.generate(inputs, params, use_tqdm=False)
         return [len(answer.outputs[0].token_ids) for answer in answers]
 
+    @property
+    def model_runner(self) -> Any:
+        """vLLM's object that runs the model, if it is in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`)."""
+        return self._engine.llm_engine.model_executor.driver_worker.worker.model_runner
+
     def flush(self) -> None:
         self._engine.reset_prefix_cache()
 
@@ -198,10 +203,10 @@ class FillsAsOurs:
     def __call__(self, module: Any, *_: Any) -> None:
         import torch
 
-        if self._generator is None:
-            self._generator = torch.Generator("cuda").manual_seed(0)
         centre = 1.0 if "norm" in type(module).__name__.lower() else 0.0
         for values in module.parameters(recurse=False):
+            if self._generator is None:
+                self._generator = torch.Generator(values.device).manual_seed(0)
             if torch.is_floating_point(values):
                 values.data.uniform_(centre - HALF_WIDTH, centre + HALF_WIDTH, generator=self._generator)
 

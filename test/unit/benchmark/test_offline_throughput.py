@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmark"))
 
 from floors import Ceilings, ModelSizes, decode_step, offline, prefill
 from offline_throughput import bench, report
-from offline_throughput.engines import share
+from offline_throughput.engines import HALF_WIDTH, FillsAsOurs, share
 from offline_throughput.seats import RunningEngine, SeatError
 from offline_throughput.workloads import SETS, chosen
 from shapes import SHAPES
@@ -54,6 +55,27 @@ def test_prefill_computes_every_token_once() -> None:
     products = 2 * (5 * 2 * LAYER + 2 * 80)
     assert prefill(SIZES, COUNTING, [2, 3]) == products + 4 * (2**2 + 3**2) / 2 * SIZES.query_width
     assert prefill(SIZES, PLAIN, [2, 3]) == pytest.approx(SIZES.weight_bytes)
+
+
+class AnyRMSNorm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(64))
+
+
+def test_vllm_s_weights_are_drawn_as_ours() -> None:
+    """vLLM's loader asks for the model, then for every module in it."""
+    layers = [torch.nn.Sequential(AnyRMSNorm(), torch.nn.Linear(64, 8)) for _ in range(2)]
+    model = torch.nn.Sequential(*layers)
+    fill = FillsAsOurs()
+    for module in model.modules():
+        fill(module)
+    for name, weight in model.named_parameters():
+        centre = 1.0 if weight.dim() == 1 and name.endswith("0.weight") else 0.0
+        distance = (weight - centre).abs().max()
+        assert 0 < distance <= HALF_WIDTH + 1e-6, name
+    first, second = (list(layer.parameters()) for layer in layers)
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "layers differ"
 
 
 def test_a_shared_prefix_counts_once() -> None:
