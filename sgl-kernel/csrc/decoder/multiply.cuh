@@ -28,8 +28,15 @@ struct Product {
         if (kind != Kind::GATE_UP) {
             if (chosen == nullptr) return {__bfloat162float(bias[n]), 0.0f};
             float sum = 0;
-            for (int i = 0; i < segments; ++i) {
-                sum += chosen->gates[i] * __bfloat162float(bias[static_cast<long long>(chosen->experts[i]) * outputs + n]);
+            // Four are on their way together; more of them at once would be much code.
+#pragma unroll 1
+            for (int first = 0; first < segments; first += 4) {
+#pragma unroll
+                for (int i = first; i < first + 4; ++i) {
+                    if (i >= segments) continue;
+                    const bf16* from = bias + static_cast<long long>(chosen->experts[i]) * outputs;
+                    sum += chosen->gates[i] * __bfloat162float(from[n]);
+                }
             }
             return {sum, 0.0f};
         }
