@@ -15,13 +15,13 @@ from torch import Tensor
 from fixtures.forward_batches import PageRows
 from fixtures.tiny_checkpoints import FAMILIES, make_checkpoint
 from fixtures.transformers_pair import (
-    PROMPTS,
     SCENARIOS,
     Pair,
     Scenario,
     check_scenario,
     decode,
     load_pair,
+    logits_by_transformers,
     pair_of,
     run,
 )
@@ -363,7 +363,7 @@ def test_published_gemma3n(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", WITH_OTHER_NAMES)
 def test_tensors_have_the_names_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     """Also where a family calls them otherwise than most, and where a parameter of ours is one of several parts."""
-    pair = load_pair(family, tmp_path, torch.float32)
+    pair = load_pair(family, tmp_path, torch.float32, slots=())
     prefixes = ModelConfig.from_path(str(tmp_path)).weight_prefixes
     given = [name for name in load_file(tmp_path / "model.safetensors") if not pair.ours.ignores(name)]
     named = {next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name) for name in given}
@@ -455,15 +455,15 @@ def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     """
     family, overrides = VARIANTS[variant]
     overrides = {**overrides, **STEADIER.get(family, {})}
-    pair = load_pair(family, tmp_path, torch.bfloat16, **overrides)
-    exact = pair.theirs.float()
     pages = PageRows(page_size=16)
+    steps = decode(pages)
+    slots = {row.slot: None for rows in steps for row in rows}
+    pair = load_pair(family, tmp_path, torch.bfloat16, slots=slots, **overrides)
+    truth = logits_by_transformers(pair.theirs.float(), slots)
     worlds: list[tuple[Tensor, Tensor, Tensor]] = []
-    for slot, by_position in run(pair.ours, pages, decode(pages)).items():
+    for slot, by_position in run(pair.ours, pages, steps).items():
         places = list(by_position)
-        with torch.no_grad():
-            truth = exact(torch.tensor([PROMPTS[slot]])).logits[0][places]
-        worlds.append((torch.stack(list(by_position.values())), pair.expected[slot][places], truth))
+        worlds.append((torch.stack(list(by_position.values())), pair.expected[slot][places], truth[slot][places]))
     judged = relative_error
     if pair.ours.plan.mixtures:
         ours, theirs, truths = map(torch.cat, zip(*worlds, strict=True))
