@@ -4,6 +4,7 @@ The interpreter takes much that the compiler refuses: types, shapes, and how muc
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from fixtures.triton_compiled import compile_launches
+from fixtures.triton_compiled import compile_launches, end_after
 from mysglang.srt.kernels.cuda import (
     attention,
     delta_rule,
@@ -51,6 +53,14 @@ LOGITS = {
     "experts": "i32",
     **dict.fromkeys(("scale", "least_sum", "no_gates"), "fp32"),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_machine_code() -> Iterator[None]:
+    """LLVM's code knows how much memory a tile takes. Machine code is made once of each kernel, at the end."""
+    with knobs.runtime.scope(), knobs.cache.scope():
+        end_after("llir")
+        yield
 
 
 def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **constants: Any) -> int:
