@@ -18,7 +18,7 @@ from mysglang.bench.refused import Failed
 from mysglang.cli.main import run
 
 PROMPT = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 6}}
-LONG = {"text": "On", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}, "stream": True, "rid": "open"}
+LONG = {"text": "On", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}, "stream": True, "rid": "open"}
 
 
 def test_a_dead_server_is_replayed(
@@ -27,7 +27,7 @@ def test_a_dead_server_is_replayed(
     options = ("--crash-dump-folder", str(tmp_path), "--crash-dump-contents", "--dtype", "float32")
     with WarmServer(*options, "--log-level", "error") as server:
         answer = httpx.post(f"{server.url}/generate", json=PROMPT, timeout=PATIENCE_S).json()
-        begun = threading.Event()
+        begun, scheduler = threading.Event(), server.child("mysglang::scheduler_TP0")
 
         def stream() -> None:
             with httpx.stream("POST", f"{server.url}/generate", json=LONG, timeout=PATIENCE_S) as response:
@@ -37,7 +37,7 @@ def test_a_dead_server_is_replayed(
         asking = threading.Thread(target=stream)
         asking.start()
         assert begun.wait(PATIENCE_S)
-        server.child("mysglang::scheduler_TP0").kill()
+        scheduler.kill()
         assert server.wait() == 3
         asking.join(PATIENCE_S)
         assert "The requests of the last minutes are in" in server.stderr

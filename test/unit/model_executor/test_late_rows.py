@@ -40,7 +40,8 @@ new = 5
 config = replace(CPU, page_size=4, disable_cuda_graph=True)
 captured = replace(config, disable_cuda_graph=False, disable_prefill_cuda_graph=True, cuda_graph_bs=(4,))
 folder = Path(tempfile.mkdtemp())
-make_checkpoint("qwen3", folder)
+# Few heads: the interpreter runs the programs of each of them one after another.
+make_checkpoint("qwen3", folder, num_attention_heads=2, num_key_value_heads=1)
 model = ModelConfig.from_path(str(folder), dtype="float32")
 prompts = [prompt[:7] for prompt in PROMPTS]
 truths = []
