@@ -116,7 +116,8 @@ def test_experts(count: int, width: int, inner: int, eight_bits: bool) -> None:
 
 def test_rows_alike() -> None:
     """Few rows, and rows that must be alike, do not take tiles."""
-    x, packed = draw(70, 3000), gemm.pack(draw(96, 3000, seed=1))
+    # Sums of so many values that some are rounded otherwise in another order, on every processor.
+    x, packed = draw(70, 12000), gemm.pack(draw(96, 12000, seed=1))
     alone = torch.cat([gemm.linear(row[None], packed) for row in x])
     assert torch.equal(gemm.linear(x, packed, alike=True), alone)
     assert torch.equal(gemm.linear(x[:8], packed), alone[:8])
