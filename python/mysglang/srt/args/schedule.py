@@ -30,7 +30,8 @@ class ScheduleArgs:
     max_queued_requests: int = arg(
         4096,
         at_least=1,
-        help="Requests that may be open at once beyond the running ones. A request beyond that is refused with a 429.",
+        help="Requests that may be open at once beyond the running ones. A request beyond that is refused with a 429,"
+        " unless it displaces one of lower priority.",
     )
     req_waiting_timeout: float | None = arg(
         None,

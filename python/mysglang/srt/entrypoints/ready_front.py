@@ -14,6 +14,7 @@ from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.managers.fronts import Board, Fronts, NoOthers, SharedNames
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.places import precedence_of
 from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.shares import EqualShares, OneForAll
 from mysglang.srt.managers.text_pool import TextPool
@@ -121,6 +122,7 @@ def make_front(
         fronts=links.fronts,
         num_detokenizers=args.serving.detokenizer_worker_num,
         shares=OneForAll() if share_by is None else EqualShares(share_by, limits.max_running_requests),
+        precedence=precedence_of(args.schedule.priorities),
         num_keys=len(args.serving.keys()),
         num_ranks=1 + len(facts.ranks),
     )

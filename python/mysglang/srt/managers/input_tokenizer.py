@@ -178,7 +178,7 @@ class InputTokenizer:
         first, n = piece.first, unfolded.n
         prompts = unfolded.prompts[first : piece.end]
         packed = self._ids(obj, prompts)
-        priority, routing_key = self._priority(obj), _routing_key(obj, caller)
+        priority, routing_key = self.priority_of(obj), _routing_key(obj, caller)
         namespace, spare = self._namespace(unfolded, caller), 0 if obj.pool else 1
         requests: list[TokenizedGenerateReqInput] = []
         for number, (prompt, ids) in enumerate(zip(prompts, packed, strict=True), first):
@@ -232,7 +232,8 @@ class InputTokenizer:
         settled = job.settled[key] = Settled(params, bad_words, processor, grammar_after, thought_start)
         return settled
 
-    def _priority(self, obj: GenerateReqInput) -> int:
+    def priority_of(self, obj: GenerateReqInput) -> int:
+        """Returns the priority of a request. Raises InvalidRequest."""
         if obj.priority and not self._limits.priorities:
             message = "priority: this server takes requests as they come; start it with --enable-priority-scheduling."
             raise InvalidRequest(message, param="priority")

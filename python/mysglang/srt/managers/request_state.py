@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.errors import Aborted, InvalidRequest, ServerEnded
+from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, ServerEnded
+from mysglang.srt.messages import outputs
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.packing import ID_BYTES, unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest
@@ -158,6 +159,8 @@ class Inbox:
         self._post = post or Post()
         self.news: deque[ReqState] = deque()
         """States with news; a reader that is called takes them from here, and then asks for the `failure`."""
+        self.has_begun = False
+        """True if a part of one of the answers has arrived."""
         self.failure: ServerEnded | None = None
         """The error that follows the last news."""
         self._waiting: asyncio.Future[None] | None = None
@@ -209,7 +212,6 @@ class ReqState:
         "_hidden",
         "_ids",
         "_in_inbox",
-        "_inbox",
         "_logprobs",
         "_stream",
         "_text",
@@ -219,9 +221,11 @@ class ReqState:
         "drafts",
         "finish_reason",
         "hidden_size",
+        "inbox",
         "index",
         "is_counted",
         "only_text",
+        "priority",
         "prompt_ids",
         "rid",
         "sent",
@@ -240,12 +244,14 @@ class ReqState:
         *,
         stream: bool,
         tenant: str = "",
+        priority: int = 0,
         unread: Unread | None = None,
     ) -> None:
         """`unread` counts the bytes that the reader has not taken yet; None if they are not limited."""
         self.rid = rid
         self.tenant = tenant
         """Key of the share of open answers to which it counts."""
+        self.priority = priority
         self.wire_rid = wire_rid
         """Its name between the processes, never used twice: what comes late for an old request meets no new one."""
         self.index = index
@@ -260,7 +266,8 @@ class ReqState:
         self.prompt_ids = b""
         self.hidden_size: int | None = None
         """Size of the hidden states that it asked for; None if it did not."""
-        self._inbox = inbox
+        self.inbox = inbox
+        """Belongs to the reader; the answers of one call share it."""
         self._stream = stream
         self._unread = unread
         self._in_inbox = False
@@ -281,10 +288,11 @@ class ReqState:
         self._text.append(text)
         self._ids.append(ids)
         self._counters = counters
+        self.inbox.has_begun = True
         self.finish_reason = finish_reason
         if not self._in_inbox and (self._stream or finish_reason is not None):
             self._in_inbox = True
-            self._inbox.put(self)
+            self.inbox.put(self)
 
     def add_numbers(self, logprobs: RowLogprobs | None, vector: bytes | None = None, hidden: bytes = b"") -> None:
         """Takes the values that few requests ask for, before `add` takes the rest of the same message."""
@@ -319,11 +327,11 @@ class ReqState:
 
     def fail(self, error: ServerEnded) -> None:
         """Fails the request with this error, because the engine has ended."""
-        self._inbox.fail(error)
+        self.inbox.fail(error)
 
     def take(self) -> GenerationChunk:
         """Returns the new part since the last call. Raises Aborted for a request that the engine refused or aborted,
-        and InvalidRequest if it was refused because of a field.
+        InvalidRequest if it was refused because of a field, and Overloaded if it was displaced.
         """
         self._in_inbox = False
         if self.finish_reason is not None:
@@ -372,12 +380,14 @@ class ReqState:
     def _notify(self) -> None:
         if not self._in_inbox and (self._stream or self.finish_reason is not None):
             self._in_inbox = True
-            self._inbox.put(self)
+            self.inbox.put(self)
 
 
 def _raise_refusal(reason: FinishReason) -> None:
     """Raises the error of a request that was refused or aborted; does nothing for other reasons."""
     match reason:
+        case Abort(message=message, status=outputs.FULL):
+            raise Overloaded(message)
         case Abort(message=message, status=400, param=str(param)):
             raise InvalidRequest(message, param=param)
         case Abort(message=message, status=int(status), kind=kind, param=param):

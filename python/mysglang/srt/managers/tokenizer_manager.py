@@ -20,6 +20,7 @@ from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.managers.fronts import Column, FrontHeld, Fronts
 from mysglang.srt.managers.generation import Call, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.places import DISPLACED, Newcomer, Places, Precedence
 from mysglang.srt.managers.request_state import (
     UNREAD,
     GenerationChunk,
@@ -139,12 +140,14 @@ class TokenizerManager:
         fronts: Fronts | None = None,
         num_detokenizers: int = 1,
         shares: QueueShares | None = None,
+        precedence: Precedence | None = None,
         num_keys: int = 1,
         num_ranks: int = 1,
     ) -> None:
         """`max_queued_requests`: how many may be open beyond those that run at once, at all `fronts` together; None for
         no limit. `fronts`: None for a server with one front. `shares`: None if tenants are not distinguished.
-        `num_keys`: API keys that share the room for parameters. `num_ranks`: schedulers that compute together.
+        `precedence`: None if open requests keep their places. `num_keys`: API keys that share the room for parameters.
+        `num_ranks`: schedulers that compute together.
         """
         self.input_tokenizer = input_tokenizer
         self.limits = limits
@@ -168,9 +171,8 @@ class TokenizerManager:
         self._beaten_at = [0.0] * num_detokenizers
         self.order_handlers: dict[type[FrontOrder], Callable[[FrontOrder], None]] = {}
         """Handlers of commands from other fronts."""
-        self._max_open = sys.maxsize
-        if max_queued_requests is not None:
-            self._max_open = limits.max_running_requests + max_queued_requests
+        queued = sys.maxsize if max_queued_requests is None else max_queued_requests
+        self._places = Places(self._fronts.board, limits.max_running_requests + queued, self._shares, precedence)
         self._params_room = SharedRoom(MAX_PARAMS_BYTES, num_keys)
         self._serial = 0
         self._post = Post()
@@ -188,7 +190,7 @@ class TokenizerManager:
         scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
         """
         if wants_beams(obj):
-            return beam_search(obj, self._generate, self.input_tokenizer, self.limits, self._max_open)
+            return beam_search(obj, self._generate, self.input_tokenizer, self.limits, self._places.most)
         return self._generate(obj)
 
     def _generate(self, obj: GenerateReqInput) -> Generation:
@@ -211,9 +213,7 @@ class TokenizerManager:
             if state.sent:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
             else:
-                del self.rid_to_state[state.wire_rid]
-                self.counters.refused += 1
-                state.finish(Abort(AbortReq().message))
+                self._cut_off(state, Abort(AbortReq().message))
         self._publish()
         return len(told)
 
@@ -304,7 +304,7 @@ class TokenizerManager:
         self._check_alive()
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
-        unfolded = await self.input_tokenizer.unfold(obj, self._max_open)
+        unfolded = await self.input_tokenizer.unfold(obj, self._places.most)
         self._check_alive()
         caller = CALLER.get()
         owner = caller.api_key
@@ -315,7 +315,7 @@ class TokenizerManager:
         if caller.remote and unfolded.held_bytes:  # a caller in this process uses its own memory
             self._check_params_room(owner, unfolded)
         tenant = self._shares.tenant(obj, unfolded)
-        self._take_room(count, tenant)
+        self._take_room(count, Newcomer(self.input_tokenizer.priority_of(obj), tenant))
         if (elsewhere := self._fronts.names.note(owner, names)) is not None:
             self._publish()
             raise _in_use(elsewhere)
@@ -327,7 +327,9 @@ class TokenizerManager:
             # The serial number distinguishes two requests to which a client gives the same name, one after the other.
             wire = wire_rid(rid, self._serial, self._fronts.index)
             unread = Unread() if bounded else None
-            state = ReqState(rid, wire, index, inbox, stream=obj.stream, tenant=tenant, unread=unread)
+            state = ReqState(
+                rid, wire, index, inbox, stream=obj.stream, tenant=tenant, priority=obj.priority, unread=unread
+            )
             states.append(state)
             state.is_counted = self._fronts.metrics.opened(wire)
             self.rid_to_state[wire] = state
@@ -408,22 +410,17 @@ class TokenizerManager:
             len(self._named),
         )
 
-    def _free(self) -> int:
-        """Returns how many more answers all fronts may open."""
-        return self._max_open - self.open_requests
-
-    def _take_room(self, count: int, tenant: str) -> None:
-        """Raises Overloaded if so many more answers exceed the limit of all fronts, or the share of `tenant`."""
-        board = self._fronts.board
-        if not self._shares.has_room(tenant, count, self.rid_to_state.values(), self._free):
-            self.counters.refused += count
-            raise Overloaded("The request queue is full: the rest of it is for other clients.")
-        # Written down first: of two fronts that do so at the same moment, both may be refused, but never both let in.
-        board.write(Column.OPEN_ANSWERS, len(self.rid_to_state) + count)
-        if board.total(Column.OPEN_ANSWERS) > self._max_open:
+    def _take_room(self, count: int, newcomer: Newcomer) -> None:
+        """Raises Overloaded if there is no room for so many answers, and no others give up their places."""
+        opened = self.rid_to_state.values()
+        for state in self._places.displaced(count, newcomer, opened):
+            self._cut_off(state, DISPLACED)
+        try:
+            self._places.take(count, newcomer, opened)
+        except Overloaded:
             self.counters.refused += count
             self._publish()
-            raise Overloaded("The request queue is full.")
+            raise
 
     def _handle_batch_output(self, output: BatchStrOutput) -> None:
         """Passes each row to the state of its request. Rows of requests that are gone are dropped."""
@@ -447,17 +444,21 @@ class TokenizerManager:
                 grown = _add_numbers(state, output, row) if has_numbers else 0
                 state.add(text, token_ids[start:end], counters, finish_reason)
                 if grown and state.is_neglected(grown):
-                    self._cut_off(state)
+                    self._cut_off(state, UNREAD)
+                    self._publish()
             start = end
         if finished:
             self._publish()
 
-    def _cut_off(self, state: ReqState) -> None:
-        """Ends a request whose reader is stuck, and whose unread output has grown too large."""
-        self._to_scheduler.send(AbortReq(rid=state.wire_rid))
-        self._complete(state, UNREAD)
-        state.cut_off(UNREAD)
-        self._publish()
+    def _cut_off(self, state: ReqState, why: Abort) -> None:
+        """Ends an answer, wherever it is, and drops the part that its reader has not taken."""
+        if state.sent:
+            self._to_scheduler.send(AbortReq(rid=state.wire_rid))
+            self._complete(state, why)
+        else:
+            del self.rid_to_state[state.wire_rid]
+            self.counters.refused += 1
+        state.cut_off(why)
 
     def _complete(self, state: ReqState, reason: FinishReason, times: RequestTimes | None = None) -> None:
         del self.rid_to_state[state.wire_rid]

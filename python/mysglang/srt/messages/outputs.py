@@ -28,6 +28,8 @@ class Length(msgspec.Struct, frozen=True, tag="length"):
     length: int
 
 
+FULL = 429
+"""Status of a request for which the server has no room for the moment."""
 TIMED_OUT = "RequestTimeoutError"
 """Kind of an abort that was caused by a time limit only."""
 
