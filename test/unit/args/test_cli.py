@@ -46,6 +46,9 @@ def test_what_does_not_parse_stays_text_for_the_judge() -> None:
         (["--port"], ["--port: expected one argument"]),
         (["llama"], ["'llama' follows no option; to name a model, write --model-path llama"]),
         (["--page", "4"], ["--page is not an option"]),
+        (["--dp", "2"], ["--dp is not an option. --dp-size is an option of SGLang"]),
+        (["--ep=2", "--data-parallel"], ["--ep is an option of SGLang", "--data-parallel-size is an option of SGLang"]),
+        (["--max-model"], ["--max-model is not an option. --max-model-len is an option of vLLM"]),
     ],
 )
 def test_refuses(argv: list[str], problems: list[str]) -> None:

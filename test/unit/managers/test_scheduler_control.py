@@ -48,6 +48,16 @@ def counted(scheduler: LateScheduler) -> tuple[int, int]:
     return state.num_running_reqs, state.num_waiting_reqs
 
 
+def test_the_state_has_the_programs_of_the_moment() -> None:
+    scheduler = LateScheduler(Setup())
+    for programs in ({"eager": "every step"}, {"captured": "1 row", "eager": "every step"}):
+        scheduler.worker.programs = programs
+        scheduler.requests.send(GetInternalStateReq(id=0))
+        scheduler.turn()
+        [state] = [reply for reply in scheduler.replies.drain() if isinstance(reply, GetInternalStateReqOutput)]
+        assert state.programs == programs
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 @pytest.mark.parametrize("turns", [1, 2, 4, 7])

@@ -165,7 +165,7 @@ def test_prompts_are_captured_once_their_kernels_are_compiled(
     decode = programs_of(worker)[CAPTURED_DECODE]
     worker.catch_up(idle=True)
     assert CAPTURED_PROMPTS in programs_of(worker) and programs_of(worker)[CAPTURED_DECODE] is decode
-    assert "not used" not in worker.steps.described()[CAPTURED_PROMPTS]
+    assert "not used" not in worker.programs[CAPTURED_PROMPTS]
     for answers in (before, Driver.start(worker, CHOICES).generate(PROMPTS, 9)):
         assert [len(answer) for answer in answers] == [9] * len(PROMPTS)
 

@@ -6,7 +6,7 @@ A new option is one line in its group. Knows no command line and no hardware.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
@@ -130,7 +130,20 @@ def unknown(name: str) -> str:
         return f"{flag_of(name)} is an option of SGLang that this version of mysglang does not support{reason}"
     if name in VLLM_OPTIONS:
         return f"{flag_of(name)} is an option of vLLM: {VLLM_OPTIONS[name]}."
-    close = difflib.get_close_matches(name, [*_homes()], n=3, cutoff=0.6)
-    close += [known for known in _homes() if known.startswith(name) and known not in close]
-    hint = f"; did you mean {' or '.join(map(flag_of, close[:3]))}?" if close else "; --help lists the options."
-    return f"{flag_of(name)} is not an option{hint}"
+    own, foreign = [*_homes()], [*sorted(SGLANG_OPTIONS), *VLLM_OPTIONS]
+    for known in (_longer(name, own), _longer(name, foreign), _similar(name, own), _similar(name, foreign)):
+        if known and known[0] in own:
+            return f"{flag_of(name)} is not an option; did you mean {' or '.join(map(flag_of, known))}?"
+        if known:
+            return f"{flag_of(name)} is not an option. {unknown(known[0])}"
+    return f"{flag_of(name)} is not an option; --help lists the options."
+
+
+def _longer(name: str, known: Sequence[str]) -> list[str]:
+    """Returns up to three of the `known` names that begin with `name`."""
+    return [longer for longer in known if longer.startswith(name)][:3]
+
+
+def _similar(name: str, known: Sequence[str]) -> list[str]:
+    """Returns up to three of the `known` names that `name` may be a misspelling of."""
+    return difflib.get_close_matches(name, known, n=3, cutoff=0.6)

@@ -5,7 +5,10 @@ Only names; what mysglang honours is declared in the groups. Used to say "not su
 
 from __future__ import annotations
 
+_ONE_ENGINE = "start several servers, behind a balancer"
 WHY_NOT = {
+    "dp_size": _ONE_ENGINE,
+    "data_parallel_size": _ONE_ENGINE,
     "trust_remote_code": "a checkpoint is only data here; code that comes with a model never runs",
     "torchao_config": "use --quantization int8wo; its other values are not supported",
     "enable_response_store": "responses are always stored, within limits, unless a request sets store=false",

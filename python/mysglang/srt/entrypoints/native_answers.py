@@ -248,6 +248,17 @@ class Loads(Answer):
     loads: list[Load]
 
 
+class OldLoad(Answer):
+    """Load of one scheduler in the answer to GET /get_load."""
+
+    dp_rank: int
+    num_reqs: int
+    """Requests that run or wait."""
+    num_waiting_reqs: int
+    num_tokens: int
+    """Tokens of the KV cache that requests hold."""
+
+
 class FoundCall(Answer):
     """A tool call that was found in a text; `parameters` is JSON."""
 

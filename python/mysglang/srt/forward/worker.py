@@ -12,6 +12,7 @@ at. A model without windows has the first alone; one whose layers all have windo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -126,6 +127,13 @@ class Worker(Protocol):
     tokens_per_step: int
     late_lengths: bool
     capacity: WorkerCapacity
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """Name of each way to run steps, the fastest first -> the steps that it takes at the moment, or why it is not
+        used.
+        """
+        ...
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
         """Launch the step and return at once, if the device can work alone.

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.forward.weights import FixedOccupation, ModelWeights, NoWeights, Occupation
-from mysglang.srt.forward.worker import StepRates, Worker, WorkerCapacity
+from mysglang.srt.forward.worker import StepRates, Worker
 from mysglang.srt.managers.scheduler import Loop, OverlapLoop, Scheduler, SchedulerParts, SyncLoop
 from mysglang.srt.managers.scheduler_control import CacheWatch, SchedulerControl, SchedulerMemory, SchedulerSettings
 from mysglang.srt.managers.scheduler_profiler import Profiled, SchedulerProfiler
@@ -322,7 +322,7 @@ def assemble(
     # 4. What it can be asked beside generation.
     replies, rank = channels.to_tokenizer, options.ranks.world.rank
     updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, replies, rank=rank)
-    _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), replies, worker.capacity)
+    _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), replies, worker)
     _record_on_demand(scheduler, rows, loop, answers.streamer, replies, options.ranks)
     return Assembled(scheduler, loop, kv, rows)
 
@@ -371,10 +371,10 @@ def _answer_control_requests(
     updates: SchedulerWeights,
     memory: Occupation,
     replies: Sender[ToTokenizer],
-    capacity: WorkerCapacity,
+    worker: Worker,
 ) -> None:
     """Adds the parts that answer control requests, each for its own kinds of requests."""
-    control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, capacity=capacity)
+    control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, worker=worker)
     settings = SchedulerSettings(rows.table, rows.ratio, rows.stats, replies)
     lent = SchedulerMemory(scheduler, rows.kv, memory, replies)
     watch = CacheWatch(rows.kv.cache, replies)

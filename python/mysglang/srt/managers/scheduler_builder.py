@@ -91,9 +91,6 @@ class NamedWorker(Worker, Protocol):
     def device_profile(self) -> str: ...
 
     @property
-    def programs(self) -> Mapping[str, str]: ...
-
-    @property
     def weights(self) -> ModelWeights: ...
 
     @property

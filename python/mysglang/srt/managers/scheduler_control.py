@@ -19,7 +19,7 @@ import msgspec
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.weights import Occupation
-from mysglang.srt.forward.worker import WorkerCapacity
+from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.scheduler import Handlers, Scheduler
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_cache import PrefixCache
@@ -57,14 +57,14 @@ class SchedulerControl:
         stats: SchedulerStats,
         to_tokenizer: Sender[ToTokenizer],
         *,
-        capacity: WorkerCapacity,
+        worker: Worker,
     ) -> None:
         self._scheduler = scheduler
         self._kv = kv
         self._retraction = retraction
         self._stats = stats
         self._to_tokenizer = to_tokenizer
-        self._capacity = capacity
+        self._worker = worker
         self._sleep_s = 0.0
 
     def handlers(self) -> Handlers:
@@ -137,7 +137,7 @@ class SchedulerControl:
                 max_total_num_tokens=kv.total,
                 locked_nodes=kv.locked_nodes,
                 free_slots=kv.free_slots,
-                max_running_requests=self._capacity.num_slots,
+                max_running_requests=self._worker.capacity.num_slots,
                 last_gen_throughput=self._stats.last_gen_throughput,
                 forward_steps=self._stats.forward_steps,
                 num_retractions=self._retraction.count,
@@ -157,7 +157,8 @@ class SchedulerControl:
                 host_dropped_tokens=copied.dropped,
                 storage_written_tokens=copied.stored,
                 storage_read_tokens=copied.fetched,
-                memory_usage=self._capacity.memory_usage,
+                memory_usage=self._worker.capacity.memory_usage,
+                programs=dict(self._worker.programs),
             )
         )
 

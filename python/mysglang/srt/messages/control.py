@@ -87,6 +87,8 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """Written to storage below that, since the start."""
     storage_read_tokens: int = 0
     memory_usage: dict[str, float] = {}
+    programs: dict[str, str] = {}
+    """Name of each way to run steps, the fastest first -> the steps that it takes now, or why it is not used."""
     rank: int = 0
     ranks: list[GetInternalStateReqOutput] = []
     """Values of the other ranks. Ranks plan alike, so the numbers of pages, slots and requests are those of the first

@@ -44,7 +44,9 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = ""
     """How ranks exchange tensors: NCCL, or Gloo, and through what."""
     programs: dict[str, str] = {}
-    """Name of each way to run steps, the fastest first -> the steps that it takes, or why it is not used."""
+    """Name of each way to run steps, the fastest first -> the steps that it took at the start, or why it was not
+    used. The scheduler's internal state has them as they are later.
+    """
     priorities: bool = False
     """True if requests are scheduled by priority."""
     estimates: bool = False

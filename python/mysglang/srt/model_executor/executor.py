@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -162,9 +162,6 @@ class Executor:
             ),
             startup_times=setup.startup_times,
         )
-        self.programs = self.steps.described()
-        """Name of each program -> the steps that it takes, or why it is not used."""
-
         self.builds = setup.builds
         """Kernels that were not compiled yet when the executor started."""
         self._behind = False
@@ -175,6 +172,11 @@ class Executor:
         if stage.last and not stage.first and platform.steps_are_done:
             on_demand = StepsOnDemand(self.steps.run)
             self._launch, self.host_pages = on_demand.launch, CopiesInOrder(self.host_pages, on_demand)
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """Name of each program -> the steps that it takes at the moment, or why it is not used."""
+        return self.steps.described()
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queues the step. On CUDA it returns while the device still works. On a CPU it returns when the step is done,

@@ -7,7 +7,7 @@ step n+1   rows [newest, draft 1 … draft k], whose start and drafts only the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -86,6 +86,7 @@ class Eagle3Worker:
 
     tokens_per_step = 1 + DRAFTS
     late_lengths = True
+    programs: Mapping[str, str] = {}
 
     def __init__(self, capacity: WorkerCapacity, verification: Program) -> None:
         self.capacity = capacity

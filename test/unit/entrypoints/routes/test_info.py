@@ -79,6 +79,7 @@ async def test_what_the_server_is_without_its_secrets(tmp_path: Path) -> None:
     (state,) = info["internal_states"]
     assert state["free_tokens"] == 1000
     assert state["num_running_reqs"] == 0
+    assert info["scheduler_info"]["programs"] == state["programs"] != {}
 
 
 async def test_a_model_without_a_name_of_its_own(tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ async def test_loads() -> None:
         refused = await served.client.get("/v1/loads?include=core,lora")
         other_format = await served.client.get("/v1/loads?format=prometheus")
         other_rank = await served.client.get("/v1/loads?dp_rank=1")
+        old = (await served.client.get("/get_load")).json()
     [load] = everything["loads"]
     assert (load["num_running_reqs"], load["token_usage"], load["max_running_requests"]) == (0, 0, 8)
     assert load["memory"]["token_capacity"] == 1000
@@ -133,3 +135,4 @@ async def test_loads() -> None:
     assert queues["loads"][0].keys() == {"timestamp", "dp_rank", "queues"}
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include")
     assert other_rank.status_code == 400
+    assert old == [{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]

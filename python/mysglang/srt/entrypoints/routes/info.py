@@ -1,4 +1,4 @@
-"""Facts about this server: /model_info, /server_info with their deprecated aliases, and /v1/loads."""
+"""Facts about this server: /model_info, /server_info with their deprecated aliases, /v1/loads and /get_load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_protocol import connections_of
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.native_answers import Loads, ModelInfo, ServerInfo, ServerVersion
+from mysglang.srt.entrypoints.native_answers import Loads, ModelInfo, OldLoad, ServerInfo, ServerVersion
 from mysglang.srt.entrypoints.openapi import gives
 from mysglang.srt.errors import InvalidRequest, NotFound
 from mysglang.srt.messages.control import GetInternalStateReqOutput, SchedulerFigures
@@ -57,7 +57,8 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
                 **server_info,
                 "version": __version__,
                 "frontend": "python",
-                "scheduler_info": msgspec.to_builtins(front.facts),
+                # Some programs are captured after the start, once their kernels are compiled.
+                "scheduler_info": {**msgspec.to_builtins(front.facts), "programs": state.programs},
                 "internal_states": [told],
                 # SGLang's benchmarks and monitors look for these three here.
                 "max_total_num_tokens": state.max_total_num_tokens,
@@ -88,6 +89,22 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         now = datetime.now(UTC).isoformat()
         load = _load(state, _figures(front), LOAD_SECTIONS if "all" in sections else tuple(sections))
         return json_response({"timestamp": now, "version": __version__, "loads": [{"timestamp": now, **load}]})
+
+    @router.get("/get_load", deprecated=True, openapi_extra=gives(list[OldLoad]))
+    async def get_load(request: Request) -> Response:
+        """Return the number of requests and tokens of each scheduler, as older versions of SGLang do. /v1/loads says
+        more.
+        """
+        state = await while_connected(request, front.tokenizer_manager.get_internal_state())
+        core = _load(state, _figures(front), ("core",))
+        waiting = core["num_waiting_reqs"]
+        load = {
+            "dp_rank": core["dp_rank"],
+            "num_reqs": core["num_running_reqs"] + waiting,
+            "num_waiting_reqs": waiting,
+            "num_tokens": core["num_used_tokens"],
+        }
+        return json_response([load])
 
     return router
 
