@@ -71,6 +71,24 @@ def test_a_call_that_must_be(client: anthropic.Anthropic, choice: Any) -> None:
     assert all(block.type != "tool_use" for block in ask(client, PARIS, tool_choice={"type": "none"}).content)
 
 
+def test_its_tool_runner(client: anthropic.Anthropic) -> None:
+    """The runner asks for a thread first, which this server does not keep, and then goes on without one."""
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the current weather in a city"""
+        asked.append(city)
+        return "It is sunny."
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, messages=PARIS, tools=[get_weather], max_tokens=300, extra_body=GREEDY, max_iterations=2
+    )
+    first, last = runner
+    assert (first.stop_reason, last.stop_reason) == ("tool_use", "end_turn")
+    assert asked == ["Paris"]
+
+
 def test_the_answer_goes_on(client: anthropic.Anthropic) -> None:
     message = ask(client, [*FRANCE, {"role": "assistant", "content": "The capital of France is"}])
     assert message.content[0].text.lstrip().startswith("Paris")

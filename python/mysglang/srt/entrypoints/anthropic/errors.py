@@ -19,11 +19,26 @@ _TYPES = {
 }
 
 
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Details by which the client's tool runner knows that it must send the whole conversation, without `thread`."""
+
+
+class NoThreads(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Why a request with `thread` is refused, in the words that clients look for."""
+
+    error_code: str
+    """Name of this kind of refusal."""
+    unsupported: list[str]
+    """The fields that are not supported."""
+
+
 class AnthropicErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Description of the error."""
 
     type: str
     message: str
+    details: NoThreads | msgspec.UnsetType = msgspec.UNSET
+    """More about a refusal; left out where there is no more."""
 
 
 class AnthropicError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="error"):
@@ -40,7 +55,12 @@ class AnthropicShape:
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         kind = _TYPES.get(facts.status, "invalid_request_error" if facts.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": facts.message}, "request_id": request_id}
+        details = {"details": NO_THREADS} if facts.param == "thread" else {}
+        return {
+            "type": "error",
+            "error": {"type": kind, "message": facts.message, **details},
+            "request_id": request_id,
+        }
 
     def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
         return event("error", self.body(facts, request_id))
