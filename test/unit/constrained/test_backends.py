@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, allowed, backend_named, compiled, walk
-from mysglang.srt.constrained.backend import GrammarBackend, GrammarError, JsonStyle
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle
+from mysglang.srt.constrained.json_schema.ebnf import ebnf
+from mysglang.srt.constrained.json_schema.formats import FORMATS
+from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarKind, GrammarSpec
 
 NAMES = ("xgrammar", "llguidance", "outlines")
@@ -141,6 +144,38 @@ def test_a_schema(backend: GrammarBackend, seed: int) -> None:
     grammar = compiled(backend, "json_schema", json.dumps(PERSON))
     assert grammar.nbytes > 0
     assert_is(json.loads(walk(backend, grammar.matcher(), random.Random(seed))), PERSON)
+
+
+def test_all_formats_in_one_schema_are_handed_over_in_little() -> None:
+    """Long runs of characters are rules that all formats share: written at each place, they made twice as much."""
+    backend, formats = backend_named("xgrammar"), {name: {"type": "string", "format": name} for name in FORMATS}
+    spec = GrammarSpec("json_schema", json.dumps({"type": "object", "properties": formats, "required": [*FORMATS]}))
+    assert ebnf(grammar_of(spec.text), JsonStyle()).count("{1,20}") == 2
+    handed_over = backend.compile(spec)
+    assert len(handed_over) < 16_000_000
+    grammar = backend.load(spec, handed_over)
+    values = {
+        "date": "2024-02-28",
+        "time": "23:59:59.5Z",
+        "date-time": "2024-02-28T00:00:00+01:00",
+        "duration": "P1Y2M",
+        "email": "a.b+c@mail.example-host.org",
+        "hostname": f"{'h' * 20}-{'h' * 20}.org",
+        "ipv4": "127.0.0.1",
+        "ipv6": "fe80::1",
+        "uuid": "12345678-1234-1234-1234-123456789abc",
+        "uri": "https://example.org:80/a?b#c",
+    }
+    assert accepted(grammar, values)
+    for wrong in ("h" * 21, "-h", "h..h", ""):
+        assert not accepted(grammar, values | {"hostname": wrong})
+        assert not accepted(grammar, values | {"email": f"a@{wrong}"})
+
+
+def accepted(grammar: CompiledGrammar, value: dict[str, str]) -> bool:
+    """True if the grammar takes the value as an answer."""
+    matcher = grammar.matcher()
+    return all(matcher.accept(token) for token in [*TOKENIZER.encode(json.dumps(value)), EOS])
 
 
 @pytest.mark.parametrize("text", [ANY_JSON, '{"type": "object"}'])

@@ -7,11 +7,13 @@ from mysglang.srt.constrained.json_schema.automata import automaton
 from mysglang.srt.constrained.json_schema.encoding import ANY_CHARACTER, ANY_ESCAPE, PLAIN, written
 from mysglang.srt.constrained.json_schema.grammar import Grammar
 from mysglang.srt.constrained.json_schema.patterns import whole
-from mysglang.srt.constrained.json_schema.regular import ANY, ANYTHING, END, Expr, Ranges, plain
-from mysglang.srt.constrained.json_schema.rules import times
+from mysglang.srt.constrained.json_schema.regular import ANY, ANYTHING, END, Expr, Ranges, alt, cat, plain, rep
+from mysglang.srt.constrained.json_schema.rules import ref, times
 
 MAX_TEXT = 4 << 20
 """Characters of a grammar."""
+LONG_RUN = 8
+"""A run of characters of one class that may be so long has a rule."""
 _QUOTE = '"\\""'
 
 
@@ -33,6 +35,8 @@ class _Writer:
             self._between["comma"], self._between["colon"] = '", "', '": "'
         self._rules: dict[str, str] = {}
         self._machines: dict[tuple[Expr, bool], str] = {}
+        self._runs: dict[Expr, Expr] = {}
+        """Runs of characters -> references to their rules."""
         self._chars = 0
 
     def text(self, grammar: Grammar) -> str:
@@ -111,8 +115,32 @@ class _Writer:
             self._common("character")
             return f"{_QUOTE} character{times(*language.bounds)} {_QUOTE}"
         if plain(language):
-            return f"{_QUOTE} {self._written(written(language))} {_QUOTE}"
+            return f"{_QUOTE} {self._written(self._with_runs(written(language)))} {_QUOTE}"
         return f"{_QUOTE} {self._machine(language, in_string=True)}"
+
+    def _with_runs(self, expr: Expr) -> Expr:
+        """Returns the expression with references to rules in place of its long runs of characters.
+
+        The library works out masks for each character of a run, and does so for each place where the run is written.
+        Formats repeat theirs: the host of an e-mail address has up to ten.
+        """
+        match expr.kind:
+            case "cat":
+                return cat(*map(self._with_runs, expr.parts))
+            case "alt":
+                return alt(*map(self._with_runs, expr.parts))
+            case "rep":
+                most = expr.bounds[1]
+                if expr.parts[0].kind == "class" and most is not None and most >= LONG_RUN:
+                    return self._run(expr)
+                return rep(self._with_runs(expr.parts[0]), *expr.bounds)
+        return expr
+
+    def _run(self, expr: Expr) -> Expr:
+        if expr not in self._runs:
+            self._runs[expr] = ref(f"run{len(self._runs)}")
+            self._put(f"run{len(self._runs) - 1}", self._written(expr))
+        return self._runs[expr]
 
     def _common(self, name: str) -> None:
         if name in self._rules:
