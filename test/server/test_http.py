@@ -225,6 +225,16 @@ class TestInfo:
         assert info["scheduler_info"]["max_total_num_tokens"] == info["internal_states"][0]["max_total_num_tokens"]
         assert info["dtype"] == "float32"
 
+    @pytest.mark.parametrize("prefix", ["/generate", "/v1/", "/api/", "/tokenize", "/vertex"])
+    def test_examples_of_the_api_docs_are_answered(self, http: httpx.Client, prefix: str) -> None:
+        vectors = ("embed", "rerank", "classify", "score", "batches")
+        paths = http.get("/openapi.json").json()["paths"]
+        found = [path for path in paths if path.startswith(prefix) and not any(word in path for word in vectors)]
+        for path in found:
+            if body := paths[path].get("post", {}).get("requestBody", {}).get("content", {}).get("application/json"):
+                answer = http.post(path, json=body["example"])
+                assert answer.status_code == 200, answer.text
+
     @pytest.mark.promise(38)
     def test_only_its_own_name(self, http: httpx.Client) -> None:
         assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403

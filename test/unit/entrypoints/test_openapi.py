@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
@@ -36,6 +37,16 @@ async def test_every_answer_and_every_error_is_described() -> None:
             assert {"400", "413"} <= answers.keys() or "requestBody" not in operation, (method, path)
             for kind, content in answers["200"].get("content", {}).items():
                 assert content.get("schema") or content.get("itemSchema"), (method, path, kind)
+
+
+async def test_every_body_has_an_example_that_fits_it() -> None:
+    found = await document(AppOptions(unknown_fields="error"))
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            body = operation.get("requestBody", {"content": {}})["content"].get("application/json")
+            if body is not None:
+                schema = {**body["schema"], "components": found["components"]}
+                assert [*jsonschema_rs.validator_for(schema).iter_errors(body["example"])] == [], path
 
 
 async def test_what_is_named_is_there() -> None:

@@ -23,6 +23,7 @@ from mysglang.srt.args.serving import UnknownFields
 from mysglang.srt.entrypoints.auth import Access
 from mysglang.srt.entrypoints.error_responses import STATUSES, ErrorShape
 from mysglang.srt.entrypoints.field_docs import add_descriptions, all_subclasses
+from mysglang.srt.entrypoints.request_examples import EXAMPLES
 from mysglang.srt.messages.generate import INTERNAL, GenerateReqInput
 
 REF = "#/components/schemas/{model}"
@@ -50,8 +51,10 @@ class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:
     """Returns `openapi_extra` for a route whose body is a `model`."""
-    schema = {"$ref": REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+    content: dict[str, Any] = {"schema": {"$ref": REF.format(model=model.__name__)}}
+    if media_type == JSON:
+        content["example"] = EXAMPLES[model.__name__]
+    return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 
 def gives(
