@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.folder_lock import locked
 from mysglang.srt.utils.hardware import Hardware
 
 
@@ -34,11 +34,18 @@ def test_the_directory_of_a_storage_is_looked_at(tmp_path: Path) -> None:
         start(tmp_path, enable_hierarchical_cache=True, **storage)
 
 
-def test_a_directory_without_the_right_to_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The superuser may write everywhere, so the answer of the system is put in place.
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(ConfigError, match=f"{tmp_path} may not be written to"):
-        start(tmp_path, file_storage_path=str(tmp_path / "new"))
+def test_a_directory_that_takes_no_files_is_refused(tmp_path: Path) -> None:
+    """The superuser has every right there, and yet no file can be made."""
+    for option in ("file_storage_path", "crash_dump_folder"):
+        with pytest.raises(ConfigError, match="/proc may not be written to"):
+            start(tmp_path, **{option: "/proc/new"})
+
+
+def test_the_folder_of_another_server_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    with locked(folder), pytest.raises(ConfigError, match=f"^--file-storage-path {folder}: another server keeps"):
+        start(tmp_path, file_storage_path=str(folder))
+    start(tmp_path, file_storage_path=str(folder))
 
 
 def test_nothing_is_created_yet(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ FOLDER/batches/            BatchStore
 from __future__ import annotations
 
 import asyncio
-import fcntl
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 from mysglang.srt.entrypoints.front import Front
@@ -23,6 +22,7 @@ from mysglang.srt.entrypoints.openai.files_desk import DeskOptions
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.entrypoints.openai.record_tables import Database
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.folder_lock import IN_USE, locked
 
 
 class OpenDesk:
@@ -66,16 +66,13 @@ class OpenDesk:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Locks the folder, because two servers would process every line twice. Raises ConfigError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / "lock").open("ab")
-    except OSError as error:
-        raise _unusable(folder, str(error)) from None
-    with lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise _unusable(folder, "another server keeps its files there") from None
+            stack.enter_context(locked(folder))
+        except BlockingIOError:
+            raise _unusable(folder, IN_USE) from None
+        except OSError as error:
+            raise _unusable(folder, str(error)) from None
         yield
 
 
