@@ -52,6 +52,13 @@ def test_every_backend(tiny_server: ServerProcess, tmp_path: Path, backend: str)
     assert_quiet(tiny_server.url)
 
 
+def test_the_tokenizer_of_a_server_of_vllms_is_found(tiny_server: ServerProcess, tmp_path: Path) -> None:
+    """The list of models tells where it is; the name under which a model is served says nothing."""
+    done, figures = bench(tiny_server, "--backend", "vllm", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (figures["completed"], figures["total_output_tokens"]) == (6, TOKENS)
+
+
 def test_load_and_details(tiny_server: ServerProcess, tmp_path: Path) -> None:
     options = "--request-rate 100 --max-concurrency 2 --tag mine --goodput ttft:60000 --output-details --flush-cache"
     done, figures = bench(tiny_server, *options.split(), "--warmup-requests", "2", folder=tmp_path)

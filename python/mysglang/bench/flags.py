@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,7 +89,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def result_file(text: str) -> str:
     """Checks the path of a file for results, as the type of an option: a run may take hours, and its results come last.
-    Nothing is created. An empty text, the default of such an option, passes.
+    Nothing stays there. An empty text, the default of such an option, passes.
     """
     if not text:
         return text
@@ -99,9 +99,12 @@ def result_file(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text} is a directory")
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {folder}")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
-    return text
+    try:
+        # Permissions alone do not tell: file systems may be read-only, or hold no files of ours, as /proc.
+        with file.open("ab") if file.exists() else tempfile.TemporaryFile(dir=folder):
+            return text
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}") from None
 
 
 def result_path(text: str) -> Path:

@@ -91,6 +91,17 @@ class Server:
                 return name
         raise Failed("the server lists no model; name one with --model.")
 
+    async def model_path(self, model: str) -> str | None:
+        """Returns where the server read `model` from, if the list of models tells that, as vLLM's does. A server may
+        list a model under any name.
+        """
+        found = await self.get("/v1/models") or {}
+        for card in found.get("data", []):
+            match card:
+                case {"id": str(name), "root": str(root)} if name == model:
+                    return root
+        return None
+
     async def get(self, path: str) -> dict[str, Any] | None:
         """Returns the JSON object at `path`, or None if the server has none."""
         status, body = await self._client.fetch("GET", path)
@@ -172,4 +183,4 @@ async def _vocabulary(
         case {"skip_tokenizer_init": True, "scheduler_info": {"vocab_size": int(size)}} if options.tokenize_prompt:
             return Vocabulary.of_size(size)
     info = await server.get("/model_info") if info is not None else None
-    return Vocabulary.load((info or {}).get("tokenizer_path") or model)
+    return Vocabulary.load((info or {}).get("tokenizer_path") or await server.model_path(model) or model)

@@ -46,6 +46,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(tool: str, flag
         main([flag, str(tmp_path)])
     with pytest.raises(Refused, match=f"{flag}: there is no directory {tmp_path / 'none'}"):
         main([flag, str(tmp_path / "none" / "file")])
+    with pytest.raises(Refused, match=f"{flag}: /proc/none cannot be written"):
+        main([flag, "/proc/none"])
     assert list(tmp_path.iterdir()) == []
 
 
