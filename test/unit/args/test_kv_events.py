@@ -36,6 +36,8 @@ def test_whose_endpoint_it_is(text: str, binds: bool) -> None:
         ('{"enpoint": "tcp://*:1"}', "enpoint"),
         ('{"endpoint": "http://x"}', "http://x"),
         ('{"buffer_steps": 0}', "at least 1"),
+        ('{"endpoint": "tcp://*:65536"}', "a port from 1 to 65535, got 'tcp://*:65536'"),
+        ('{"replay_endpoint": "tcp://localhost"}', "a port from 1 to 65535"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, complaint: str) -> None:

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, allowed, backend_named, compiled, walk
 from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle
+from mysglang.srt.constrained.compile_process import try_out
+from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
 from mysglang.srt.constrained.json_schema.formats import FORMATS
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
+from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarKind, GrammarSpec
 
 NAMES = ("xgrammar", "llguidance", "outlines")
@@ -118,6 +121,9 @@ STRINGS: list[dict[str, Any]] = [
     {"type": ["string", "null"], "minLength": 3, "maxLength": 5},
     {"type": "string", "pattern": "^.{1,5}$"},
     {"type": "string", "pattern": "^[^a]{4}$"},
+    {"type": "string", "minLength": 2, "maxLength": 200},
+    {"type": "string", "minLength": 30, "maxLength": 40},
+    {"type": "string", "minLength": 12},
 ]
 
 
@@ -136,7 +142,17 @@ def test_a_bounded_string_is_json(schema: dict[str, Any]) -> None:
     grammar = compiled(backend, "json_schema", json.dumps(schema))
     for seed in range(60):
         value = json.loads(walk(backend, grammar.matcher(), random.Random(seed), free=8))
-        assert value is None or len(value) <= schema.get("maxLength", 5)
+        assert value is None or schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 100)
+
+
+def test_a_bounded_string_is_fast_with_a_large_vocabulary() -> None:
+    """A grammar of which each mask tries out every token is refused as too ambiguous."""
+    words = [piece for piece in VOCABULARY.pieces if piece.isalnum()][:400]
+    vocabulary = Vocabulary([*VOCABULARY.pieces, *(one + other for one in words for other in words)], (EOS,))
+    backend = make_backend("xgrammar", vocabulary, JsonStyle())
+    spec = GrammarSpec("json_schema", '{"type": "string", "minLength": 1}')
+    try_out(backend, spec, backend.compile(spec), vocabulary.size)
+    assert "character" not in ebnf(grammar_of('{"type": "string", "maxLength": 100}'), JsonStyle())
 
 
 @pytest.mark.parametrize("seed", range(5))

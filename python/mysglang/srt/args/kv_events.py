@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+MAX_PORT = 65535
+
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How events are published."""
@@ -44,7 +46,14 @@ def read_kv_events(text: str) -> KvEventsConfig:
     for endpoint in (config.endpoint, config.replay_endpoint):
         if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://", "inproc://")):
             raise ValueError(f"an endpoint begins with tcp:// or ipc://, got {endpoint!r}")
+        # ZMQ takes a larger number modulo 65536.
+        if endpoint is not None and endpoint.startswith("tcp://") and not _is_port(endpoint.rpartition(":")[2]):
+            raise ValueError(f"an endpoint of tcp ends with a port from 1 to {MAX_PORT}, got {endpoint!r}")
     return config
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_PORT
 
 
 def complaint_about(text: str | None) -> str | None:
