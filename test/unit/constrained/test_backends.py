@@ -124,6 +124,9 @@ STRINGS: list[dict[str, Any]] = [
     {"type": "string", "minLength": 2, "maxLength": 200},
     {"type": "string", "minLength": 30, "maxLength": 40},
     {"type": "string", "minLength": 12},
+    {"type": "string", "pattern": "^[a\n]{1,5}$"},
+    {"type": "string", "pattern": "^[\x00\n]{2,3}$"},
+    {"type": "string", "pattern": "^.{3,}$"},
 ]
 
 
@@ -143,6 +146,7 @@ def test_a_bounded_string_is_json(schema: dict[str, Any]) -> None:
     for seed in range(60):
         value = json.loads(walk(backend, grammar.matcher(), random.Random(seed), free=8))
         assert value is None or schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 100)
+        assert value is None or re.search(schema.get("pattern", ""), value)
 
 
 def test_a_bounded_string_is_fast_with_a_large_vocabulary() -> None:
@@ -152,7 +156,8 @@ def test_a_bounded_string_is_fast_with_a_large_vocabulary() -> None:
     backend = make_backend("xgrammar", vocabulary, JsonStyle())
     spec = GrammarSpec("json_schema", '{"type": "string", "minLength": 1}')
     try_out(backend, spec, backend.compile(spec), vocabulary.size)
-    assert "character" not in ebnf(grammar_of('{"type": "string", "maxLength": 100}'), JsonStyle())
+    for text in ('{"type": "string", "maxLength": 100}', '{"type": "string", "pattern": "^.{1,100}$"}'):
+        assert "{" not in ebnf(grammar_of(text), JsonStyle())
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -41,6 +41,8 @@ class _Writer:
         self._machines: dict[tuple[Expr, bool], str] = {}
         self._runs: dict[Expr, Expr] = {}
         """Runs of characters -> references to their rules."""
+        self._letters: dict[Expr, int] = {}
+        """Classes of which strings have a counted number of characters -> their numbers in the names of rules."""
         self._chars = 0
 
     def text(self, grammar: Grammar) -> str:
@@ -113,39 +115,38 @@ class _Writer:
 
     def _quoted(self, language: Expr) -> str:
         if language == ANYTHING:
-            self._common("string")
-            return "string"
-        if language.kind == "rep" and language.parts[0] == ANY:
-            return self._bounded(*language.bounds)
+            return self._any_string()
+        if language.kind == "rep" and language.bounds != (0, None) and _has_two_ways(language.parts[0]):
+            return self._bounded(language.parts[0], *language.bounds)
         if plain(language):
             return f"{_QUOTE} {self._written(self._with_runs(written(language)))} {_QUOTE}"
         return f"{_QUOTE} {self._machine(language, in_string=True)}"
 
-    def _bounded(self, least: int, most: int | None) -> str:
-        """Writes a string of `least` to `most` characters.
+    def _bounded(self, part: Expr, least: int, most: int | None) -> str:
+        """Writes a string of `least` to `most` characters of the class `part`.
 
         A character of a rule of its own, repeated, would be shorter. But the library then tries out each token for each
         mask, which takes it 50 ms with a vocabulary of 129,000 tokens.
         """
         if (least if most is None else most) <= MOST_COUNTED:
-            return f"{_QUOTE} {self._counted(least, most)}"
+            return f"{_QUOTE} {self._counted(part, least, most)}"
         if most is None:
-            self._common("character")
-            return f"{_QUOTE} character{times(least, most)} {_QUOTE}"
-        return f"{_QUOTE} {ebnf_class(PLAIN)}{times(least, most)} {_QUOTE}"
+            return f"{_QUOTE} ({self._written(_as_written(part))}){times(least, most)} {_QUOTE}"
+        plain, _ = _plain_and_escaped(part)
+        return f"{_QUOTE} {self._written(plain)}{times(least, most)} {_QUOTE}"
 
-    def _counted(self, least: int, most: int | None) -> str:
+    def _counted(self, part: Expr, least: int, most: int | None) -> str:
         """Returns the rule of the rest of a string in which `least` to `most` characters are still to come."""
-        if least == 0 and most is None:
-            self._common("string")
-            return "string_rest"
-        name = f"rest_{least}_{'any' if most is None else most}"
+        letter = self._letters.setdefault(part, len(self._letters))
+        name = f"rest{letter}_{least}_{'any' if most is None else most}"
         if name not in self._rules:
+            self._rules[name] = ""  # its place: without a bound, the rule names itself
             ways = [] if least else [_QUOTE]
             if most != 0:
-                self._common("escape")
-                after = self._counted(max(least - 1, 0), None if most is None else most - 1)
-                ways += [f"{ebnf_class(PLAIN)} {after}", f"escape {after}"]
+                plain, escaped = _plain_and_escaped(part)
+                after = self._counted(part, max(least - 1, 0), None if most is None else most - 1)
+                self._put(f"escape{letter}", self._written(escaped))
+                ways += [f"{self._written(plain)} {after}", f"escape{letter} {after}"]
             self._put(name, f"({' | '.join(ways)}) {self._ahead}")
         return name
 
@@ -173,18 +174,14 @@ class _Writer:
             self._put(f"run{len(self._runs) - 1}", self._written(expr))
         return self._runs[expr]
 
-    def _common(self, name: str) -> None:
-        if name in self._rules:
-            return
-        match name:
-            case "string":
-                self._put("string", f"{_QUOTE} string_rest")
-                ways = f"{_QUOTE} | {ebnf_class(PLAIN)} string_rest | {self._written(ANY_ESCAPE)} string_rest"
-                self._put("string_rest", f"({ways}) {self._ahead}")
-            case "escape":
-                self._put(name, self._written(ANY_ESCAPE))
-            case "character":
-                self._put(name, self._written(ANY_CHARACTER))
+    def _any_string(self) -> str:
+        """Returns the rule of a string of which nothing is asked."""
+        if "string" in self._rules:
+            return "string"
+        self._put("string", f"{_QUOTE} string_rest")
+        ways = f"{_QUOTE} | {ebnf_class(PLAIN)} string_rest | {self._written(ANY_ESCAPE)} string_rest"
+        self._put("string_rest", f"({ways}) {self._ahead}")
+        return "string"
 
     def _machine(self, expr: Expr, *, in_string: bool) -> str:
         """Writes the rules of an automaton, and returns the name of its first state's rule; in a string, the quote that
@@ -204,6 +201,25 @@ class _Writer:
                 ways.append(f"{self._written(written(step) if in_string else step)} {prefix}{target}")
             self._put(f"{prefix}{state}", " | ".join(ways))
         return self._machines[key]
+
+
+def _as_written(part: Expr) -> Expr:
+    """Returns how characters of a class are written in a string. Only those of which nothing is asked may be written in
+    several ways.
+    """
+    return ANY_CHARACTER if part == ANY else written(part) if part.kind == "class" else part
+
+
+def _has_two_ways(part: Expr) -> bool:
+    """True for a class of which some characters are written as themselves, and some by an escape."""
+    ways = _as_written(part)
+    return part.kind == "class" and ways.kind == "alt" and any(way.kind == "class" for way in ways.parts)
+
+
+def _plain_and_escaped(part: Expr) -> tuple[Expr, Expr]:
+    """Returns the two ways to write a character of a class: as itself, and by an escape."""
+    ways = _as_written(part).parts
+    return alt(*(way for way in ways if way.kind == "class")), alt(*(way for way in ways if way.kind != "class"))
 
 
 def _space(style: JsonStyle) -> str:
