@@ -139,44 +139,56 @@ def _planned_decode(
     shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
     for item in items[: int(indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
-        fresh = NONE_FRESH
+        begin, end, fresh = item[Field.BEGIN], item[Field.END], NONE_FRESH
         if lengths is not None and extends is not None:
             length = int(lengths[item[Field.FRESH]])
             fresh = length - int(extends[item[Field.FRESH]])
-            item[Field.END] = max(min(item[Field.END], length), item[Field.BEGIN])
-        # The teams of a KV head share the item's keys in whole steps of WARP_KEYS, as the kernel cuts them.
-        steps = -(-(item[Field.END] - item[Field.BEGIN]) // WARP_KEYS)
+            end = max(min(end, length), begin)
         last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
+        query = torch.arange(item[Field.FIRST_QUERY], last, device=q.device)
+        member = query // group
+        row, part = torch.full_like(query, item[Field.SOURCE]), torch.full_like(query, item[Field.PART])
+        if item[Field.ROWS] > 1:
+            row, first = members[item[Field.SOURCE] + member].long().unbind(1)
+            part = part + first
+        # [queries, 1], and [queries, KV heads]: query heads, of which each query has one for each KV head.
+        rows = row[:, None]
+        kv_head = torch.arange(item[Field.HEAD], item[Field.HEAD] + shape.heads, device=q.device)
+        heads = kv_head * group + (query % group)[:, None]
+        # The teams of a KV head share the item's keys in whole steps of WARP_KEYS, as the kernel cuts them.
+        steps = -(-(end - begin) // WARP_KEYS)
         for share in range(shape.shares):
             first_key, end_key = (
-                min(item[Field.BEGIN] + steps * number // shape.shares * WARP_KEYS, item[Field.END])
-                for number in (share, share + 1)
+                min(begin + steps * number // shape.shares * WARP_KEYS, end) for number in (share, share + 1)
             )
-            for query in range(item[Field.FIRST_QUERY], last):
-                row, part = item[Field.SOURCE], item[Field.PART] + share
-                if item[Field.ROWS] > 1:
-                    row, first = members[item[Field.SOURCE] + query // group].tolist()
-                    part += first
-                seen = max(min(end_key, fresh + 1 + query // group), first_key)
-                at = torch.arange(first_key, seen, device=q.device)
-                locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
-                for kv_head in range(item[Field.HEAD], item[Field.HEAD] + shape.heads):
-                    head = kv_head * group + query % group
-                    k, v = keys[locations, kv_head].float(), values[locations, kv_head].float()
-                    scores = k @ queries[row, head].float() * scale
-                    if logit_cap:
-                        scores = logit_cap * torch.tanh(scores / logit_cap)
-                    attended, lse = scores.softmax(dim=0) @ v, scores.logsumexp(dim=0)
-                    if item[Field.PART] < 0:
-                        if sinks is not None:
-                            attended *= torch.sigmoid(lse - sinks[head])
-                        out[row, head] = attended.to(q.dtype)
-                    else:
-                        partial[part, head] = attended
-                        partial_lse[part, head] = lse * LOG2E
-                        behind = torch.arange(1, item[Field.EMPTY] + 1, device=q.device) * shape.shares
-                        partial_lse[part + behind, head] = float("-inf")
-    for row, (first, count) in enumerate(joins[: len(q)].tolist()):
+            seen = (fresh + 1 + member).clamp(max=end_key).clamp(min=first_key)
+            at = torch.arange(first_key, int(seen.max()), device=q.device)
+            locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
+            k, v = (side[locations[:, None], kv_head].float() for side in (keys, values))
+            scores = torch.einsum("qhd,khd->qhk", queries[rows, heads].float(), k) * scale
+            if logit_cap:
+                scores = logit_cap * torch.tanh(scores / logit_cap)
+            scores = scores.masked_fill(at >= seen[:, None, None], float("-inf"))
+            # A query that sees none of these keys has no weights. The logarithm of its sum is -inf.
+            weights = scores.softmax(dim=-1).where((seen > first_key)[:, None, None], 0.0)
+            attended, lse = torch.einsum("qhk,khd->qhd", weights, v), scores.logsumexp(dim=-1)
+            if item[Field.PART] < 0:
+                if sinks is not None:
+                    attended *= torch.sigmoid(lse - sinks[heads])[..., None]
+                out[rows, heads] = attended.to(q.dtype)
+                continue
+            parts = part[:, None] + share
+            partial[parts, heads] = attended
+            partial_lse[parts, heads] = lse * LOG2E
+            for behind in range(1, item[Field.EMPTY] + 1):
+                partial_lse[parts + behind * shape.shares, heads] = float("-inf")
+    _join(partial, partial_lse, joins[: len(q)], sinks, out)
+    return out.view(len(q), -1)
+
+
+def _join(partial: Tensor, partial_lse: Tensor, joins: Tensor, sinks: Tensor | None, out: Tensor) -> None:
+    """Writes the rows whose results are in parts."""
+    for row, (first, count) in enumerate(joins.tolist()):
         if count > 1:
             parts = slice(first, first + count)
             lses = partial_lse[parts] / LOG2E
@@ -185,8 +197,7 @@ def _planned_decode(
                 weights = weights * torch.sigmoid(lses.logsumexp(dim=0) - sinks)
             # Partial results that were not written have weight 0, whatever they contain.
             joined = torch.where(weights[..., None] > 0, partial[parts] * weights[..., None], 0.0)
-            out[row] = joined.sum(dim=0).to(q.dtype)
-    return out.view(len(q), -1)
+            out[row] = joined.sum(dim=0).to(out.dtype)
 
 
 LOG2E = 1.4426950408889634
