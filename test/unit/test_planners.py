@@ -54,7 +54,7 @@ MAY_LOOK = {
     # It is measured and told, and what was measured changes nothing until it is learned.
     "constrained/answer_grammar.py": "AnswerGrammar.accept AnswerMasks._fill _fill_one",
     "constrained/patience.py": "Patience.__init__",
-    "managers/kv_event_publisher.py": "ZmqPublisher.flush _Handover.__init__ _Handover.end _Sockets.serve",
+    "managers/kv_event_publisher.py": "ZmqPublisher.flush Handover.__init__ Handover.end EventSockets.serve",
     "managers/scheduler_weights.py": "SchedulerWeights.__init__ SchedulerWeights.on_turn _joined",
     "scheduling/request.py": "Req",
     "scheduling/stats.py": "SchedulerStats.__init__ SchedulerStats.started SchedulerStats.figures "

@@ -5,6 +5,8 @@ ones.
 from __future__ import annotations
 
 import itertools
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +18,19 @@ import pytest
 import zmq
 
 from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.ports import reserved_port
 from fixtures.router_mirror import RouterMirror
 from mysglang.srt.args.kv_events import KvEventsConfig
+from mysglang.srt.distributed.ranks import RANKS_OF_ONE
+from mysglang.srt.entrypoints.launcher import find_model, make_port_args
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.worker import SpaceShape
-from mysglang.srt.managers import kv_event_publisher
-from mysglang.srt.managers.kv_event_publisher import END_OF_REPLAY, NoPublisher, ZmqPublisher
+from mysglang.srt.managers.kv_event_publisher import END_OF_REPLAY, EventSockets, Handover, NoPublisher, ZmqPublisher
+from mysglang.srt.managers.scheduler_builder import Makers, NamedWorker, build_scheduler
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.server_args import ServerArgs
 
 PATIENCE_MS = int(1000 * PATIENCE_S)
 
@@ -37,7 +43,7 @@ class Desk:
             publisher="zmq", endpoint=f"ipc://{folder}/pub", replay_endpoint=f"ipc://{folder}/replay", **options
         )
         log = KvEventLog(64, 1)
-        self.publisher = ZmqPublisher(self.config, log)
+        self.publisher = ZmqPublisher(EventSockets(self.config), log)
         self.kv = KvManager([SpaceShape(64, 1)], 4, 64, prefix_cache("radix", listener=self.publisher.listener))
         self.subscriber = self._socket(zmq.SUB, self.config.endpoint)
         self.subscriber.subscribe(self.config.topic)
@@ -45,10 +51,10 @@ class Desk:
         self._joined = False
 
     def _socket(self, kind: int, endpoint: str | None) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-        socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
-        socket.connect(str(endpoint))
-        return socket
+        end: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        end.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        end.connect(str(endpoint))
+        return end
 
     def ask(self, *ids: int) -> None:
         """A request comes and goes; its events are one batch."""
@@ -182,13 +188,13 @@ def test_the_scheduler_never_waits_and_a_loss_shows_as_a_gap(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = threading.Event()
-    serve = kv_event_publisher._Sockets.serve
+    serve = EventSockets.serve
 
-    def late(sockets: kv_event_publisher._Sockets) -> None:
+    def late(sockets: EventSockets, handover: Handover) -> None:
         held.wait(PATIENCE_S)
-        serve(sockets)
+        serve(sockets, handover)
 
-    monkeypatch.setattr(kv_event_publisher._Sockets, "serve", late)
+    monkeypatch.setattr(EventSockets, "serve", late)
     d = desk(max_queue_size=2)
     for i in range(9):
         d.ask(i)
@@ -199,9 +205,23 @@ def test_the_scheduler_never_waits_and_a_loss_shows_as_a_gap(
     assert d.kept(3) == [0, 1, 9]
 
 
-def test_an_endpoint_that_is_taken_ends_the_launch(desk: Callable[..., Desk], tmp_path: Path) -> None:
+@pytest.mark.promise(6)
+def test_a_port_in_use_ends_the_launch_before_weights_are_loaded(tmp_path: Path) -> None:
+    def load(*_: object) -> NamedWorker:
+        raise AssertionError("weights are loaded")
+
+    with reserved_port() as port, socket.create_server(("127.0.0.1", port)):
+        config = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "bind": True}
+        flags = ("--device", "cpu", "--grammar-backend", "none", "--kv-events-config", json.dumps(config))
+        args, _ = find_model(ServerArgs.from_cli(flags))
+        ports = make_port_args(tmp_path)
+        with pytest.raises(ConfigError, match=r"--kv-events-config: tcp.*in use"):
+            build_scheduler(args, ports, RANKS_OF_ONE, Makers(worker=load))
+
+
+def test_an_endpoint_that_cannot_be_opened_ends_the_launch() -> None:
     with pytest.raises(ConfigError, match="--kv-events-config: ipc:///no/such"):
-        ZmqPublisher(KvEventsConfig(publisher="zmq", endpoint="ipc:///no/such/folder/pub"), KvEventLog(4, 1))
+        EventSockets(KvEventsConfig(publisher="zmq", endpoint="ipc:///no/such/folder/pub"))
 
 
 def test_nobody_is_told_unless_asked() -> None:

@@ -14,6 +14,7 @@ import logging
 import socket
 import time
 from collections import deque
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -62,16 +63,13 @@ class NoPublisher:
 class ZmqPublisher:
     """Numbers batches from 0 on and publishes them; keeps the last ones for replays."""
 
-    def __init__(self, config: KvEventsConfig, log: KvEventLog) -> None:
-        """Raises ConfigError if an endpoint cannot be opened."""
+    def __init__(self, sockets: EventSockets, log: KvEventLog) -> None:
         self._log = log
         self._encoder = msgspec.msgpack.Encoder()
         self._number = 0
         self._dropping = False
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._handover = _Handover(config.max_queue_size)
-        sockets = _Sockets(config, context, self._handover)
-        self._thread = ServiceThread("kv-events", sockets.serve)
+        self._handover = Handover(sockets.max_queue_size)
+        self._thread = ServiceThread("kv-events", partial(sockets.serve, self._handover))
 
     @property
     def listener(self) -> PageListener:
@@ -98,7 +96,7 @@ class ZmqPublisher:
         self._handover.close()
 
 
-class _Handover:
+class Handover:
     """A bounded queue of batches from the scheduler to the thread: never more than `size`, while ZMQ's own limit is
     only approximate.
 
@@ -137,11 +135,15 @@ class _Handover:
         self._rope.close()
 
 
-class _Sockets:
-    """The sockets, which only the publisher's thread uses."""
+class EventSockets:
+    """The sockets, which only the publisher's thread uses. They are opened before there is anything to publish, so that
+    an endpoint in use is known before the weights are loaded.
+    """
 
-    def __init__(self, config: KvEventsConfig, context: zmq.Context[zmq.Socket[bytes]], handover: _Handover):
-        self._handover = handover
+    def __init__(self, config: KvEventsConfig) -> None:
+        """Raises ConfigError if an endpoint cannot be opened."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self.max_queue_size = config.max_queue_size
         self._topic = config.topic.encode()
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._public = context.socket(zmq.PUB)
@@ -158,16 +160,16 @@ class _Sockets:
             self._close()
             raise ConfigError(f"--kv-events-config: {config.endpoint}, {config.replay_endpoint}: {error}.") from error
 
-    def serve(self) -> None:
-        """Runs until `close` is called."""
+    def serve(self, handover: Handover) -> None:
+        """Sends what is handed over, until no more follows."""
         poller = zmq.Poller()
-        poller.register(self._handover.bell, zmq.POLLIN)
+        poller.register(handover.bell, zmq.POLLIN)
         poller.register(self._replays, zmq.POLLIN)
         more = True
         while more:
             ready = dict(poller.poll())
-            if self._handover.bell.fileno() in ready:
-                batches, more = self._handover.take()
+            if handover.bell.fileno() in ready:
+                batches, more = handover.take()
                 for number, batch in batches:
                     self._kept.append((number, batch))
                     self._public.send_multipart([self._topic, number, batch])

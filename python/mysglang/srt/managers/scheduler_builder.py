@@ -6,7 +6,7 @@ else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from mysglang.srt.args.hicache import read_storage_config
 from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.speculative import SpeculativeAlgorithm
-from mysglang.srt.configs.layer_plan import AttentionPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.constrained.backend import JsonStyle
 from mysglang.srt.constrained.compile_messages import CompilerSetup
@@ -26,7 +25,8 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.weights import ModelWeights, Occupation
 from mysglang.srt.forward.worker import SpaceShape, StateShape, StepRates, Worker, WorkerCapacity
-from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
+from mysglang.srt.managers.kv_event_publisher import EventPublisher, EventSockets, NoPublisher, ZmqPublisher
+from mysglang.srt.managers.model_costs import cascade_costs, decoder_costs
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.rank_links import (
     FollowShare,
@@ -53,7 +53,6 @@ from mysglang.srt.mem_cache.kv_events import KvEventLog, PageListener
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
-from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
 from mysglang.srt.mem_cache.storage.file_backend import FileBackend
 from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage
 from mysglang.srt.mem_cache.storage.runner import ThreadRunner
@@ -71,7 +70,7 @@ from mysglang.srt.scheduling.intake import NoTimeouts, RequestTimeouts, Share, T
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.scheduling.request import MakeStopText, StopText
 from mysglang.srt.scheduling.role import PrefetchQueue, Role, WaitedEnough
-from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, NoCosts, StepCosts
+from mysglang.srt.scheduling.step_costs import NoCosts
 from mysglang.srt.scheduling.step_planner import OrderName, PlanDigest
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
@@ -128,12 +127,13 @@ def build_scheduler(
     tokenizer = load_tokenizer(args.model)
     structured = _structured_output(args, model, tokenizer, ranks)
 
-    # 2. The GPU wing: a worker that computes steps.
+    # 2. The GPU wing: a worker that computes steps. Endpoints are taken before it loads weights.
+    sockets = _event_sockets(args, ranks)
     worker = makers.worker(args, model, ranks)
     capacity = worker.capacity
 
     # 3. The memory that the worker has, as pages of requests and of the prefix cache.
-    events = _kv_events(args, capacity, ranks)
+    events = _kv_events(sockets, capacity)
     kv = _kv_manager(capacity, _prefix_cache(args, model, ranks, worker, events, makers), makers)
 
     # 4. The links: to fronts and detokenizers, and to other ranks.
@@ -283,59 +283,12 @@ PROPOSERS: Mapping[SpeculativeAlgorithm | None, MakeProposer] = {
 drafts.
 """
 
-DTYPE_BYTES = {"float32": 4}
-"""Bytes of a number in the KV cache; 2 for the others."""
-
 
 def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
     """True if the server must estimate the cost of each step: the option is set, and the model is a decoder with
     logits, run by our own code.
     """
     return args.observability.enable_mfu_metrics and model.pooling is None and model.decoder is not None
-
-
-def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCosts:
-    if not _reckons(args, model):
-        return NoCosts()
-    # Costs of the layers of this stage; the first rank's stage has the head.
-    plan = model.plan.stage(ranks.pp.rank, ranks.pp.size)
-    shape = DecoderShape(
-        layer_parameters=plan.used_parameters(model.hidden_size),
-        head_parameters=model.hidden_size * model.vocab_size,
-        layers=tuple(shape for each in plan.attentions for shape in _attention_shapes(each, ranks.tp.size)),
-        dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
-    )
-    return DecoderCosts(shape.part(ranks.tp.size))
-
-
-def _attention_shapes(plan: AttentionPlan, tp_size: int) -> Iterator[AttentionShape]:
-    """Yields a layer's attention, and before it the scores of its indexer, which are those of keys without values."""
-    latent = plan.latent
-    choice = None if latent is None else latent.choice
-    if choice is not None and choice.indexer is not None:
-        # Each rank computes all heads of an indexer, so that the share of a rank must be all of them.
-        yield AttentionShape(choice.indexer.heads * tp_size, 1, choice.indexer.head_dim, latent_dim=0)
-    yield AttentionShape(
-        plan.num_heads,
-        plan.num_kv_heads,
-        plan.head_dim,
-        plan.window if choice is None else choice.top_k,
-        None if latent is None else latent.rank,
-        plan.stores,
-    )
-
-
-def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
-    # Whole prompts share no pages, and those of a model whose tokens see both directions have none.
-    if args.kernels.disable_cascade_attention or model.decoder is None or model.needs_whole_prompts:
-        return None
-    if not model.decoder.attentions:
-        return None
-    attention = model.decoder.attentions[0]
-    return CascadeCosts.of_model(
-        partial_size=attention.num_heads * attention.value_dim,
-        token_bytes=attention.kept_size * DTYPE_BYTES.get(model.dtype, 2),
-    )
 
 
 def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: StepRates | None) -> SchedulerOptions:
@@ -353,7 +306,7 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: St
         fair_share_by=schedule.shares_by,
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
-        cascade=_cascade(args, model),
+        cascade=None if args.kernels.disable_cascade_attention else cascade_costs(model),
         order=order_of(args, ranks, rates),
         decode_wait_tokens=schedule.most_wait_tokens,
         rates=rates,
@@ -364,7 +317,7 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: St
         jump_forward=args.grammar.enable_jump_forward and not args.speculative.drafts,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
-        costs=_costs(args, model, ranks),
+        costs=decoder_costs(model, ranks) if _reckons(args, model) else NoCosts(),
         timed=args.observability.enable_trace,
         ranks=ranks,
         weight_version=args.model.weight_version,
@@ -377,13 +330,17 @@ def _proposer(args: ServerArgs) -> MakeProposer:
     return ForcedDrafts.around(make) if args.grammar.enable_jump_forward else make
 
 
-def _kv_events(args: ServerArgs, capacity: WorkerCapacity, ranks: RankContext) -> EventPublisher:
-    """Returns the publisher of KV events, on the first rank if it is enabled."""
+def _event_sockets(args: ServerArgs, ranks: RankContext) -> EventSockets | None:
+    """Opens the sockets of KV events, on the first rank if they are published. Raises ConfigError."""
     given = args.observability.kv_events_config
     config = KvEventsConfig() if given is None else read_kv_events(given)
-    if config.publisher == "null" or ranks.world.rank:
+    return None if config.publisher == "null" or ranks.world.rank else EventSockets(config)
+
+
+def _kv_events(sockets: EventSockets | None, capacity: WorkerCapacity) -> EventPublisher:
+    if sockets is None:
         return NoPublisher()
-    return ZmqPublisher(config, KvEventLog(capacity.num_pages, capacity.page_size))
+    return ZmqPublisher(sockets, KvEventLog(capacity.num_pages, capacity.page_size))
 
 
 def _timeouts(schedule: ScheduleArgs) -> Timeouts:
