@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 import orjson
 
 from mysglang.bench.refused import Refused
+from mysglang.srt.utils.disk import try_folder
 from mysglang.srt.utils.help_text import HelpFormatter
 
 PROFILING = """
@@ -100,11 +100,13 @@ def result_file(text: str) -> str:
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {folder}")
     try:
-        # Permissions alone do not tell: file systems may be read-only, or hold no files of ours, as /proc.
-        with file.open("ab") if file.exists() else tempfile.TemporaryFile(dir=folder):
-            return text
+        if file.exists():
+            file.open("ab").close()
+        else:
+            try_folder(folder)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}") from None
+    return text
 
 
 def result_path(text: str) -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from mysglang.srt.args.hicache import HicacheArgs
 from mysglang.srt.args.observability import ObservabilityArgs
 from mysglang.srt.args.storage import StorageArgs
+from mysglang.srt.utils.disk import try_folder
 from mysglang.srt.utils.folder_lock import IN_USE, is_locked
 
 
@@ -34,8 +34,7 @@ def _fault(folder: Path) -> str | None:
     if not there.is_dir():
         return f"{there} is not a directory"
     try:
-        # Permissions alone do not tell: file systems may be read-only, or hold no files of ours, as /proc.
-        with tempfile.TemporaryFile(dir=there):
-            return None
+        try_folder(there)
     except OSError as error:
         return f"{there} may not be written to ({error.strerror})"
+    return None

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -26,6 +25,7 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.disk import try_folder
 from mysglang.srt.utils.service_thread import ServiceThread
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,7 @@ def check_folder(folder: Path, name: str = "dump_requests_folder") -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        try_folder(folder)
     except (OSError, ValueError) as error:
         # ValueError: the name is invalid.
         why = error.strerror if isinstance(error, OSError) else error

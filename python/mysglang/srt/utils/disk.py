@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,15 @@ def room_for(what: str) -> Iterator[None]:
         if error.errno not in _NO_ROOM:
             raise
         raise NoRoom(f"The server's disk has no room for {what}.") from error
+
+
+def try_folder(folder: Path) -> None:
+    """Raises OSError if no file can be made in the folder. Nothing stays there.
+
+    Permissions alone do not tell: file systems may be read-only, or hold no files of ours, as /proc.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def append_whole(path: Path, data: bytes) -> None:
