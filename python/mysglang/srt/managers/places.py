@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from mysglang.srt.errors import Overloaded
 from mysglang.srt.managers.fronts import Board, Column
 from mysglang.srt.managers.request_state import Inbox, ReqState
-from mysglang.srt.managers.shares import OneForAll, QueueShares
+from mysglang.srt.managers.shares import QueueShares
 from mysglang.srt.messages.outputs import FULL, Abort
 
 DISPLACED = Abort(
@@ -98,16 +98,12 @@ def precedence_of(priorities: Literal["none", "high_first", "low_first"]) -> Pre
 class Places:
     """The places for open answers, as one front gives them to its requests. `opened` are always its open answers."""
 
-    def __init__(
-        self, board: Board, most: int, shares: QueueShares | None = None, precedence: Precedence | None = None
-    ) -> None:
-        """`most`: places of all fronts together. `shares`: None if tenants are not distinguished. `precedence`: None if
-        open requests keep their places.
-        """
+    def __init__(self, board: Board, most: int, shares: QueueShares, precedence: Precedence) -> None:
+        """`most`: places of all fronts together."""
         self.most = most
         self._board = board
-        self._shares = OneForAll() if shares is None else shares
-        self._precedence = FirstComeFirstServed() if precedence is None else precedence
+        self._shares = shares
+        self._precedence = precedence
 
     def displaced(self, count: int, newcomer: Newcomer, opened: Collection[ReqState]) -> Collection[ReqState]:
         """Returns the answers that end before `newcomer` takes its places; none if it finds room anyway, or never."""

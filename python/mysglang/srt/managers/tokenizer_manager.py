@@ -20,7 +20,7 @@ from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.managers.fronts import Column, FrontHeld, Fronts
 from mysglang.srt.managers.generation import Call, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
-from mysglang.srt.managers.places import DISPLACED, Newcomer, Places, Precedence
+from mysglang.srt.managers.places import DISPLACED, FirstComeFirstServed, Newcomer, Places, Precedence
 from mysglang.srt.managers.request_state import (
     UNREAD,
     GenerationChunk,
@@ -172,7 +172,9 @@ class TokenizerManager:
         self.order_handlers: dict[type[FrontOrder], Callable[[FrontOrder], None]] = {}
         """Handlers of commands from other fronts."""
         queued = sys.maxsize if max_queued_requests is None else max_queued_requests
-        self._places = Places(self._fronts.board, limits.max_running_requests + queued, self._shares, precedence)
+        most = limits.max_running_requests + queued
+        first = FirstComeFirstServed() if precedence is None else precedence
+        self._places = Places(self._fronts.board, most, self._shares, first)
         self._params_room = SharedRoom(MAX_PARAMS_BYTES, num_keys)
         self._serial = 0
         self._post = Post()

@@ -170,8 +170,9 @@ class _Writer:
 
     def _run(self, expr: Expr) -> Expr:
         if expr not in self._runs:
-            self._runs[expr] = ref(f"run{len(self._runs)}")
-            self._put(f"run{len(self._runs) - 1}", self._written(expr))
+            name = f"run{len(self._runs)}"
+            self._runs[expr] = ref(name)
+            self._put(name, self._written(expr))
         return self._runs[expr]
 
     def _any_string(self) -> str:
