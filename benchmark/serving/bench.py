@@ -19,13 +19,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving.servers import START_S, Launch, mysglang, running, vllm
+from serving.servers import START_S, Api, mysglang, running, vllm
 from shapes import SHAPES
 
 COLUMNS = {
@@ -42,14 +42,12 @@ COLUMNS = {
 """Heading -> the figure's name in bench_serving's JSON, and the digits that are printed. Times in milliseconds."""
 
 
-def measure(
-    options: argparse.Namespace, launch: Launch, base_url: str, rate: float, seed: int, *, flush: bool
-) -> dict[str, Any]:
+def measure(options: argparse.Namespace, api: Api, rate: float, seed: int, *, flush: bool) -> dict[str, Any]:
     """Returns bench_serving's figures at one rate. Raises SystemExit if it fails."""
     burst = math.isinf(rate)
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         command = [
-            *(sys.executable, "-m", "mysglang.bench_serving", "--backend", launch.backend, "--base-url", base_url),
+            *(sys.executable, "-m", "mysglang.bench_serving", "--backend", api.backend, "--base-url", api.base_url),
             *("--dataset-name", "random-ids", "--tokenize-prompt", "--disable-tqdm", "--seed", str(seed)),
             *("--random-input-len", str(options.input_len), "--random-output-len", str(options.output_len)),
             *("--random-range-ratio", str(options.range_ratio), "--request-rate", str(rate)),
@@ -57,8 +55,8 @@ def measure(
             *("--goodput", *options.goodput, "--output-file", file.name),
             *("--ready-check-timeout-sec", str(START_S)),
             *(("--flush-cache",) if flush else ()),
-            *(("--model", launch.served_model) if launch.served_model else ()),
-            *(("--tokenizer", launch.tokenizer) if launch.tokenizer else ()),
+            *(("--model", api.served_model) if api.served_model else ()),
+            *(("--tokenizer", api.tokenizer) if api.tokenizer else ()),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
@@ -67,15 +65,15 @@ def measure(
     return {name: value for name, value in figures.items() if not isinstance(value, dict)}
 
 
-def ladder(options: argparse.Namespace, launch: Launch, base_url: str) -> list[dict[str, Any]]:
+def ladder(options: argparse.Namespace, api: Api) -> list[dict[str, Any]]:
     """Returns an entry for each rate of each round, and with `--cached` two."""
-    measure(options, launch, base_url, math.inf, 0, flush=False)  # what is compiled at first use is not counted
+    measure(options, api, math.inf, 0, flush=False)  # what is compiled at first use is not counted
     print(f"{'requests/s':>12}", *(f"{name:>9}" for name in COLUMNS), flush=True)
     results = []
     for number, rate in enumerate(options.rates * options.rounds, start=1):
         for cached in (False, True)[: 1 + options.cached]:
-            flush = not cached and launch.backend == "sglang"
-            figures = measure(options, launch, base_url, rate, number, flush=flush)
+            flush = not cached and api.backend == "sglang"
+            figures = measure(options, api, rate, number, flush=flush)
             results.append({"rate": "inf" if math.isinf(rate) else rate, "cached": cached, **figures})
             values = ((figures[name] or 0.0, digits) for name, digits in COLUMNS.values())
             name = f"{rate:g}{' cached' if cached else ''}"
@@ -140,18 +138,15 @@ def main() -> int:
     options, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         here, log = Path(folder), options.log or Path(folder) / "server.log"
+        server: AbstractContextManager[Api]
         if options.base_url:
-            launch = Launch((), options.backend, {}, options.served_model, options.tokenizer)
-            base_url, server = options.base_url, nullcontext()
+            server = nullcontext(Api(options.base_url, options.backend, options.served_model, options.tokenizer))
+        elif options.server == "vllm":
+            server = running(vllm(options.model, here, free_port(), rest, options.vllm_path), log)
         else:
-            port = free_port()
-            if options.server == "vllm":
-                launch = vllm(options.model, here, port, rest, options.vllm_path)
-            else:
-                launch = mysglang(options.model, here, port, rest)
-            base_url, server = f"http://127.0.0.1:{port}", running(launch, port, log)
-        with server:
-            results = ladder(options, launch, base_url)
+            server = running(mysglang(options.model, here, free_port(), rest), log)
+        with server as api:
+            results = ladder(options, api)
     if options.plot:
         draw(options.plot, results)
     named = ("model", "server", "input_len", "output_len", "range_ratio", "goodput")

@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from shapes import SHAPES, write_shape
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 START_S = 300
 """Seconds within which a server must be ready."""
@@ -25,18 +27,26 @@ VLLM_NAME = "m"
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How a server is started and how `bench_serving` asks it."""
+class Api:
+    """How `bench_serving` asks a server."""
 
-    command: Sequence[str]
+    base_url: str
     backend: str
-    """The API that is asked, as bench_serving calls it."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Set in addition to this process's own variables."""
+    """The API, as bench_serving calls it."""
     served_model: str = ""
     """The model's name at the server; empty where there is only one."""
     tokenizer: str = ""
     """A folder, for a server that does not tell its vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a server is started and asked."""
+
+    command: Sequence[str]
+    api: Api
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set in addition to this process's own variables."""
 
 
 def mysglang(model: str, folder: Path, port: int, options: Sequence[str]) -> Launch:
@@ -44,7 +54,11 @@ def mysglang(model: str, folder: Path, port: int, options: Sequence[str]) -> Lau
     shape = "tiny" if model == "tiny" else str(write_shape(model, folder))
     random = () if model == "tiny" else ("--load-format", "dummy", "--skip-tokenizer-init")
     flags = ("--model-path", shape, *random, "--port", str(port), *options)
-    return Launch((sys.executable, "-m", "mysglang.launch_server", *flags), "sglang")
+    return Launch((sys.executable, "-m", "mysglang.launch_server", *flags), Api(at(port), "sglang"))
+
+
+def at(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 def vllm(model: str, folder: Path, port: int, options: Sequence[str], path: Path | None) -> Launch:
@@ -63,30 +77,24 @@ def vllm(model: str, folder: Path, port: int, options: Sequence[str], path: Path
         "--gpu-memory-utilization": "0.85",
         "--port": str(port),
     }
-    command = (
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        *(word for pair in flags.items() for word in pair),
-    )
+    command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *chain.from_iterable(flags.items()))
     environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
-    return Launch((*command, *options), "vllm", environment, VLLM_NAME, str(shape))
+    return Launch((*command, *options), Api(at(port), "vllm", VLLM_NAME, str(shape)), environment)
 
 
 def write_words(folder: Path, vocab_size: int) -> None:
     """Writes a tokenizer of as many words as the model has ids, because vLLM's server wants one."""
-    model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w0"}
-    parts = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model, **parts}
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 @contextmanager
-def running(launch: Launch, port: int, log: Path) -> Iterator[None]:
+def running(launch: Launch, log: Path) -> Iterator[Api]:
     """Starts the server, waits until it is ready, and ends it with all its processes. Raises SystemExit with the end of
     its log if it does not become ready.
     """
@@ -100,12 +108,12 @@ def running(launch: Launch, port: int, log: Path) -> Iterator[None]:
         )
     try:
         began = time.monotonic()
-        while not healthy(port):
+        while not healthy(launch.api.base_url):
             if server.poll() is not None or time.monotonic() - began > START_S:
                 sys.exit(f"the server is not ready:\n{log.read_text()[-3000:]}")
             time.sleep(0.2)
         print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
-        yield
+        yield launch.api
     finally:
         server.send_signal(signal.SIGTERM)
         try:
@@ -117,9 +125,9 @@ def running(launch: Launch, port: int, log: Path) -> Iterator[None]:
             os.killpg(server.pid, signal.SIGKILL)
 
 
-def healthy(port: int) -> bool:
-    """True if the server on this port says that it is. Asks it directly, whatever proxy the environment names."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+def healthy(base_url: str) -> bool:
+    """True if the server there says that it is. Asks it directly, whatever proxy the environment names."""
+    connection = http.client.HTTPConnection(base_url.removeprefix("http://"), timeout=5)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
