@@ -234,10 +234,10 @@ struct Attention {
         #pragma unroll 1
         for (int pair = threadIdx.x; pair < group * HALF; pair += THREADS) {
             int head = pair / HALF;
-            float high = sinks[head], sum = 0, a = 0, b = 0;
+            float high = sinks[head], a = 0, b = 0;
 #pragma unroll
             for (int warp = 0; warp < ATTENDING; ++warp) high = fmaxf(high, highs[warp * MAX_GROUP + head]);
-            sum = exp2f(sinks[head] - high);
+            float sum = exp2f(sinks[head] - high);
 #pragma unroll
             for (int warp = 0; warp < ATTENDING; ++warp) {
                 float weight = exp2f(highs[warp * MAX_GROUP + head] - high);
