@@ -269,13 +269,12 @@ struct Attention {
             float high = -INFINITY, sum = 0, a = 0, b = 0;
             if (pair < end && split < span.splits) {
                 const Packet *facts_at = from + group * DIM + 2 * (pair / HALF), *values_at = from + 2 * pair;
-                uint4 facts_seen = peek_pair(facts_at), values_seen = peek_pair(values_at);
-                uint2 facts = await_pair(facts_at, facts_seen, round);
-                uint2 found = await_pair(values_at, values_seen, round);
-                high = __uint_as_float(facts.x);
-                sum = __uint_as_float(facts.y);
-                a = __uint_as_float(found.x);
-                b = __uint_as_float(found.y);
+                uint2 found[2];
+                await_pairs(found, facts_at, static_cast<int>(values_at - facts_at), 2, round);
+                high = __uint_as_float(found[0].x);
+                sum = __uint_as_float(found[0].y);
+                a = __uint_as_float(found[1].x);
+                b = __uint_as_float(found[1].y);
             }
             float highest = high;
             for (int distance = lanes / 2; distance > 0; distance /= 2) {

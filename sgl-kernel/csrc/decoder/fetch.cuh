@@ -30,7 +30,7 @@ struct Rows {
 // The rows of a weight that belong to a share, 16 to a tile; of a gated one, eight of the gate, then the same eight of
 // up. Each warp fetches every fourth row.
 template <int ROWS>
-__device__ void fetch_weight(Ring<ROWS>& ring, const Rows& rows, Share share, uint64_t policy) {
+__device__ void fetch_weight(Ring<ROWS>& ring, const Rows& rows, Share share, int product, uint64_t policy) {
     int lane = threadIdx.x % 32, r = lane * FETCHERS + threadIdx.x / 32 - WARPS;
     int block = rows.apart ? TILE_ROWS / 2 : TILE_ROWS;
 #pragma unroll 1
@@ -44,7 +44,7 @@ __device__ void fetch_weight(Ring<ROWS>& ring, const Rows& rows, Share share, ui
 #pragma unroll 1
             for (int k = 0; k < rows.inputs; k += Form<ROWS>::COLUMNS) {
                 int bytes = 2 * min(Form<ROWS>::COLUMNS, rows.inputs - k);
-                ring.await_turn();
+                ring.await_turn(product);
                 if (lane == 0) barrier_expect(ring.full(), count * bytes);
                 __syncwarp();
                 if (has) copy_bulk(ring.data() + r * Form<ROWS>::TILE_PITCH, row + k, bytes, ring.full(), policy);
@@ -76,7 +76,7 @@ __device__ void fetch_keys(Ring<ROWS>& ring, const Step& s, const Layer& layer, 
     if (span.from < span.to) find_slots(span.from);
 #pragma unroll 1
     for (int first = span.from; first < span.to; first += KEYS) {
-        ring.await_turn();
+        ring.await_turn(0);
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
             int key = i * AT_ONCE + index / CHUNKS;
@@ -121,7 +121,8 @@ __device__ void fetch_step(Ring<ROWS>& ring, const Step& s, const Chosen* chosen
         int index = number / products;
         const Layer& layer = s.layer[min(index, s.layers - 1)];
         Kind kind = index == s.layers ? Kind::LOGITS : kind_of(s, number);
-        fetch_weight<ROWS>(ring, rows_of<DIM>(ring, s, layer, kind, index, chosen), share(s, kind, rotation), policy);
+        Rows rows = rows_of<DIM>(ring, s, layer, kind, index, chosen);
+        fetch_weight<ROWS>(ring, rows, share(s, kind, rotation), number, policy);
         if (kind == Kind::DOWN) rotation = next_rotation(s, rotation);
         if (kind != Kind::QKV) continue;
         for (int unit = blockIdx.x; unit < units; unit += s.grid) {

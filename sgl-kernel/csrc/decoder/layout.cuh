@@ -31,8 +31,11 @@ struct Form {
     static constexpr int TILE_PITCH = 2 * COLUMNS;  // bulk copies to addresses that are no multiple of 128 are slower
     static constexpr int KEYS = COLUMNS / 16;       // keys and values in one stage
     static constexpr int STAGE_BYTES = 2 * KEYS * (2 * 128 + 16);  // heads have up to 128 dimensions
-    // Stages on their way: with more, what multiprocessors tell one another waits behind them.
-    static constexpr int IN_FLIGHT = ROWS <= 2 ? 4 : MAX_STAGES;
+    // Stages on their way.
+    static constexpr int IN_FLIGHT = ROWS <= 2 ? 8 : MAX_STAGES;
+    // The same, of weights that are not needed yet. The memory serves everybody alike, by what is asked for, and all wait
+    // for whoever gets what is needed last.
+    static constexpr int EARLY = ROWS <= 2 ? 2 : MAX_STAGES;
     static constexpr int BLOCKS = ROWS <= 2 ? 4 : 1;  // of 16 rows of a weight, whose sums are added up together
     static_assert(STAGE_BYTES >= TILE_ROWS * TILE_PITCH, "a stage holds a tile");
 };
@@ -199,11 +202,14 @@ struct Ring {
     __device__ uint32_t empty() const { return barriers + 8 * (MAX_STAGES + stage); }
     __device__ uint32_t experts_known() const { return barriers + 8 * 2 * MAX_STAGES; }
     __device__ uint32_t data() const { return stages_at + stage * Form<ROWS>::STAGE_BYTES; }
-    // For those who fetch: until the next stage is free, and fewer than IN_FLIGHT are on their way.
-    __device__ void await_turn() const {
+    // The number of the product that is multiplied.
+    __device__ uint32_t reached() const { return barriers + 8 * (2 * MAX_STAGES + 1); }
+    // For those who fetch a product's weights: until the next stage is free, and fewer than a limit are on their way.
+    __device__ void await_turn(int product) const {
         barrier_wait(empty(), parity ^ 1);
-        if (Form<ROWS>::IN_FLIGHT >= MAX_STAGES) return;
-        int before = stage - min(Form<ROWS>::IN_FLIGHT, stages - 1);
+        if (Form<ROWS>::EARLY >= MAX_STAGES) return;
+        bool early = product > static_cast<int>(load_shared_4(reached()));
+        int before = stage - min(early ? Form<ROWS>::EARLY : Form<ROWS>::IN_FLIGHT, stages - 1);
         uint32_t its_parity = before < 0 ? parity ^ 1 : parity;
         barrier_wait(barriers + 8 * (before < 0 ? before + stages : before), its_parity);
     }

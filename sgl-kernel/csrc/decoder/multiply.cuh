@@ -22,11 +22,14 @@ struct Product {
     // Outputs of a block of 16 rows of the weight: of GATE_UP, eight gates and the eight rows of up that belong to them.
     __device__ int block() const { return kind == Kind::GATE_UP ? TILE_ROWS / 2 : TILE_ROWS; }
 
-    // What is added to output n; of GATE_UP, to its gate and to its up. Each segment's is multiplied as its sum is.
-    __device__ float2 bias_of(int n, int inner) const {
+    // What is added to output n, as `added` reads it; of GATE_UP, to its gate and to its up. A value that is used here
+    // would be waited for here, and with it all weights that are there already.
+    __device__ uint2 bias_of(int n, int inner) const {
         if (bias == nullptr) return {};
+        const unsigned short* bits = reinterpret_cast<const unsigned short*>(bias);
         if (kind != Kind::GATE_UP) {
-            if (chosen == nullptr) return {__bfloat162float(bias[n]), 0.0f};
+            if (chosen == nullptr) return {bits[n], 0};
+            // Each segment's is multiplied as its sum is.
             float sum = 0;
             // Four are on their way together; more of them at once would be much code.
 #pragma unroll 1
@@ -38,14 +41,19 @@ struct Product {
                     sum += chosen->gates[i] * __bfloat162float(from[n]);
                 }
             }
-            return {sum, 0.0f};
+            return {__float_as_uint(sum), 0};
         }
-        const bf16* gate = bias + n;
+        const unsigned short* gate = bits + n;
         if (chosen != nullptr) {
             int place = n / inner;
             gate += static_cast<long long>(chosen->experts[place]) * 2 * inner - place * inner;
         }
-        return {__bfloat162float(gate[0]), __bfloat162float(gate[inner])};
+        return {gate[0], gate[inner]};
+    }
+
+    // Of what bias_of has returned.
+    __device__ float added(uint32_t kept) const {
+        return __uint_as_float(chosen != nullptr && kind == Kind::DOWN ? kept : kept << 16);
     }
 };
 
@@ -91,11 +99,11 @@ __device__ __forceinline__ float total(const float* sums, int index) {
 // row i % ROWS, if it has any.
 template <int ROWS>
 __device__ __forceinline__ void finish(const Step& s, const Product& p, bool has, int own, int i, const float* sums,
-                                       float2 bias, Choice& choice) {
+                                       uint2 bias, Choice& choice) {
     int row = i % ROWS;
     has &= i < p.block() * ROWS && row < s.rows;
     float value = 0;
-    if (has) value = total<ROWS>(sums, i) + bias.x;
+    if (has) value = total<ROWS>(sums, i) + p.added(bias.x);
     if (p.kind == Kind::LOGITS) {
         if (!has) return;
         bf16 logit = __float2bfloat16_rn(value);
@@ -106,7 +114,7 @@ __device__ __forceinline__ void finish(const Step& s, const Product& p, bool has
         return;
     }
     if (has && p.kind == Kind::GATE_UP) {
-        float gate = rounded(value), up = rounded(total<ROWS>(sums, i + TILE_ROWS / 2 * ROWS) + bias.y);
+        float gate = rounded(value), up = rounded(total<ROWS>(sums, i + TILE_ROWS / 2 * ROWS) + p.added(bias.y));
         // What is no number stays so.
         gate = gate > s.limit ? s.limit : gate;
         up = up > s.limit ? s.limit : up < -s.limit ? -s.limit : up;
@@ -135,7 +143,7 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
         int own_block = n + finisher / SLICE * p.block(), own = own_block + finisher % SLICE / ROWS;
         bool finishes = finisher < BLOCKS * SLICE && own < p.share.count;
         at.turn = (at.turn + FINISHERS / 32) % WARPS;
-        float2 bias = {};
+        uint2 bias = {};
         if (finishes) bias = p.bias_of(p.share.first + own, s.inner);
         float* sums = at.partials + at.parity * BLOCKS * WARPS * SLICE;
         at.parity ^= 1;

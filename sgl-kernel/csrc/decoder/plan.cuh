@@ -41,7 +41,7 @@ Places plan_places(const Step& s, int stages) {
     int attention = (MAX_GROUP + 2) * head_pitch(DIM) + (2 * ATTENDING + 1) * MAX_GROUP * 4 +
                     ATTENDING * (s.q_heads / s.kv_heads) * DIM * 4;
     int longest = largest(largest(s.hidden, activations(s)), s.q_heads * DIM);
-    p.barriers = take((2 * MAX_STAGES + 1) * 8);  // of the ring, then the one for the experts
+    p.barriers = take((2 * MAX_STAGES + 2) * 8);  // of the ring, then the one for the experts and the ring's `reached`
     p.layers = take(2 * sizeof(Layer));
     p.chosen = take(2 * sizeof(Chosen));
     p.sums = take(ROWS * WARPS * 4);

@@ -70,6 +70,8 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
     uint32_t base = shared_address(shared);
     Workplace at{base + places.vectors, reinterpret_cast<float*>(shared + places.partials)};
     Choice choice;
+    // More rows than one would have experts of their own each.
+    const bool routes = ROWS == 1 && s.chosen > 0;
     Chosen* chosen = reinterpret_cast<Chosen*>(shared + places.chosen);
     int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0, products = products_of_a_layer(s);
     if (threadIdx.x < sizeof(Layer) / 8) {
@@ -101,21 +103,21 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             incoming = {packets(buffers.attended), arrived(Kind::QKV, s.q_heads * HEAD_DIM), round};
             p.inputs = s.q_heads * HEAD_DIM, p.bias = layer.o_bias;
             p.to = packets(buffers.o), p.arrived = arrived(Kind::O, s.hidden);
-        } else if (kind == Kind::ROUTE) {
+        } else if (routes && kind == Kind::ROUTE) {
             gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
             p.outputs = s.experts, p.bias = layer.router_bias, p.to = packets(buffers.routed);
         } else if (kind == Kind::GATE_UP) {
             // Behind a router the normed vector is there already.
-            if (s.chosen == 0) {
+            if (!routes) {
                 gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
             }
-            if (s.chosen > 0) p.chosen = &chosen[index % 2];
+            if (routes) p.chosen = &chosen[index % 2];
             p.outputs = activations(s), p.bias = layer.gate_up_bias;
             p.to = packets(buffers.activated), p.arrived = arrived(Kind::GATE_UP, activations(s));
         } else if (kind == Kind::DOWN) {
             incoming = {packets(buffers.activated), arrived(Kind::GATE_UP, activations(s)), round};
             p.inputs = s.inner, p.bias = layer.down_bias;
-            if (s.chosen > 0) p.segments = s.chosen, p.chosen = &chosen[index % 2];
+            if (routes) p.segments = s.chosen, p.chosen = &chosen[index % 2];
             p.to = packets(buffers.down), p.arrived = arrived(Kind::DOWN, s.hidden);
         } else {
             gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN, s.hidden), round - 1};
@@ -130,15 +132,16 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
                                incoming, trace, first_mark);
         } else if (incoming.packets != nullptr) {
             receive<ROWS>(s, at.vectors, incoming, p.segments * p.inputs, trace, first_mark);
-        } else if (threadIdx.x < 32) {
+        } else if (routes && threadIdx.x < 32) {
             // The other warps wait for weights, which wait for this one.
-            choose_experts(s, packets(buffers.routed), round, chosen[index % 2]);
+            choose_experts(s, packets(buffers.routed), round, chosen[index % 2], trace, first_mark);
             if (threadIdx.x == 0) barrier_arrive(ring.experts_known());
             trace.mark(first_mark + 2);
-        } else if (p.bias != nullptr) {
+        } else if (routes && p.bias != nullptr) {
             // Biases are asked for before weights are waited for.
             barrier_wait(ring.experts_known(), index % 2);
         }
+        if (threadIdx.x == 0) store_shared_4(ring.reached(), number);
         multiply<ROWS>(ring, at, s, p, choice);
         trace.mark(first_mark + (gain != nullptr || kind == Kind::GATE_UP ? 3 : 2));
         if (kind == Kind::DOWN) rotation = next_rotation(s, rotation);
@@ -173,6 +176,7 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const 
             barrier_init(ring.barriers + 8 * (MAX_STAGES + i), WARPS);
         }
         barrier_init(ring.experts_known(), 1);
+        store_shared_4(ring.reached(), 0);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         hand_to_bulk_copies();
     }
