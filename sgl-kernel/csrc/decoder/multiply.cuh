@@ -151,6 +151,8 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
         int blocks = min(BLOCKS, (p.share.count - n + p.block() - 1) / p.block());
 #pragma unroll 1
         for (int block = 0; block < blocks; ++block, own_sums += WARPS * SLICE) {
+            // Of few rows the lower half of the tile is empty.
+            bool deep = p.kind == Kind::GATE_UP || p.share.count - n - block * TILE_ROWS > TILE_ROWS / 2;
             float sum[4] = {};
 #pragma unroll 1
             for (int segment = 0; segment < p.segments; ++segment) {
@@ -171,7 +173,7 @@ __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const P
                         for (int half = 0; half < 2; ++half) {
                             uint32_t at = tile + part + (swap ^ (64 * half));
                             upper[i][half] = load_shared(at);
-                            lower[i][half] = load_shared(at + 8 * TILE_PITCH);
+                            lower[i][half] = load_shared_if(deep, at + 8 * TILE_PITCH);
                             x[i][half] = load_shared_if(inside && g < s.rows, segment_at + 2 * k + part + 64 * half);
                         }
                     }
