@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, allowed, backend_named, compiled, walk
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle, compile_threads
 from mysglang.srt.constrained.compile_process import try_out
 from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
@@ -158,6 +158,13 @@ def test_a_bounded_string_is_fast_with_a_large_vocabulary() -> None:
     try_out(backend, spec, backend.compile(spec), vocabulary.size)
     for text in ('{"type": "string", "maxLength": 100}', '{"type": "string", "pattern": "^.{1,100}$"}'):
         assert "{" not in ebnf(grammar_of(text), JsonStyle())
+
+
+def test_threads_change_nothing() -> None:
+    assert [compile_threads(cores, at_once=max(2, min(4, cores // 2))) for cores in (1, 8, 16, 64)] == [1, 1, 3, 15]
+    spec = GrammarSpec("json_schema", json.dumps({"type": "object", "properties": {"a": {"maxLength": 30}}}))
+    backend = backend_named("xgrammar")
+    assert backend.compile(spec, 3) == backend.compile(spec)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -65,7 +65,7 @@ class Backend:
             matcher.filled += 1
             bits[row] = -1
 
-    def compile(self, spec: GrammarSpec) -> bytes:
+    def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
         raise NotImplementedError
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:

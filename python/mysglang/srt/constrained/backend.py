@@ -16,11 +16,18 @@ MANY = 32
 """Masks from which on several threads are worth their waking."""
 FILL_THREADS = 8
 """Largest number of threads that fill masks."""
+CORES_BESIDE = 4
+"""Cores that compiling grammars leaves alone, if there are more."""
 
 
 def fill_threads(cores: int) -> int:
     """Returns how many threads write the masks of a step, where a library has threads for that."""
     return max(1, min(FILL_THREADS, cores // 2))
+
+
+def compile_threads(cores: int, at_once: int) -> int:
+    """Returns how many threads compile one of `at_once` grammars. Some cores are left to the server's processes."""
+    return max(1, (cores - CORES_BESIDE) // at_once)
 
 
 class GrammarError(Exception):
@@ -82,8 +89,10 @@ class CompiledGrammar(Protocol):
 class GrammarBackend(Protocol):
     """A grammar library, bound to the vocabulary of one model."""
 
-    def compile(self, spec: GrammarSpec) -> bytes:
-        """Do all slow work for a grammar. Raises GrammarError; may take any time and memory, or end the process."""
+    def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
+        """Do all slow work for a grammar, with `threads` threads if the library can use several. Raises GrammarError;
+        may take any time and memory, or end the process.
+        """
         ...
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:

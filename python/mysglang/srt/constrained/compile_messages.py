@@ -30,6 +30,8 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that compiling one grammar may take, in addition to what the process holds already."""
     at_once: int = 2
     """Grammars that are compiled at the same time, as long as no other tenant waits (`compile_turns.py`)."""
+    threads: int = 1
+    """Threads that compile one grammar."""
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):

@@ -211,7 +211,7 @@ def answer(backend: GrammarBackend, job: Job, setup: CompilerSetup) -> ToParent:
     began = time.monotonic()
     spec = GrammarSpec(job.kind, job.text)
     try:
-        data = backend.compile(spec)
+        data = backend.compile(spec, setup.threads)
         try_out(backend, spec, data, setup.vocab_size)
     except MemoryError:
         return Refused(job.number, _too_much_memory(setup), lasting=True)
@@ -282,8 +282,8 @@ def _limit(setup: CompilerSetup) -> None:
     most = data_pages * resource.getpagesize() + setup.memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Should the parent not get to it.
-    seconds = int(setup.timeout_s) + 2
+    # Should the parent not get to it. All threads together count.
+    seconds = (int(setup.timeout_s) + 2) * setup.threads
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 

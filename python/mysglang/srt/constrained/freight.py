@@ -59,8 +59,8 @@ class SharedBackend:
         self._backend()
         return self
 
-    def compile(self, spec: GrammarSpec) -> bytes:
-        return self._backend().compile(spec)
+    def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
+        return self._backend().compile(spec, threads)
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
         loaded = self._backend().load(spec, data)

@@ -102,7 +102,7 @@ class LLGuidanceBackend:
         """Made when many masks are wanted: its threads would not be there in a forked child."""
         return ll.LLExecutor(num_threads=fill_threads(usable_cores()))
 
-    def compile(self, spec: GrammarSpec) -> bytes:
+    def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
         text = self._in_its_words(spec)
         self._matcher(text)
         return text.encode()

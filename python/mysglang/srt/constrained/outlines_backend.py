@@ -78,7 +78,7 @@ class OutlinesBackend:
         self._pieces = vocabulary.pieces
         self._style = style
 
-    def compile(self, spec: GrammarSpec) -> bytes:
+    def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
         tokens: dict[bytes, list[int]] = {}
         for token, piece in enumerate(self._pieces):
             if piece:

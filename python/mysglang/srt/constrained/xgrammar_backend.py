@@ -100,9 +100,9 @@ class XGrammarBackend:
         """Made when many masks are wanted: its threads would not be there in a forked child."""
         return xgr.BatchGrammarMatcher(max_threads=fill_threads(usable_cores()))
 
-    def compile(self, spec: GrammarSpec) -> bytes:
+    def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
         # A compiler of its own for each: what it holds goes with the process.
-        compiler = xgr.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        compiler = xgr.GrammarCompiler(self._info, max_threads=threads, cache_enabled=False)
         try:
             return self._compile(compiler, spec).serialize_json().encode()
         except RuntimeError as error:  # the library raises nothing narrower

@@ -15,7 +15,7 @@ from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.speculative import SpeculativeAlgorithm
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.constrained.backend import JsonStyle
+from mysglang.srt.constrained.backend import JsonStyle, compile_threads
 from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.grammar_queue import QueueNews
@@ -378,6 +378,7 @@ def _structured_output(
     if backend != "xgrammar" and grammar.enable_jump_forward:
         raise ConfigError("--enable-jump-forward: only xgrammar reports the text that it forces.")
     assert args.model.tokenizer_path is not None, "there is a tokenizer"
+    at_once = max(2, min(4, usable_cores() // 2))
     setup = CompilerSetup(
         backend=backend,
         tokenizer_path=args.model.tokenizer_path,
@@ -389,7 +390,8 @@ def _structured_output(
             whitespace_pattern=grammar.constrained_json_whitespace_pattern,
         ),
         timeout_s=grammar.grammar_compile_timeout,
-        at_once=max(2, min(4, usable_cores() // 2)),
+        at_once=at_once,
+        threads=compile_threads(usable_cores(), at_once),
     )
     if not ranks.leads:
         return StructuredOutput.follow(setup, tokenizer, jump_forward=grammar.enable_jump_forward)
