@@ -1,5 +1,5 @@
 """Layers with windows on pages of their own, on every backend of CUDA: as on one pool, eagerly and through the buffers
-of captured steps. Free pages hold NaN."""
+of captured steps, prompts among them. Free pages hold NaN."""
 
 import importlib.util
 from dataclasses import replace

@@ -2,6 +2,8 @@
 one for all, with captured steps and overlap, however short memory is."""
 
 import asyncio
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from fixtures.oracle import assert_quiet
 from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "mistral": {"sliding_window": WINDOW},
 }
+WITH_SINKS: dict[str, Any] = {"sliding_window": WINDOW, "head_dim": 64}
 ON_DEVICE = ("--skip-tokenizer-init", "--log-level", "warning", "--device", "cuda", "--chunked-prefill-size", "64")
 ROOMY, TIGHT = ("--max-total-tokens", "20000"), ("--max-total-tokens", "640", "--swa-full-tokens-ratio", "0.25")
 ONE_POOL = ("--disable-hybrid-swa-memory", "--disable-radix-cache", *ROOMY)
@@ -72,3 +76,23 @@ def test_the_usual_kernels_one_request_at_a_time(model: tuple[str, ...]) -> None
     options = (*model, *plain, "--disable-prefill-cuda-graph")
     expected = answers_of(*options, *ONE_POOL, at_once=1)
     assert_alike(answers_of(*options, *ROOMY, at_once=1), expected)
+
+
+@pytest.mark.promise(25)
+@pytest.mark.parametrize(("family", "sizes"), [*MODELS.items(), ("gpt_oss", WITH_SINKS)])
+def test_captured_prompts(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """In bfloat16: short prompts, alone and beside requests that decode, whose steps are captured. Other kernels read
+    other copies of the same keys, so a token may differ where two are as likely, and then those behind it.
+    """
+    make_checkpoint(family, tmp_path, **SIZES, **sizes)
+    options = ("--model-path", str(tmp_path), *ON_DEVICE, "--dtype", "bfloat16", *ROOMY)
+    expected = answers_of(*options, "--disable-prefill-cuda-graph", at_once=1)
+    for at_once in (1, 16):
+        with GatedServer(*options) as server:
+            found = asyncio.run(answer_all(server.url, PROMPTS, at_once))
+            programs = httpx.get(f"{server.url}/server_info").json()["programs"]
+            assert_quiet(server.url)
+        assert programs[CAPTURED_PROMPTS].startswith("other steps of up to"), programs
+        for answer, other in zip(found, expected, strict=True):
+            alike = len([*takewhile(bool, map(eq, answer.ids, other.ids))])
+            assert answer.logprobs[: alike + 1] == pytest.approx(other.logprobs[: alike + 1], abs=0.1)

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from fixtures.captured_steps import CpuPrompts
 from fixtures.executors import programs_of, start_executor
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention import factory
-from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
+from mysglang.srt.layers.attention.cpu_backend import CpuBackend
 from mysglang.srt.layers.attention.factory import ChosenBackends
 from mysglang.srt.layers.attention.stand_in import BackgroundBuild
 from mysglang.srt.model_executor import executor, graph_capture, model_launch
@@ -66,24 +67,6 @@ class Rerunning(CpuPlatform):
 
     def recorder(self) -> AbstractContextManager[GraphRecorder]:
         return nullcontext(Rerun())
-
-
-class CpuPrompts:
-    """Attention that looks its rows up for each replay."""
-
-    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        return CpuMetadata(batch.slots.numpy(), batch.seq_lens.numpy(), batch.extend_lens.numpy())
-
-    def begin_step(self, batch: ForwardBatch) -> None:
-        """Nothing is shared."""
-
-    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
-        assert isinstance(metadata, CpuMetadata)
-        assert np.array_equal(metadata.seq_lens, seq_lens) and np.array_equal(metadata.extend_lens, extend_lens)
-        metadata.by_group.clear()
-
-    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
-        return True
 
 
 class WithOurKernels(Rerunning):

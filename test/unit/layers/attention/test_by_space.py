@@ -1,16 +1,19 @@
 """Every backend of a CPU, and Triton's interpreted, on pages of their own for each window: as on one pool."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from fixtures.attention_cases import PLAIN, WITH_SINKS
+from fixtures.captured_steps import CpuPrompts
 from fixtures.space_attention import check_traffic
 from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu import attention
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels.fp8 import LARGEST
+from mysglang.srt.layers.attention.cpu_backend import CpuBackend
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
 # Without a prefix cache, the pages that rows leave behind are free at once.
@@ -61,6 +64,29 @@ def test_split_between_two(page_size: int, captured: bool, spec: AttentionSpec) 
     """Each with plans of its own, which go with the upload of captured steps."""
     names = ChosenBackends("torch_native", "sgl_kernel")
     check_traffic(names, page_size=page_size, plain=spec, captured=captured, tolerance=1e-5, steps=STEPS)
+
+
+@pytest.mark.skipif(not attention.available(), reason="no g++")
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_captured_prompts_beside_decoding_rows(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each space with the captures of its backend, and with the sinks of each layer."""
+    captured: list[CpuPrompts] = []
+
+    def capture(self: CpuBackend, specs: Sequence[AttentionSpec]) -> CpuPrompts:
+        captured.append(CpuPrompts())
+        return captured[-1]
+
+    monkeypatch.setattr(CpuBackend, "prompt_capture", capture, raising=False)
+    check_traffic(
+        ChosenBackends("cpu", "sgl_kernel"),
+        page_size=page_size,
+        plain=WITH_SINKS,
+        dtype=torch.bfloat16,
+        captured=True,
+        tolerance=2e-2,
+        steps=STEPS,
+    )
+    assert captured
 
 
 def test_on_triton() -> None:

@@ -6,7 +6,7 @@ layers. The rows, their lengths and the tokens are the same for all spaces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +14,14 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch, KvStore
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
-from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
+from mysglang.srt.layers.attention.graph import (
+    GraphAttentionBackend,
+    HostColumns,
+    MixedCapture,
+    PromptCapture,
+    mixed_capture,
+    prompt_capture,
+)
 
 Column = TypeVar("Column")
 
@@ -46,11 +53,81 @@ class BySpace:
         space = self.kv_pool.space_of(spec.layer_id)
         return self._backends[space].forward(q, k, v, spec, steps_of(batch.attn_metadata)[space])
 
+    def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+        """Returns the prompt captures of all spaces, if every space's backend has one for its layers."""
+        found = {
+            space: prompt_capture(backend, self._layers_of(space, specs)) for space, backend in self._backends.items()
+        }
+        captures = {space: capture for space, capture in found.items() if capture is not None}
+        return PromptsBySpace(self._steps, captures) if len(captures) == len(found) else None
+
+    def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
+        """Returns the captures of all spaces of steps with so many decoding rows, if every space's backend has one."""
+        found = {
+            space: mixed_capture(backend, self._layers_of(space, specs), decoding)
+            for space, backend in self._backends.items()
+        }
+        captures = {space: capture for space, capture in found.items() if capture is not None}
+        return MixedBySpace(self._steps, captures) if len(captures) == len(found) else None
+
+    def _layers_of(self, space: int, specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
+        return [spec for spec in specs if self.kv_pool.space_of(spec.layer_id) == space]
+
     def _steps(self, batch: ForwardBatch) -> dict[int, ForwardBatch]:
         return {
             space: replace(batch, host=host_in(batch.host, space), attn_backend=backend)
             for space, backend in self._backends.items()
         }
+
+
+class PromptsBySpace:
+    """Captured steps with new tokens, in every space with its backend's capture (a `graph.PromptCapture`)."""
+
+    def __init__(
+        self, steps: Callable[[ForwardBatch], dict[int, ForwardBatch]], captures: Mapping[int, PromptCapture]
+    ) -> None:
+        """`steps`: gives a step as each space sees it."""
+        self._steps = steps
+        self._captures = captures
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        steps = self._steps(batch)
+        for space, capture in self._captures.items():
+            steps[space].attn_columns = columns_of(space, batch.attn_columns)
+            steps[space].attn_metadata = capture.open_graph(steps[space])
+        return StepsBySpace(steps)
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        steps = steps_of(batch.attn_metadata)
+        for space, capture in self._captures.items():
+            capture.begin_step(steps[space])
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        steps = steps_of(metadata)
+        for space, capture in self._captures.items():
+            capture.plan_replay(steps[space].attn_metadata, seq_lens, extend_lens)
+
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
+        return all(capture.covers(seq_lens, extend_lens) for capture in self._captures.values())
+
+
+class MixedBySpace(PromptsBySpace):
+    """Captured steps of prompts and decoding rows, in every space with its backend's capture (a
+    `graph.MixedCapture`).
+    """
+
+    def __init__(
+        self, steps: Callable[[ForwardBatch], dict[int, ForwardBatch]], captures: Mapping[int, MixedCapture]
+    ) -> None:
+        super().__init__(steps, captures)
+        self._mixed = captures
+
+    def columns(self) -> HostColumns:
+        return in_spaces({space: capture.columns() for space, capture in self._mixed.items()})
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        for space, capture in self._mixed.items():
+            capture.fill_columns(host_in(batch, space), columns_of(space, columns))
 
 
 class CapturedBySpace(BySpace):
@@ -61,11 +138,7 @@ class CapturedBySpace(BySpace):
         self._captured = backends
 
     def graph_columns(self, size: int) -> HostColumns:
-        return {
-            f"{space}:{name}": column
-            for space, backend in self._captured.items()
-            for name, column in backend.graph_columns(size).items()
-        }
+        return in_spaces({space: backend.graph_columns(size) for space, backend in self._captured.items()})
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
         for space, backend in self._captured.items():
@@ -108,6 +181,11 @@ def host_in(batch: ModelWorkerBatch, space: int) -> ModelWorkerBatch:
 def steps_of(metadata: AttentionMetadata) -> Mapping[int, ForwardBatch]:
     assert isinstance(metadata, StepsBySpace)
     return metadata.steps
+
+
+def in_spaces(columns: Mapping[int, HostColumns]) -> HostColumns:
+    """Returns the columns of all spaces, each under a name that tells its space; `columns_of` takes them apart."""
+    return {f"{space}:{name}": column for space, own in columns.items() for name, column in own.items()}
 
 
 def columns_of(space: int, columns: Mapping[str, Column]) -> dict[str, Column]:
