@@ -1,6 +1,6 @@
 // The warps that fetch. Weights depend on nothing, and keys and values on nothing that this step computes, so they walk
-// through all layers as fast as stages become free, however long the other warps wait for one another. Only for experts
-// do they wait until these are chosen.
+// through all layers as fast as stages become free, however long the other warps wait for one another; a few stages at a
+// time for products that are not begun. Only for experts do they wait until these are chosen.
 #pragma once
 
 #include "layout.cuh"
@@ -76,7 +76,7 @@ __device__ void fetch_keys(Ring<ROWS>& ring, const Step& s, const Layer& layer, 
     if (span.from < span.to) find_slots(span.from);
 #pragma unroll 1
     for (int first = span.from; first < span.to; first += KEYS) {
-        ring.await_turn(0);
+        ring.await_turn(0);  // keys are few, and always count as needed now
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
             int key = i * AT_ONCE + index / CHUNKS;

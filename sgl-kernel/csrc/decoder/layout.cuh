@@ -202,7 +202,7 @@ struct Ring {
     __device__ uint32_t empty() const { return barriers + 8 * (MAX_STAGES + stage); }
     __device__ uint32_t experts_known() const { return barriers + 8 * 2 * MAX_STAGES; }
     __device__ uint32_t data() const { return stages_at + stage * Form<ROWS>::STAGE_BYTES; }
-    // The number of the product that is multiplied.
+    // The number of the product that is multiplied, in shared memory.
     __device__ uint32_t reached() const { return barriers + 8 * (2 * MAX_STAGES + 1); }
     // For those who fetch a product's weights: until the next stage is free, and fewer than a limit are on their way.
     __device__ void await_turn(int product) const {
