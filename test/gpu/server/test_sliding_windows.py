@@ -90,7 +90,7 @@ def test_captured_prompts(family: str, sizes: dict[str, Any], tmp_path: Path) ->
     for at_once in (1, 16):
         with GatedServer(*options) as server:
             found = asyncio.run(answer_all(server.url, PROMPTS, at_once))
-            programs = httpx.get(f"{server.url}/server_info").json()["programs"]
+            programs = httpx.get(f"{server.url}/server_info").json()["scheduler_info"]["programs"]
             assert_quiet(server.url)
         assert programs[CAPTURED_PROMPTS].startswith("other steps of up to"), programs
         for answer, other in zip(found, expected, strict=True):
