@@ -67,8 +67,7 @@ def test_split_between_two(page_size: int, captured: bool, spec: AttentionSpec) 
 
 
 @pytest.mark.skipif(not attention.available(), reason="no g++")
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_captured_prompts_beside_decoding_rows(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_prompts_beside_decoding_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each space with the captures of its backend, and with the sinks of each layer."""
     captured: list[CpuPrompts] = []
 
@@ -79,7 +78,7 @@ def test_captured_prompts_beside_decoding_rows(page_size: int, monkeypatch: pyte
     monkeypatch.setattr(CpuBackend, "prompt_capture", capture, raising=False)
     check_traffic(
         ChosenBackends("cpu", "sgl_kernel"),
-        page_size=page_size,
+        page_size=16,
         plain=WITH_SINKS,
         dtype=torch.bfloat16,
         captured=True,
