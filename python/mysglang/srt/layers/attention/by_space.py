@@ -15,15 +15,19 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch, KvStore
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import (
+    FillsColumns,
     GraphAttentionBackend,
     HostColumns,
     MixedCapture,
+    OpensGraphs,
     PromptCapture,
+    decode_capture,
     mixed_capture,
     prompt_capture,
 )
 
 Column = TypeVar("Column")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +59,20 @@ class BySpace:
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
         """Returns the prompt captures of all spaces, if every space's backend has one for its layers."""
-        found = {
-            space: prompt_capture(backend, self._layers_of(space, specs)) for space, backend in self._backends.items()
-        }
-        captures = {space: capture for space, capture in found.items() if capture is not None}
-        return PromptsBySpace(self._steps, captures) if len(captures) == len(found) else None
+        captures = all_or_none(
+            {space: prompt_capture(backend, self._layers_of(space, specs)) for space, backend in self._backends.items()}
+        )
+        return None if captures is None else PromptsBySpace(self._steps, captures)
 
     def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
         """Returns the captures of all spaces of steps with so many decoding rows, if every space's backend has one."""
-        found = {
-            space: mixed_capture(backend, self._layers_of(space, specs), decoding)
-            for space, backend in self._backends.items()
-        }
-        captures = {space: capture for space, capture in found.items() if capture is not None}
-        return MixedBySpace(self._steps, captures) if len(captures) == len(found) else None
+        captures = all_or_none(
+            {
+                space: mixed_capture(backend, self._layers_of(space, specs), decoding)
+                for space, backend in self._backends.items()
+            }
+        )
+        return None if captures is None else MixedBySpace(self._steps, captures)
 
     def _layers_of(self, space: int, specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
         return [spec for spec in specs if self.kv_pool.space_of(spec.layer_id) == space]
@@ -91,16 +95,10 @@ class PromptsBySpace:
         self._captures = captures
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        steps = self._steps(batch)
-        for space, capture in self._captures.items():
-            steps[space].attn_columns = columns_of(space, batch.attn_columns)
-            steps[space].attn_metadata = capture.open_graph(steps[space])
-        return StepsBySpace(steps)
+        return open_graphs(self._captures, self._steps(batch), batch)
 
     def begin_step(self, batch: ForwardBatch) -> None:
-        steps = steps_of(batch.attn_metadata)
-        for space, capture in self._captures.items():
-            capture.begin_step(steps[space])
+        begin_steps(self._captures, batch)
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
         steps = steps_of(metadata)
@@ -126,8 +124,7 @@ class MixedBySpace(PromptsBySpace):
         return in_spaces({space: capture.columns() for space, capture in self._mixed.items()})
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        for space, capture in self._mixed.items():
-            capture.fill_columns(host_in(batch, space), columns_of(space, columns))
+        fill_in_spaces(self._mixed, batch, columns)
 
 
 class CapturedBySpace(BySpace):
@@ -141,20 +138,13 @@ class CapturedBySpace(BySpace):
         return in_spaces({space: backend.graph_columns(size) for space, backend in self._captured.items()})
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        for space, backend in self._captured.items():
-            backend.fill_columns(host_in(batch, space), columns_of(space, columns))
+        fill_in_spaces(self._captured, batch, columns)
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        steps = self._steps(batch)
-        for space, backend in self._captured.items():
-            steps[space].attn_columns = columns_of(space, batch.attn_columns)
-            steps[space].attn_metadata = backend.open_graph(steps[space])
-        return StepsBySpace(steps)
+        return open_graphs(self._captured, self._steps(batch), batch)
 
     def begin_step(self, batch: ForwardBatch) -> None:
-        steps = steps_of(batch.attn_metadata)
-        for space, backend in self._captured.items():
-            backend.begin_step(steps[space])
+        begin_steps(self._captured, batch)
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
         steps = steps_of(metadata)
@@ -167,8 +157,35 @@ class CapturedBySpace(BySpace):
 
 def by_space(pool: KvStore, backends: Mapping[int, AttentionBackend]) -> AttentionBackend:
     """Combines the backends of all page spaces that carry layers into one backend."""
-    captured = {space: backend for space, backend in backends.items() if isinstance(backend, GraphAttentionBackend)}
-    return CapturedBySpace(pool, captured) if len(captured) == len(backends) else BySpace(pool, backends)
+    captured = all_or_none({space: decode_capture(backend) for space, backend in backends.items()})
+    return BySpace(pool, backends) if captured is None else CapturedBySpace(pool, captured)
+
+
+def all_or_none(found: Mapping[int, Found | None]) -> dict[int, Found] | None:
+    """Returns what was found for every space; None if a space has nothing."""
+    known = {space: each for space, each in found.items() if each is not None}
+    return known if len(known) == len(found) else None
+
+
+def open_graphs(
+    parts: Mapping[int, OpensGraphs], steps: dict[int, ForwardBatch], batch: ForwardBatch
+) -> AttentionMetadata:
+    """Opens the graphs of one shape in all spaces. `steps`: the batch as each space sees it."""
+    for space, part in parts.items():
+        steps[space].attn_columns = columns_of(space, batch.attn_columns)
+        steps[space].attn_metadata = part.open_graph(steps[space])
+    return StepsBySpace(steps)
+
+
+def begin_steps(parts: Mapping[int, OpensGraphs], batch: ForwardBatch) -> None:
+    steps = steps_of(batch.attn_metadata)
+    for space, part in parts.items():
+        part.begin_step(steps[space])
+
+
+def fill_in_spaces(parts: Mapping[int, FillsColumns], batch: ModelWorkerBatch, columns: HostColumns) -> None:
+    for space, part in parts.items():
+        part.fill_columns(host_in(batch, space), columns_of(space, columns))
 
 
 def host_in(batch: ModelWorkerBatch, space: int) -> ModelWorkerBatch:

@@ -41,8 +41,20 @@ class GraphColumns(FillsColumns, Protocol):
         ...
 
 
+class OpensGraphs(Protocol):
+    """The part of a captured step's attention that steps of all kinds have."""
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        """Returns metadata for all steps of this batch's shape. `batch.host` has the lengths of the first step."""
+        ...
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        """Queues the work on the device that depends only on the batch's tensors."""
+        ...
+
+
 @runtime_checkable
-class GraphAttentionBackend(GraphColumns, AttentionBackend, Protocol):
+class GraphAttentionBackend(GraphColumns, OpensGraphs, AttentionBackend, Protocol):
     """Attention of decode steps whose tensors keep their addresses while their contents change.
 
     graph_columns   once for each batch size: arrays of its own that the backend wants on the device in every step
@@ -52,14 +64,6 @@ class GraphAttentionBackend(GraphColumns, AttentionBackend, Protocol):
     fill_columns    before each replay: the contents of those arrays, which go with the step's one upload
     plan_replay     before each replay: any other work on the host
     """
-
-    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Returns metadata for all steps of this batch's size. `batch.host` has the lengths of the first step."""
-        ...
-
-    def begin_step(self, batch: ForwardBatch) -> None:
-        """Queues the work on the device that depends only on the batch's tensors."""
-        ...
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
         """Plans a replay for rows of these lengths; padding rows have length 1. It may use `seq_lens` only: the tensors
@@ -142,21 +146,13 @@ def open_late(backend: AttentionBackend, batch: ForwardBatch) -> AttentionMetada
     return backend.open_late(batch) if isinstance(backend, LateBackend) else backend.plan(batch)
 
 
-class PromptCapture(Protocol):
+class PromptCapture(OpensGraphs, Protocol):
     """Attention of captured steps with new tokens. Tokens and rows are padded; rows at the end may be empty.
 
     open_graph      once for each size, before the capture
     begin_step      captured: the work on the device that all layers of a step share
     plan_replay     before each replay: the work on the host
     """
-
-    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Returns metadata for all steps of as many tokens and rows. `batch.host` has the lengths of the first step."""
-        ...
-
-    def begin_step(self, batch: ForwardBatch) -> None:
-        """Queues the work on the device that depends only on the batch's tensors."""
-        ...
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
         """Plans a replay for rows of these lengths, padding included. It may use the arguments only: the tensors on the
