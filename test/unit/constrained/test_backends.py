@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, allowed, backend_named, compiled, walk
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle, compile_threads
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle, compile_shares
 from mysglang.srt.constrained.compile_process import try_out
 from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
@@ -161,7 +161,7 @@ def test_a_bounded_string_is_fast_with_a_large_vocabulary() -> None:
 
 
 def test_threads_change_nothing() -> None:
-    assert [compile_threads(cores, at_once=max(2, min(4, cores // 2))) for cores in (1, 8, 16, 64)] == [1, 1, 3, 15]
+    assert [compile_shares(cores) for cores in (1, 8, 16, 64)] == [(2, 1), (4, 1), (4, 3), (4, 15)]
     spec = GrammarSpec("json_schema", json.dumps({"type": "object", "properties": {"a": {"maxLength": 30}}}))
     backend = backend_named("xgrammar")
     assert backend.compile(spec, 3) == backend.compile(spec)

@@ -25,9 +25,12 @@ def fill_threads(cores: int) -> int:
     return max(1, min(FILL_THREADS, cores // 2))
 
 
-def compile_threads(cores: int, at_once: int) -> int:
-    """Returns how many threads compile one of `at_once` grammars. Some cores are left to the server's processes."""
-    return max(1, (cores - CORES_BESIDE) // at_once)
+def compile_shares(cores: int) -> tuple[int, int]:
+    """Returns how many grammars are compiled at once, and by how many threads each. Some cores are left to the server's
+    processes.
+    """
+    at_once = max(2, min(4, cores // 2))
+    return at_once, max(1, (cores - CORES_BESIDE) // at_once)
 
 
 class GrammarError(Exception):

@@ -15,7 +15,7 @@ from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.speculative import SpeculativeAlgorithm
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.constrained.backend import JsonStyle, compile_threads
+from mysglang.srt.constrained.backend import JsonStyle, compile_shares
 from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.grammar_queue import QueueNews
@@ -378,7 +378,7 @@ def _structured_output(
     if backend != "xgrammar" and grammar.enable_jump_forward:
         raise ConfigError("--enable-jump-forward: only xgrammar reports the text that it forces.")
     assert args.model.tokenizer_path is not None, "there is a tokenizer"
-    at_once = max(2, min(4, usable_cores() // 2))
+    at_once, threads = compile_shares(usable_cores())
     setup = CompilerSetup(
         backend=backend,
         tokenizer_path=args.model.tokenizer_path,
@@ -391,7 +391,7 @@ def _structured_output(
         ),
         timeout_s=grammar.grammar_compile_timeout,
         at_once=at_once,
-        threads=compile_threads(usable_cores(), at_once),
+        threads=threads,
     )
     if not ranks.leads:
         return StructuredOutput.follow(setup, tokenizer, jump_forward=grammar.enable_jump_forward)
