@@ -1,8 +1,11 @@
 """Graphs of captured steps on CUDA."""
 
+import gc
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mysglang.srt.platforms.cuda import CudaPlatform
 
@@ -17,3 +20,20 @@ def test_a_graph_keeps_what_its_step_reads() -> None:
     graph.replay()
     assert left.unique().tolist() == [8]
     assert len(others) == NUMBERS
+
+
+def test_garbage_waits_for_the_end_of_a_capture() -> None:
+    """A graph in a cycle that nothing else holds, and a step that makes enough objects for several collections."""
+
+    def step() -> Tensor:
+        kept: list[Any] = [[] for _ in range(100_000)]
+        return torch.full((len(kept),), 7, device="cuda")
+
+    with torch.inference_mode(), CudaPlatform().recorder() as recorder:
+        cycle: list[Any] = [recorder.record(step)]
+        cycle.append(cycle)
+        gc.collect()
+        del cycle
+        graph, left = recorder.record(step)
+    graph.replay()
+    assert left.unique().tolist() == [7]

@@ -211,6 +211,8 @@ def test_describe_exit(code: int, words: str) -> None:
 def test_the_collector_pauses_and_goes_on() -> None:
     wait_for_collector()
     with pytest.raises(RuntimeError), paused_gc():
+        with paused_gc():
+            pass
         assert not gc.isenabled()
         raise RuntimeError
     assert gc.isenabled()

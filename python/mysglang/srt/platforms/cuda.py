@@ -17,6 +17,7 @@ from torch import Tensor
 from mysglang.srt.platforms.interface import DeviceMemory, Event, Graph, GraphRecorder, Platform, SideQueue
 from mysglang.srt.platforms.profile import DeviceProfile, profile_of
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.process import paused_gc
 
 T = TypeVar("T")
 
@@ -105,12 +106,14 @@ class CudaRecorder:
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph is not used: it collects garbage and empties caches before every capture.
-        graph.capture_begin(pool=self._pool)
-        try:
-            left = step()
-        finally:
-            graph.capture_end()
+        # torch.cuda.graph is not used: it collects garbage and empties caches before every capture. During the capture,
+        # no garbage may be collected: CUDA lets no graph or event be destroyed then.
+        with paused_gc():
+            graph.capture_begin(pool=self._pool)
+            try:
+                left = step()
+            finally:
+                graph.capture_end()
         return CudaGraph(graph, step), left
 
 

@@ -232,14 +232,16 @@ def set_title(title: str) -> None:
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """Pauses the garbage collector while many lasting objects are made, as by imports and loading a model. It would
-    search them again and again and find nothing.
+    """Pauses the garbage collector: while many lasting objects are made, as by imports and loading a model, it would
+    search them again and again and find nothing. Pauses may lie in one another.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def keep_imports() -> None:
