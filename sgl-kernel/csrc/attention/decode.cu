@@ -130,23 +130,6 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const Params p, const __gri
     if (!ready) wait_for_primary();
 }
 
-template <class Kernel, class... Arguments>
-cudaError_t launch(
-    Kernel kernel, int blocks, int threads, size_t shared, cudaStream_t stream, bool overlap,
-    const Arguments&... arguments) {
-    cudaLaunchAttribute attribute[1];
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = overlap ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 }  // namespace
 
 // Sizes in elements. `lengths`: those of a late plan, or null. `overlap`: programmatic dependent launch; `early`: see
@@ -168,13 +151,6 @@ extern "C" cudaError_t mysgl_decode_attention(
     error = cudaFuncSetAttribute(attending, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
     if (error == cudaSuccess) error = launch(attending, blocks, THREADS, SHARED, stream, overlap, p, maps);
     if (error != cudaSuccess) return error;
-    // A multiprocessor divides its memory anew, for which it must be empty, when a kernel asks for another division.
-    const auto joining = lean_join ? join<false> : join<true>;
-    error = cudaFuncSetAttribute(
-        joining, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (error != cudaSuccess) return error;
-    const int units = rows * kv_heads * group;
-    return launch(
-        joining, lean_join ? (units + JOINERS - 1) / JOINERS : units, JOINERS * 32, 0, stream, overlap, p);
+    return launch_join(p, overlap, lean_join, stream);
 }
 

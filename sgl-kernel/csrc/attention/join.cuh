@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "launch.cuh"
 #include "plan.cuh"
 
 namespace {
@@ -95,6 +96,17 @@ __global__ void __launch_bounds__(JOINERS * 32) join(const Params p) {
     }
     if (p.sinks != nullptr) joined.add_sink(p.sinks[head]);
     joined.store(p.out + (size_t(row) * heads + head) * DIM + lane * WIDTH);
+}
+
+// `lean`: one warp for each query head instead of a block.
+cudaError_t launch_join(const Params& p, bool overlap, bool lean, cudaStream_t stream) {
+    const auto joining = lean ? join<false> : join<true>;
+    // A multiprocessor divides its memory anew, for which it must be empty, when a kernel asks for another division.
+    const cudaError_t error = cudaFuncSetAttribute(
+        joining, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+    const int units = p.rows * p.kv_heads * p.group;
+    return launch(joining, lean ? (units + JOINERS - 1) / JOINERS : units, JOINERS * 32, 0, stream, overlap, p);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "plan.cuh"
+#include "teams.cuh"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "plan.cuh"
+#include "teams.cuh"
 
 namespace {
 

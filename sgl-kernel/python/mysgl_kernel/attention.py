@@ -120,7 +120,7 @@ def planned_decode(
         page_size,
         scale,
         logit_cap,
-        _overlaps(q.device),
+        overlaps(q.device),
         early,
         rows * heads >= LEAN_JOIN_UNITS,
         current_stream(q),
@@ -137,6 +137,6 @@ def _launch(head_dim: int, dtype: torch.dtype) -> Launch:
 
 
 @cache
-def _overlaps(device: torch.device) -> bool:
+def overlaps(device: torch.device) -> bool:
     """True if the device can start a kernel while the one before it finishes."""
     return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -73,7 +73,7 @@ class TeamShape:
     """A block of threads with teams of one size."""
 
     team: int
-    """Warps of a team; 0: one warp by itself."""
+    """Warps of a team; 0: one warp by itself. Over latent rows: tiles of WARP_QUERIES queries."""
     queries: int
     """Queries of one team, all for one KV head."""
     heads: int
@@ -97,6 +97,12 @@ def _team_shape(num_kv_heads: int, warps: int, team: int) -> TeamShape:
     heads = min(teams, num_kv_heads & -num_kv_heads)
     queries = team * WARP_QUERIES or WARP_QUERIES // 2
     return TeamShape(team, queries, heads, teams // heads, num_kv_heads // heads)
+
+
+@cache
+def latent_team_shapes() -> tuple[TeamShape, ...]:
+    """Returns the tiles of attention over latent rows, ascending. All warps of a block compute one together."""
+    return tuple(TeamShape(team, team * WARP_QUERIES, heads=1, shares=1, columns=1) for team in (1, 2))
 
 
 def _planned_decode(
@@ -132,17 +138,69 @@ def _planned_decode(
 
     sinks: [num_heads] float32, for each head the score of one more key that all rows see and whose value is zero.
     """
+    late = None if lengths is None or extends is None else (lengths, extends)
+    shapes = team_shapes(*keys.shape[1:])
+    plan = (indptr, items, members, joins)
+    return _attend_by_plan(
+        q, keys, values, table, plan, shapes, partial, partial_lse, page_size, scale, logit_cap, late, sinks
+    )
+
+
+def _planned_latent_decode(
+    q: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    indptr: Tensor,
+    items: Tensor,
+    members: Tensor,
+    joins: Tensor,
+    partial: Tensor,
+    partial_lse: Tensor,
+    page_size: int,
+    scale: float,
+) -> Tensor:
+    """Attends over latent rows [KV slots, 1, head_dim], whose first value_dim numbers are their value. Returns [R,
+    num_heads * value_dim].
+
+    partial: [parts, num_heads, value_dim]. Everything else is as in `planned_decode`; a plan has `latent_team_shapes`.
+    """
+    plan, values = (indptr, items, members, joins), rows[..., : partial.shape[2]]
+    shapes = latent_team_shapes()
+    return _attend_by_plan(
+        q, rows, values, table, plan, shapes, partial, partial_lse, page_size, scale, 0.0, None, None
+    )
+
+
+def _attend_by_plan(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    plan: tuple[Tensor, ...],
+    teams: tuple[TeamShape, ...],
+    partial: Tensor,
+    partial_lse: Tensor,
+    page_size: int,
+    scale: float,
+    logit_cap: float,
+    late: tuple[Tensor, Tensor] | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Both references. plan: indptr, items, members, joins. teams: those that the plan was made for. late: lengths, and
+    how many tokens are new.
+    """
+    indptr, items, members, joins = plan
     _, kv_heads, dim = keys.shape
     queries = head_view(q, dim)
     group = queries.shape[1] // kv_heads
-    out = torch.empty(queries.shape, dtype=q.dtype, device=q.device)
-    shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
+    out = torch.empty(*queries.shape[:2], values.shape[2], dtype=q.dtype, device=q.device)
+    shapes = {shape.team: shape for shape in teams}
     for item in items[: int(indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
         begin, end, fresh = item[Field.BEGIN], item[Field.END], NONE_FRESH
-        if lengths is not None and extends is not None:
-            length = int(lengths[item[Field.FRESH]])
-            fresh = length - int(extends[item[Field.FRESH]])
+        if late is not None:
+            length, extend = (int(column[item[Field.FRESH]]) for column in late)
+            fresh = length - extend
             end = max(min(end, length), begin)
         last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
         query = torch.arange(item[Field.FIRST_QUERY], last, device=q.device)
@@ -203,6 +261,11 @@ def _join(partial: Tensor, partial_lse: Tensor, joins: Tensor, sinks: Tensor | N
 LOG2E = 1.4426950408889634
 
 planned_decode = Op("planned_decode", reference=_planned_decode, cuda="mysgl_kernel.attention:planned_decode")
+planned_latent_decode = Op(
+    "planned_latent_decode",
+    reference=_planned_latent_decode,
+    cuda="mysgl_kernel.latent_attention:planned_latent_decode",
+)
 
 
 def _dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The packages that are there; `kernels` stands for a device that runs our own."""
     names = {"flashinfer", "triton", "kernels"}
     monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name if name in names else None)
-    monkeypatch.setattr(factory, "_kernels_run", lambda dims, dtype: "kernels" in names)
+    monkeypatch.setattr(factory, "_kernels_run", lambda specs, dtype: "kernels" in names)
     return names
 
 
@@ -91,6 +91,9 @@ def test_how_they_are_called() -> None:
 
 def test_latent_rows_are_for_few(installed: set[str]) -> None:
     assert choose_backends(OPEN, ALL, [LATENT], torch.bfloat16) == ChosenBackends("triton", "triton")
+    deepseek = replace(LATENT, head_dim=576, latent_dim=512)
+    assert choose_backends(OPEN, ALL, [deepseek], torch.bfloat16) == ChosenBackends("triton", "sgl_kernel")
+    assert choose_backends(OPEN, ALL, [deepseek], torch.float32) == ChosenBackends("triton", "triton")
     with pytest.raises(ConfigError, match="--attention-backend flashinfer: it does not attend over latent rows"):
         choose_backends(AskedBackends("flashinfer"), ALL, [LATENT], torch.bfloat16)
     with pytest.raises(ConfigError, match=r"no attention backend .* invariant_triton: it does not attend over latent"):
@@ -118,6 +121,7 @@ def test_chunks_are_for_our_own_kernels(installed: set[str]) -> None:
         (AskedBackends("flashinfer"), {}, ChosenBackends("triton", "sgl_kernel")),
         (AskedBackends("triton"), {}, ChosenBackends("triton", "triton")),
         (OPEN, {"window": 7}, ChosenBackends("triton", "triton")),
+        (OPEN, {"head_dim": 576, "latent_dim": 512}, ChosenBackends("triton", "triton")),
     ],
 )
 def test_steps_with_drafts_take_what_needs_no_lengths(

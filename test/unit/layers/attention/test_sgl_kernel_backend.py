@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fixtures.attention_cases import (
+    LATENT,
     PLAIN,
     SPECIALITIES,
+    SPECS,
     WITH_SINKS,
     Step,
     assert_close,
     check_story,
-    common_spec,
     every_story,
 )
 from fixtures.captured_steps import DecodeBuffers
@@ -25,10 +26,11 @@ from fixtures.shared_pages import random_tree
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, LateBackend, LateColumns, open_late
-from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend
+from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend, make_sgl_kernel
 from mysglang.srt.layers.attention.split import OpenedStep, split
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.latent import LatentKvPool
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.padding import padding_decode
@@ -39,11 +41,11 @@ MANY = replace(PLAIN, num_heads=24, num_kv_heads=1, logit_cap=3.0)
 
 
 def whole(pool: KvPool, table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:
-    return split(TorchNativeBackend(pool, table), SglKernelBackend(pool, table, specs))
+    return split(TorchNativeBackend(pool, table), make_sgl_kernel(pool, table, specs))
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@common_spec
+@pytest.mark.parametrize("spec", [*SPECS.values(), LATENT], ids=[*SPECS, "latent rows"])
 @every_story
 def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     check_story(lambda pool, table: whole(pool, table, [spec]), story, spec, page_size=page_size, tolerance=1e-4)
@@ -79,7 +81,7 @@ def test_every_kind_of_layer_has_a_plan() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("spec", [PLAIN, WITH_SINKS], ids=["", "sinks"])
+@pytest.mark.parametrize("spec", [PLAIN, WITH_SINKS, LATENT], ids=["", "sinks", "latent rows"])
 def test_shared_pages_change_nothing(spec: AttentionSpec, seed: int, page_size: int) -> None:
     rng = np.random.default_rng(seed)
     seq_lens = rng.integers(20, 120, 6).astype(np.int32)
@@ -92,13 +94,12 @@ def test_shared_pages_change_nothing(spec: AttentionSpec, seed: int, page_size: 
         rows, first = shared.rows_of(group), shared.starts[group] // page_size
         last = shared.ends[group] // page_size
         pages.table[rows, first:last] = pages.table[rows[0], first:last]
-    pool = MhaKvPool(
-        [spec], num_pages=pages.num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu")
-    )
-    for buffer in pool.slots(0):
+    make = MhaKvPool if spec.latent_dim is None else LatentKvPool
+    pool = make([spec], num_pages=pages.num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu"))
+    for buffer in pool.buffers(0):
         buffer.normal_()
-    backend = SglKernelBackend(pool, torch.from_numpy(pages.table), [spec])
-    q, k = torch.randn(6, 256), torch.randn(6, 128)
+    backend = make_sgl_kernel(pool, torch.from_numpy(pages.table), [spec])
+    q, k = torch.randn(6, spec.num_heads * spec.head_dim), torch.randn(6, 128)
     apart = backend.forward(q, k, k, spec, forward_batch(host, backend))
     together = backend.forward(q, k, k, spec, forward_batch(replace(host, shared=shared), backend))
     assert_close(together, apart, 1e-5)

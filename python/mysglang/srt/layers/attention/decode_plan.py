@@ -27,13 +27,15 @@ import numpy.typing as npt
 
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.kernels.attention import ITEM_FIELDS, NONE_FRESH, Field, TeamShape, team_shapes
+from mysglang.srt.kernels.attention import ITEM_FIELDS, NONE_FRESH, Field, TeamShape, latent_team_shapes, team_shapes
 from mysglang.srt.layers.attention.graph import HostColumns
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 
 BYTE_FLOPS = 40
 """Operations that a block computes in the time of reading one byte; measured (benchmark/kernels/attention.md)."""
+LATENT_BYTE_FLOPS = 60
+"""The same over latent rows (benchmark/kernels/latent.md)."""
 LEAST_KEYS = 32
 """Smallest number of keys in a block's share. With fewer keys, joining the pieces costs more than the parallel reading
 saves.
@@ -55,6 +57,20 @@ class DecodeShape:
     head_dim: int
     window: int | None
     blocks: int
+    latent_dim: int | None = None
+    """Of latent rows, the numbers of a value; None: values are stored beside keys."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value, and of each head of a result."""
+        return self.head_dim if self.latent_dim is None else self.latent_dim
+
+    @property
+    def teams(self) -> tuple[TeamShape, ...]:
+        """Teams that the kernel has for such layers, ascending."""
+        if self.latent_dim is None:
+            return team_shapes(self.num_kv_heads, self.head_dim)
+        return latent_team_shapes()
 
     @property
     def group(self) -> int:
@@ -65,9 +81,10 @@ class DecodeShape:
         """Returns the cost of one key for the heads of a block, in bytes read: the larger of reading it and computing
         with it.
         """
-        read = team.heads * self.head_dim * 2 * 2
-        computed = team.heads * team.shares * team.queries * self.head_dim * 2 * 2 // BYTE_FLOPS
-        return max(read, computed)
+        stored = self.head_dim + self.value_dim if self.latent_dim is None else self.head_dim
+        flops = BYTE_FLOPS if self.latent_dim is None else LATENT_BYTE_FLOPS
+        queries = team.heads * team.shares * team.queries
+        return max(team.heads * stored * 2, queries * (self.head_dim + self.value_dim) * 2 // flops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +150,7 @@ class DecodePlanner:
         self.shape = shape
         self.num_rows = num_rows
         self.width = width
-        self._teams = team_shapes(shape.num_kv_heads, shape.head_dim)
+        self._teams = shape.teams
         self._tiles = np.array([team.queries for team in self._teams])
         self._rows = np.arange(num_rows)
         self._own = self._lines(self._rows * width, np.full(num_rows, width, dtype=np.int64), self._rows)

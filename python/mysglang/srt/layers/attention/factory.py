@@ -38,7 +38,7 @@ BACKENDS = {
     "invariant_cpu": "mysglang.srt.layers.attention.cpu_backend:make_invariant",
     "invariant_torch": "mysglang.srt.layers.attention.invariant_torch:InvariantTorchBackend",
     "invariant_triton": "mysglang.srt.layers.attention.invariant_triton:InvariantTritonBackend",
-    "sgl_kernel": "mysglang.srt.layers.attention.sgl_kernel_backend:SglKernelBackend",
+    "sgl_kernel": "mysglang.srt.layers.attention.sgl_kernel_backend:make_sgl_kernel",
     "torch_native": "mysglang.srt.layers.attention.torch_native_backend:TorchNativeBackend",
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
@@ -62,7 +62,7 @@ class Speciality:
 SPECIALITIES = (
     Speciality(
         lambda spec: spec.latent_dim is not None,
-        frozenset({"cpu", "invariant_torch", "torch_native", "triton"}),
+        frozenset({"cpu", "invariant_torch", "sgl_kernel", "torch_native", "triton"}),
         "it does not attend over latent rows (multi-head latent attention)",
     ),
     Speciality(
@@ -104,7 +104,8 @@ ASKED_FOR_ITSELF = frozenset({"torch_native"})
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 HALF_DIMS = (64, 128, 256)
-"""Dtypes and head dimensions of flashinfer and sgl_kernel."""
+HALF_ROWS = (576, 512)
+"""Dtypes and head dimensions of flashinfer and sgl_kernel; sizes of latent rows and their values of sgl_kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +216,10 @@ def choose_for_late_rows(
 
 def _takes_bounds(name: str, task: AttentionTask) -> bool:
     """True if the backend attends in steps that try drafts with lengths that only the device knows."""
-    # Where a window begins depends on the length, so a plan of our decode kernel for such a layer needs it.
-    windowed = name == "sgl_kernel" and any(spec.window is not None for spec in task.specs)
-    return name not in EXACT and not windowed and not why_not(name, task)
+    # Where a window begins depends on the length, so a plan of our decode kernel for such a layer needs it. Its kernel
+    # for latent rows takes one new token of each row.
+    exact = name == "sgl_kernel" and any(spec.window or spec.latent_dim for spec in task.specs)
+    return name not in EXACT and not exact and not why_not(name, task)
 
 
 def without_waiting(
@@ -259,15 +261,17 @@ def _why_not_layers(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtyp
     if name in ("flashinfer", "sgl_kernel"):
         if dtype not in HALF_DTYPES:
             return f"it does not compute in {dtype}"
-        if any(spec.head_dim not in HALF_DIMS for spec in specs):
+        if any(spec.head_dim not in HALF_DIMS for spec in specs if spec.latent_dim is None):
             return f"it takes heads of {', '.join(map(str, HALF_DIMS))} dimensions only"
+        if any((spec.head_dim, spec.latent_dim) != HALF_ROWS for spec in specs if spec.latent_dim is not None):
+            return "it takes latent rows of {} numbers with a value of {} only".format(*HALF_ROWS)
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "the package flashinfer is not installed here"
     if name in ("triton", "invariant_triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed here"
     if name in ("cpu", "invariant_cpu"):
         return _why_not_cpu(specs, dtype)
-    if name == "sgl_kernel" and not _kernels_run({spec.head_dim for spec in specs}, dtype):
+    if name == "sgl_kernel" and not _kernels_run(specs, dtype):
         return "its kernels are neither built nor can be compiled here (the log says why)"
     return ""
 
@@ -381,9 +385,11 @@ def _why_not_cpu(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
     return "" if kernel.available() else "its kernel is neither built nor can be compiled here (the log says why)"
 
 
-def _kernels_run(dims: set[int], dtype: torch.dtype) -> bool:
-    """True if our CUDA kernels can run heads of these dimensions; may compile them."""
+def _kernels_run(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> bool:
+    """True if our CUDA kernels can run these layers; may compile them."""
     if importlib.util.find_spec("mysgl_kernel") is None:
         return False
-    takes: Callable[[int, torch.dtype], bool] = importlib.import_module("mysgl_kernel.attention").takes
-    return all(takes(dim, dtype) for dim in dims)
+    attention, latent = (importlib.import_module(f"mysgl_kernel.{name}") for name in ("attention", "latent_attention"))
+    dims = {spec.head_dim for spec in specs if spec.latent_dim is None}
+    over_rows = any(spec.latent_dim is not None for spec in specs)
+    return all(attention.takes(dim, dtype) for dim in dims) and (not over_rows or latent.takes(dtype))

@@ -1,0 +1,230 @@
+// What the computing warps do with a stage of latent rows: scores, softmax, sums of values; and where these go.
+
+#pragma once
+
+#include "latent_ring.cuh"
+
+namespace {
+
+constexpr int QUARTER_STEPS = ROW / 16 / 4;       // matrix instructions along a warp's quarter of a key
+constexpr int SHARE = DIM / WARPS;                // numbers of a value that a warp sums
+constexpr int MOST_QUERIES = 32;                  // of a tile
+constexpr int SCORE_STRIDE = KEYS + 8;            // so that neither the scores of a warp nor the weights lie in one bank
+
+static_assert(ROW % 64 == 0 && SHARE % 16 == 0, "a warp computes with matrices of 16 by 16");
+
+// What the warps tell one another.
+struct Scratch {
+    float scores[4][MOST_QUERIES][SCORE_STRIDE];   // of each quarter
+    Value weights[MOST_QUERIES][SCORE_STRIDE];
+    float shrink[MOST_QUERIES];                    // of the sums so far; at the end one over all weights
+};
+
+__device__ __forceinline__ uint32_t shared_place(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Of the computing warps.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); }
+
+// The warp's quarter of the queries in a stage.
+template <int TILES>
+__device__ __forceinline__ void load_queries(uint32_t (&queries)[TILES][QUARTER_STEPS][4], uint32_t stage) {
+    const int lane = threadIdx.x % 32, quarter = this_warp() % 4;
+    const uint32_t at = stage + lane % 16 * LINE_BYTES + quarter * QUARTER_STEPS * 32 + lane / 16 * 16;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int s = 0; s < QUARTER_STEPS; ++s) load_matrices(queries[t][s], at + t * 16 * LINE_BYTES + s * 32);
+}
+
+// Sums of a tile of queries: this warp's share of the values, and the softmax of its own queries.
+template <int TILES>
+struct Sums {
+    static constexpr int OWN = 16 * TILES / WARPS;  // queries whose softmax this warp computes
+
+    float out[TILES][SHARE / 8][4];  // queries lane / 4 and 8 further, two numbers each
+    float highest[OWN];
+    float weight[OWN];               // of the keys that this lane has seen
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int n = 0; n < SHARE / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) out[t][n][i] = 0.f;
+#pragma unroll
+        for (int r = 0; r < OWN; ++r) highest[r] = -INFINITY, weight[r] = 0.f;
+    }
+
+    // The first `count` >= 1 rows of a stage.
+    __device__ __forceinline__ void add(
+        const Params& p, uint32_t stage, int count, const uint32_t (&queries)[TILES][QUARTER_STEPS][4],
+        Scratch& scratch) {
+        score(stage, queries, scratch);
+        if (count < KEYS) blank(stage, count);
+        meet();
+        weigh(p, count, scratch);
+        meet();
+        sum(stage, scratch);
+    }
+
+    // Scores of half of the keys, by a quarter of their numbers.
+    __device__ __forceinline__ void score(
+        uint32_t stage, const uint32_t (&queries)[TILES][QUARTER_STEPS][4], Scratch& scratch) const {
+        const int lane = threadIdx.x % 32, quarter = this_warp() % 4, first = this_warp() / 4 * 16;
+        const uint32_t at = stage + (first + lane / 16 * 8 + lane % 8) * LINE_BYTES + quarter * QUARTER_STEPS * 32 +
+                            lane / 8 % 2 * 16;
+        float scores[TILES][2][4] = {}, odd[2][4] = {};  // a second chain of dependent instructions where there are few
+#pragma unroll
+        for (int s = 0; s < QUARTER_STEPS; ++s) {
+            uint32_t keys[4];
+            load_matrices(keys, at + s * 32);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const uint32_t eight[2] = {keys[2 * n], keys[2 * n + 1]};
+#pragma unroll
+                for (int t = 0; t < TILES; ++t)
+                    multiply(TILES == 1 && s % 2 ? odd[n] : scores[t][n], queries[t][s], eight);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float2 pair = {scores[t][n][2 * half], scores[t][n][2 * half + 1]};
+                    if (TILES == 1) pair.x += odd[n][2 * half], pair.y += odd[n][2 * half + 1];
+                    float* row = scratch.scores[quarter][16 * t + 8 * half + lane / 4];
+                    *reinterpret_cast<float2*>(row + first + 8 * n + lane % 4 * 2) = pair;
+                }
+    }
+
+    // Weights of all keys for this warp's queries. A lane has one key.
+    __device__ __forceinline__ void weigh(const Params& p, int count, Scratch& scratch) {
+        const int lane = threadIdx.x % 32, first = this_warp() * OWN;
+        float scores[OWN], top[OWN];
+#pragma unroll
+        for (int r = 0; r < OWN; ++r) {
+            float whole = 0.f;
+#pragma unroll
+            for (int quarter = 0; quarter < 4; ++quarter) whole += scratch.scores[quarter][first + r][lane];
+            scores[r] = lane < count ? whole * (p.scale * LOG2E) : -INFINITY;
+            top[r] = scores[r];
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2)
+#pragma unroll
+            for (int r = 0; r < OWN; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(ALL, top[r], distance));
+#pragma unroll
+        for (int r = 0; r < OWN; ++r) {
+            top[r] = fmaxf(top[r], highest[r]);
+            const float shrink = power_of_2(highest[r] - top[r]), own = power_of_2(scores[r] - top[r]);
+            weight[r] = weight[r] * shrink + own;
+            highest[r] = top[r];
+            scratch.weights[first + r][lane] = static_cast<Value>(own);
+            if (lane == 0) scratch.shrink[first + r] = shrink;
+        }
+    }
+
+    // Sums of this warp's share of the values.
+    __device__ __forceinline__ void sum(uint32_t stage, const Scratch& scratch) {
+        const int lane = threadIdx.x % 32;
+        float shrink[TILES][2];
+        bool rescale = false;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                shrink[t][half] = scratch.shrink[16 * t + 8 * half + lane / 4];
+                rescale |= shrink[t][half] != 1.f;
+            }
+        if (__any_sync(ALL, rescale)) {
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int n = 0; n < SHARE / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) out[t][n][i] *= shrink[t][i / 2];
+        }
+        const uint32_t of_weights = shared_place(scratch.weights[lane % 16]) + lane / 16 * 16;
+        const uint32_t values = stage + (lane / 8 % 2 * 8 + lane % 8) * LINE_BYTES +
+                                (this_warp() * SHARE + lane / 16 * 8) * int(sizeof(Value));
+#pragma unroll
+        for (int s = 0; s < KEYS / 16; ++s) {
+            uint32_t weights[TILES][4];
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+                load_matrices(weights[t], of_weights + t * 16 * SCORE_STRIDE * int(sizeof(Value)) + s * 32);
+#pragma unroll
+            for (int n = 0; n < SHARE / 16; ++n) {
+                uint32_t pair[4];
+                load_matrices_turned(pair, values + s * 16 * LINE_BYTES + n * 32);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const uint32_t eight[2] = {pair[2 * i], pair[2 * i + 1]};
+#pragma unroll
+                    for (int t = 0; t < TILES; ++t) multiply(out[t][2 * n + i], weights[t], eight);
+                }
+            }
+        }
+    }
+
+    // Values that are not there must be numbers, as their weight is zero.
+    __device__ __forceinline__ static void blank(uint32_t stage, int count) {
+        constexpr int CHUNKS = DIM * sizeof(Value) / 16;
+        for (int i = threadIdx.x; i < (KEYS - count) * CHUNKS; i += WARPS * 32)
+            clear_16(stage + (count + i / CHUNKS) * LINE_BYTES + i % CHUNKS * 16);
+        yield_to_copies();
+    }
+
+    // Divides by the weights, and stores the output, or a partial result with its log-sum-exp: NaN of queries that saw a
+    // key which is not finite.
+    __device__ __forceinline__ void finish(const Params& p, const Item& item, Scratch& scratch) {
+        const int lane = threadIdx.x % 32;
+        meet();  // all have read `shrink`
+#pragma unroll
+        for (int r = 0; r < OWN; ++r) {
+            float whole = weight[r];
+#pragma unroll
+            for (int distance = 16; distance > 0; distance /= 2) whole += __shfl_xor_sync(ALL, whole, distance);
+            const int query = item.first_query + this_warp() * OWN + r;
+            if (lane != 0) continue;
+            scratch.shrink[this_warp() * OWN + r] = 1.f / whole;
+            if (item.part < 0 || query >= item.queries) continue;
+            const size_t at = place(p, item, query);
+            p.partial_lse[at] = highest[r] + log2f(whole);
+            for (int i = 1; i <= item.empty; ++i) p.partial_lse[at + size_t(i) * p.group] = -INFINITY;
+        }
+        meet();
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int of_tile = 16 * t + 8 * half + lane / 4, query = item.first_query + of_tile;
+                if (query >= item.queries) continue;
+                const float share = scratch.shrink[of_tile];
+                const size_t at = place(p, item, query) * DIM + this_warp() * SHARE + lane % 4 * 2;
+#pragma unroll
+                for (int n = 0; n < SHARE / 8; ++n) {
+                    const float2 pair = {out[t][n][2 * half] * share, out[t][n][2 * half + 1] * share};
+                    if (item.part < 0)
+                        *reinterpret_cast<uint32_t*>(p.out + at + 8 * n) = packed(pair.x, pair.y);
+                    else
+                        *reinterpret_cast<float2*>(p.partial + at + 8 * n) = pair;
+                }
+            }
+    }
+
+    // Where the result of a query goes: a query head of the output, or of the partial results.
+    __device__ __forceinline__ static size_t place(const Params& p, const Item& item, int query) {
+        const int member = query / p.group;
+        int first = item.part < 0 ? item.source : item.part;
+        if (item.rows > 1) first += p.members[item.source + member].y;
+        return size_t(first) * p.group + query - member * p.group;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,99 @@
+"""Attention of decode steps over latent rows: `csrc/attention/latent.cu`, which says how it works.
+
+Reads rows through the page table, by a plan that says which block reads what; who makes the plan is the caller's
+affair.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.attention import ARCHS, DTYPES, LEAN_JOIN_UNITS, overlaps
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.library import Library, current_stream
+
+SIZES = 576, 512
+"""Numbers of a row, and of its value: those of DeepSeek's models and of their kin."""
+
+_LIBRARIES = {
+    dtype: Library(
+        "attention/latent.cu",
+        flags=(
+            f"-DHEAD_DIM={SIZES[1]}",
+            f"-DTURNED={SIZES[0] - SIZES[1]}",
+            *(("-DHALF",) if dtype is torch.float16 else ()),
+        ),
+        archs=ARCHS,
+        traits={"head_dim": SIZES[0], "dtype": dtype},
+    )
+    for dtype in DTYPES
+}
+
+
+def takes(dtype: torch.dtype) -> bool:
+    """True if the present device runs it for rows of SIZES. Compiles it if necessary."""
+    library = _LIBRARIES.get(dtype)
+    return library is not None and library.available()
+
+
+def planned_latent_decode(
+    q: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    indptr: Tensor,
+    items: Tensor,
+    members: Tensor,
+    joins: Tensor,
+    partial: Tensor,
+    partial_lse: Tensor,
+    page_size: int,
+    scale: float,
+) -> Tensor:
+    """One query token in each row. Returns [R, num_heads * 512] in the dtype of q.
+
+    q: [R, num_heads * 576], rows at distances of multiples of 8. rows: [KV slots, 1, 576], dense. partial: [parts,
+    num_heads, 512]. Table, plan and partial_lse are as of `attention.planned_decode`; a team is a number of tiles of 16
+    queries, 1 or 2.
+    """
+    size, dim = SIZES
+    count, heads = len(q), q.shape[1] // size
+    assert rows.shape[1:] == (1, size) and rows.is_contiguous() and q.dtype == rows.dtype
+    assert q.shape[1] == heads * size and q.stride(1) == 1 and q.stride(0) % 8 == 0 and table.stride(1) == 1
+    assert q.data_ptr() % 16 == rows.data_ptr() % 16 == items.data_ptr() % 16 == 0
+    assert members.data_ptr() % 8 == joins.data_ptr() % 8 == 0 and len(joins) >= count
+    assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2]
+    out = torch.empty(count, heads * dim, dtype=q.dtype, device=q.device)
+    _launch(q.dtype)(
+        q.data_ptr(),
+        q.stride(0),
+        rows.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        indptr.data_ptr(),
+        items.data_ptr(),
+        members.data_ptr(),
+        joins.data_ptr(),
+        out.data_ptr(),
+        partial.data_ptr(),
+        partial_lse.data_ptr(),
+        len(indptr) - 1,
+        count,
+        heads,
+        page_size,
+        scale,
+        overlaps(q.device),
+        count * heads >= LEAN_JOIN_UNITS,
+        current_stream(q),
+    )
+    return out
+
+
+@cache
+def _launch(dtype: torch.dtype) -> Launch:
+    pointers = [c_void_p]
+    types = [*pointers, c_long, *2 * pointers, c_long, *7 * pointers, *4 * [c_int], c_float, *2 * [c_int], *pointers]
+    return _LIBRARIES[dtype].function("mysgl_latent_decode_attention", *types)
