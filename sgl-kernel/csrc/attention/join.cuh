@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int WIDTH = DIM / 32;  // dimensions of one lane when a warp joins
+constexpr int SLICES = DIM > 256 ? DIM / 128 : 1;  // of a query head, each joined by itself
+constexpr int WIDTH = DIM / SLICES / 32;           // dimensions of one lane when a warp joins
 
 // Partial results of one query head, weighed as they come.
 struct Joined {
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(JOINERS * 32) join(const Params p) {
     let_dependents_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = p.kv_heads * p.group;
     const int unit = SPLIT ? blockIdx.x : blockIdx.x * JOINERS + warp;
-    const int row = unit / heads, head = unit - row * heads;
+    const int of_row = unit / SLICES, row = of_row / heads, head = of_row - row * heads;
+    const int first = unit % SLICES * (DIM / SLICES) + lane * WIDTH;
     const int2 parts = row < p.rows ? p.joins[row] : int2{0, 0};
     wait_for_primary();
     if (parts.y <= 1) return;
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(JOINERS * 32) join(const Params p) {
             if (i + u * STRIDE >= parts.y) continue;
             size_t part = size_t(parts.x + i + u * STRIDE) * heads + head;
             lse[u] = __ldcg(p.partial_lse + part);
-            load_partial(x[u], p.partial + part * DIM + lane * WIDTH);
+            load_partial(x[u], p.partial + part * DIM + first);
         }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) joined.add(lse[u], x[u]);
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(JOINERS * 32) join(const Params p) {
         for (int w = 1; w < JOINERS; ++w) joined.add(of_warps[w][lane]);
     }
     if (p.sinks != nullptr) joined.add_sink(p.sinks[head]);
-    joined.store(p.out + (size_t(row) * heads + head) * DIM + lane * WIDTH);
+    joined.store(p.out + (size_t(row) * heads + head) * DIM + first);
 }
 
 // `lean`: one warp for each query head instead of a block.
@@ -105,7 +107,7 @@ cudaError_t launch_join(const Params& p, bool overlap, bool lean, cudaStream_t s
     const cudaError_t error = cudaFuncSetAttribute(
         joining, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
-    const int units = p.rows * p.kv_heads * p.group;
+    const int units = p.rows * p.kv_heads * p.group * SLICES;
     return launch(joining, lean ? (units + JOINERS - 1) / JOINERS : units, JOINERS * 32, 0, stream, overlap, p);
 }
 

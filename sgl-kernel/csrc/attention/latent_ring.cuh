@@ -2,26 +2,32 @@
 
 #pragma once
 
+#include "lines.cuh"
 #include "plan.cuh"
 
 namespace {
 
 constexpr int ROW = DIM + TURNED;  // numbers of a latent row
 constexpr int ROW_BYTES = ROW * sizeof(Value);
-constexpr int LINE_BYTES = ROW_BYTES + 16;  // in shared memory: eight rows' chunks of 16 bytes lie in different banks
-constexpr int KEYS = 32;                    // of a stage: one for each lane that copies; or as many queries
-constexpr int STAGE_BYTES = KEYS * LINE_BYTES;
-constexpr int STAGES = 5;
+constexpr int LINES = ROW_BYTES / LINE_BYTES;
+constexpr int KEYS = 32;                    // of a stage, or as many queries
+constexpr int STAGE_BYTES = KEYS * ROW_BYTES;
+constexpr int STAGES = 4;     // one more, behind them, is for queries
+constexpr int QUERIES = STAGES;
 constexpr int WARPS = 8;  // that compute
-constexpr int THREADS = (WARPS + 1) * 32;
+constexpr int COPIERS = 4;  // warps that copy: their copies are issued one by one
+constexpr int THREADS = (WARPS + COPIERS) * 32;
+constexpr int COPIED = KEYS / COPIERS;  // rows of a stage that a copying warp copies, each by a lane
 constexpr int LOOKED_UP = 4;  // stages whose page table entries are on their way before those of their rows
 
-static_assert(ROW_BYTES % 128 == 0, "or rows that are neighbours in shared memory would lie in the same banks");
+static_assert(LINES * LINE_BYTES == ROW_BYTES && LINES % 2 == 1, "or chunks of eight rows would share banks");
 
 // Where all of it lies in shared memory. Of each stage's barriers, `full` ends a phase when all copies of it are there,
 // `empty` when all computing warps are through with it.
 struct Ring {
     uint32_t stages, entries, full, empty;
+
+    __device__ __forceinline__ uint32_t stage(int slot) const { return stages + slot * STAGE_BYTES; }
 };
 
 // A place in the ring, and how often the ring was gone round, modulo two.
@@ -35,95 +41,121 @@ struct Turn {
     }
 };
 
-// By a computing warp that needs nothing more of this stage.
-__device__ __forceinline__ void give_back(const Ring& ring, Turn& turn) {
+// By all warps of four that follow one another: they keep so many registers of their share, or take more.
+template <int COUNT>
+__device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// By a computing warp that waits for a stage, or needs nothing more of it.
+__device__ __forceinline__ void await_stage(const Ring& ring, int slot, int parity) {
+    await(ring.full + slot * 8, parity);
+}
+
+__device__ __forceinline__ void give_back(const Ring& ring, int slot) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(ring.empty + turn.slot * 8);
-    turn.step();
+    if (threadIdx.x % 32 == 0) arrive(ring.empty + slot * 8);
 }
 
-// One row of shared memory, by the copy engine.
-__device__ __forceinline__ void copy_row(uint32_t to, const Value* from, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-        "n"(ROW_BYTES), "r"(barrier)
-        : "memory");
-}
+// Queries and latent rows as the copy engine is told of them, for copies of one of either.
+struct Maps {
+    CUtensorMap queries, rows;
+};
 
-// The stages with keys in a list of items, and this lane's key in each.
+// The stages with keys in a list of items, and the key in each that is this thread's.
 struct Walk {
     const Params& p;
     const Item *item, *last;
+    int row;  // of a stage; a thread that copies none has one behind it
     int key;
 
-    __device__ __forceinline__ Walk(const Params& p, const Item* item, const Item* last) : p(p), item(item), last(last) {
-        key = item->begin + threadIdx.x % 32;
-    }
+    __device__ __forceinline__ Walk(const Params& p, const Item* item, const Item* last, int row)
+        : p(p), item(item), last(last), row(row), key(item->begin + row) {}
 
     __device__ __forceinline__ bool goes_on() const { return item < last; }
 
-    __device__ __forceinline__ bool there() const { return key < item->end; }
+    __device__ __forceinline__ bool there() const { return row < KEYS && key < item->end; }
 
-    // True behind the last stage of an item.
-    __device__ __forceinline__ bool step() {
+    __device__ __forceinline__ void step() {
         key += KEYS;
-        if (key - int(threadIdx.x % 32) < item->end) return false;
-        if (++item < last) key = item->begin + threadIdx.x % 32;
-        return true;
+        if (key - row >= item->end && ++item < last) key = item->begin + row;
     }
+
+    // Whether the stage may hold a row that the kernel before this one writes.
+    __device__ __forceinline__ bool newest() const { return key - row + KEYS > item->fresh; }
 
     __device__ __forceinline__ const int* entry() const {
         const int* row = p.table + item->slot * p.table_stride;
         return row + (p.page_size == 1 ? key : unsigned(key) / unsigned(p.page_size));
     }
 
-    __device__ __forceinline__ long slot(int page) const {
-        return p.page_size == 1 ? page : long(page) * p.page_size + unsigned(key) % unsigned(p.page_size);
+    // The row's first line in the pool.
+    __device__ __forceinline__ int line(int page) const {
+        const int slot = p.page_size == 1 ? page : page * p.page_size + unsigned(key) % unsigned(p.page_size);
+        return slot * LINES;
     }
 };
 
-// This lane's query of the item's tile; null: it has none.
-__device__ __forceinline__ const Value* query_of(const Params& p, const Item& item) {
-    const int lane = threadIdx.x % 32, query = item.first_query + lane;
-    if (lane >= 16 * item.team || query >= item.queries) return nullptr;
+// The first line of a query of the item's tile; -1: there is none.
+__device__ __forceinline__ int line_of(const Params& p, const Item& item, int of_tile) {
+    const int query = item.first_query + of_tile;
+    if (of_tile >= 16 * item.team || query >= item.queries) return -1;
     const int member = query / p.group;
     const int row = item.rows == 1 ? item.source : p.members[item.source + member].x;
-    return p.q + row * p.q_stride + (query - member * p.group) * ROW;
+    return row * int(p.q_stride / (ROW / LINES)) + (query - member * p.group) * LINES;
 }
 
-// What the copying warp does for a list of items: the queries of an item, then its rows.
+// What the copying warps do for a list of items. `of_queries` counts the items whose queries were copied, modulo two.
 __device__ __forceinline__ void fill(
-    const Params& p, const Value* rows, const Item* begin, const Item* end, const Ring& ring, Turn& turn) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t entries = ring.entries + lane * 4;
-    Walk looked(p, begin, end), walk = looked;
+    const Params& p, const Maps& maps, const Item* begin, const Item* end, const Ring& ring, Turn& turn,
+    int& of_queries, bool& ready) {
+    const int lane = threadIdx.x % 32, first = (this_warp() - WARPS) * COPIED;
+    const int row = lane < COPIED ? first + lane : KEYS;
+    const uint32_t entries = ring.entries + row * 4;
+    Walk looked(p, begin, end, row), walk = looked;
     // Entries of the page table come so many stages before their rows because they take as long when memory is busy.
     auto look_up = [&](int place) {
         if (looked.goes_on()) {
-            if (looked.there()) copy_word(entries + place * 128, looked.entry());
+            if (looked.there()) copy_word(entries + place * KEYS * 4, looked.entry());
             looked.step();
         }
         close_group();
     };
-    auto copy = [&](const Value* from) {
-        const uint32_t full = ring.full + turn.slot * 8;
-        const int count = __popc(__ballot_sync(ALL, from != nullptr));
-        await(ring.empty + turn.slot * 8, turn.parity ^ 1);
+    auto copy = [&](int slot, int parity, const CUtensorMap* map, int line) {
+        const uint32_t full = ring.full + slot * 8;
+        const int count = __popc(__ballot_sync(ALL, line >= 0));
+        await(ring.empty + slot * 8, parity ^ 1);
         if (lane == 0) arrive_expecting(full, count * ROW_BYTES);
-        __syncwarp();
-        if (from != nullptr) copy_row(ring.stages + turn.slot * STAGE_BYTES + lane * LINE_BYTES, from, full);
-        turn.step();
+        if (line >= 0) copy_lines(ring.stage(slot) + row * ROW_BYTES, map, line, full);
+    };
+    const Item* asked = begin;
+    // The kernel before this one writes the queries, and the rows of new tokens; all else is of earlier steps.
+    auto ask = [&]() {
+        if (!ready) wait_for_primary();
+        ready = true;
+        copy(QUERIES, of_queries, &maps.queries, line_of(p, *asked, row));
+        of_queries ^= 1;
+        ++asked;
     };
 #pragma unroll
     for (int s = 0; s < LOOKED_UP; ++s) look_up(s);
-    bool begins = true;
-    for (int place = 0; walk.goes_on(); place = (place + 1) % LOOKED_UP) {
-        if (begins) copy(query_of(p, *walk.item));
+    for (int place = 0, ahead = 0; walk.goes_on(); place = (place + 1) % LOOKED_UP, ++ahead) {
+        // Queries come before the rows of their item, but for as many stages as have room while they are not there.
+        const bool waits = !ready && ahead < STAGES && !walk.newest();
+        while (!waits && asked <= walk.item) ask();
         await_groups<LOOKED_UP - 1>();
-        copy(walk.there() ? rows + walk.slot(load_word(entries + place * 128)) * ROW : nullptr);
-        begins = walk.step();
+        const int line = walk.there() ? walk.line(load_word(entries + place * KEYS * 4)) : -1;
+        copy(turn.slot, turn.parity, &maps.rows, line);
+        turn.step();
+        walk.step();
         look_up(place);
     }
+    while (asked < end) ask();
     await_groups<0>();
 }
 

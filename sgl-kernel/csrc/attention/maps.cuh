@@ -2,8 +2,7 @@
 
 #pragma once
 
-#include <cuda.h>
-
+#include "lines.cuh"
 #include "teams.cuh"
 
 namespace {
@@ -15,30 +14,14 @@ struct Maps {
     CUtensorMap keys[4], values[4];
 };
 
-// A pool of so many slots as lines, for copies of so many heads.
-cudaError_t describe(CUtensorMap& map, const void* pool, long slots, int kv_heads, int heads) {
-    static const auto encode = [] {
-        void* found = nullptr;
-        cudaDriverEntryPointQueryResult result;
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-    }();
-    if (encode == nullptr) return cudaErrorNotSupported;
-    const cuuint64_t sizes[] = {LINE_BYTES / sizeof(Value), cuuint64_t(slots) * kv_heads * LINES};
-    const cuuint64_t strides[] = {LINE_BYTES};
-    const cuuint32_t box[] = {LINE_BYTES / sizeof(Value), cuuint32_t(heads * LINES)}, steps[] = {1, 1};
-    const CUresult done = encode(
-        &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(pool), sizes, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return done == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
+// Of a pool with so many slots.
 cudaError_t describe(Maps& maps, const void* keys, const void* values, long slots, int kv_heads) {
     cudaError_t error = cudaSuccess;
     for (int i = 0; i < 4 && kv_heads % (1 << i) == 0; ++i) {
-        if (error == cudaSuccess) error = describe(maps.keys[i], keys, slots, kv_heads, 1 << i);
-        if (error == cudaSuccess) error = describe(maps.values[i], values, slots, kv_heads, 1 << i);
+        const long lines = slots * kv_heads * LINES;
+        const int copied = LINES << i;
+        if (error == cudaSuccess) error = describe_lines(maps.keys[i], keys, lines, copied);
+        if (error == cudaSuccess) error = describe_lines(maps.values[i], values, lines, copied);
     }
     return error;
 }

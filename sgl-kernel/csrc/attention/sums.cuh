@@ -2,16 +2,10 @@
 
 #pragma once
 
+#include "lines.cuh"
 #include "teams.cuh"
 
 namespace {
-
-// A chunk of 16 bytes where the copy engine puts it: within its line at chunk ^ (the line's number % 8). So a chunk that
-// lies an even number further in the same line is found by one more ^.
-__device__ __forceinline__ uint32_t chunk_of(uint32_t row, int chunk) {
-    uint32_t line = row + chunk / 8 * LINE_BYTES;
-    return line + ((chunk % 8 * 16) ^ (line >> 3 & 0x70));
-}
 
 // Late plans: which of some keys the queries of a warp see. A row's new tokens follow one another, and each sees the new
 // keys up to its own.

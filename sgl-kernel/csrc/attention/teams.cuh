@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "lines.cuh"
 #include "plan.cuh"
 
 namespace {
@@ -12,7 +13,6 @@ constexpr int COPIERS = 4;                 // warps that copy
 constexpr int THREADS = (WARPS + COPIERS) * 32;
 constexpr int STAGES = DIM == 64 ? 6 : 3;
 constexpr int ROW_BYTES = DIM * 2;
-constexpr int LINE_BYTES = 128;  // of all banks of shared memory, and what the copy engine swizzles
 constexpr int HALF_BYTES = WARPS * KEYS * ROW_BYTES * 9 / 8;  // of a stage: keys, then values; see Teams::place
 constexpr int STAGE_BYTES = 2 * HALF_BYTES;
 constexpr int STEPS = DIM / 16;

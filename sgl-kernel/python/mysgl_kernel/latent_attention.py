@@ -12,12 +12,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mysgl_kernel.attention import ARCHS, DTYPES, LEAN_JOIN_UNITS, overlaps
+from mysgl_kernel.attention import DTYPES, LEAN_JOIN_UNITS, overlaps
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.library import Library, current_stream
 
+ARCHS = ("90a",)
+"""Architectures whose warps move registers between them."""
 SIZES = 576, 512
 """Numbers of a row, and of its value: those of DeepSeek's models and of their kin."""
+SLICES = 4
+"""Parts of a query head's result that are joined each by itself."""
 
 _LIBRARIES = {
     dtype: Library(
@@ -52,17 +56,18 @@ def planned_latent_decode(
     partial_lse: Tensor,
     page_size: int,
     scale: float,
+    early: bool,
 ) -> Tensor:
     """One query token in each row. Returns [R, num_heads * 512] in the dtype of q.
 
-    q: [R, num_heads * 576], rows at distances of multiples of 8. rows: [KV slots, 1, 576], dense. partial: [parts,
-    num_heads, 512]. Table, plan and partial_lse are as of `attention.planned_decode`; a team is a number of tiles of 16
+    q: [R, num_heads * 576], rows at distances of multiples of 64. rows: [KV slots, 1, 576], dense. partial: [parts,
+    num_heads, 512]. Table, plan, partial_lse and `early` are as of `attention.planned_decode`; a team is a number of tiles of 16
     queries, 1 or 2.
     """
     size, dim = SIZES
     count, heads = len(q), q.shape[1] // size
     assert rows.shape[1:] == (1, size) and rows.is_contiguous() and q.dtype == rows.dtype
-    assert q.shape[1] == heads * size and q.stride(1) == 1 and q.stride(0) % 8 == 0 and table.stride(1) == 1
+    assert q.shape[1] == heads * size and q.stride(1) == 1 and q.stride(0) % 64 == 0 and table.stride(1) == 1
     assert q.data_ptr() % 16 == rows.data_ptr() % 16 == items.data_ptr() % 16 == 0
     assert members.data_ptr() % 8 == joins.data_ptr() % 8 == 0 and len(joins) >= count
     assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2]
@@ -71,6 +76,7 @@ def planned_latent_decode(
         q.data_ptr(),
         q.stride(0),
         rows.data_ptr(),
+        len(rows),
         table.data_ptr(),
         table.stride(0),
         indptr.data_ptr(),
@@ -86,7 +92,8 @@ def planned_latent_decode(
         page_size,
         scale,
         overlaps(q.device),
-        count * heads >= LEAN_JOIN_UNITS,
+        early,
+        count * heads * SLICES >= LEAN_JOIN_UNITS,
         current_stream(q),
     )
     return out
@@ -95,5 +102,5 @@ def planned_latent_decode(
 @cache
 def _launch(dtype: torch.dtype) -> Launch:
     pointers = [c_void_p]
-    types = [*pointers, c_long, *2 * pointers, c_long, *7 * pointers, *4 * [c_int], c_float, *2 * [c_int], *pointers]
+    types = [*pointers, c_long, *pointers, c_long, *pointers, c_long, *7 * pointers, *4 * [c_int], c_float, *3 * [c_int], *pointers]
     return _LIBRARIES[dtype].function("mysgl_latent_decode_attention", *types)

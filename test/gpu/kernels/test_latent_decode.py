@@ -45,7 +45,7 @@ class Case:
         width = heads * SIZE
         self.q = torch.randn(len(self.seq_lens), width + 64, device="cuda").to(dtype)[:, :width]
 
-    def run(self, shared: SharedPrefixes | None, *, blocks: int = 132) -> Tensor:
+    def run(self, shared: SharedPrefixes | None, *, blocks: int = 132, early: bool = False) -> Tensor:
         planner = DecodePlanner(kind_of(self.spec, blocks), len(self.seq_lens))
         columns = planner.columns()
         planner.fill(self.pages.slots, self.seq_lens, shared, columns)
@@ -55,7 +55,7 @@ class Case:
         partial_lse = torch.full((planner.max_parts, heads), nan, device="cuda")
         table = torch.from_numpy(self.pages.table).cuda()
         out: Tensor = latent.planned_latent_decode(
-            self.q, self.rows, table, *plan, partial, partial_lse, self.page_size, self.spec.scale
+            self.q, self.rows, table, *plan, partial, partial_lse, self.page_size, self.spec.scale, early
         )
         return out
 
@@ -76,7 +76,7 @@ def test_random_steps(seed: int, dtype: torch.dtype) -> None:
     case = Case(seed, dtype)
     expected = case.expected()
     blocks = int(case.rng.choice([3, 132, 500]))
-    found = case.run(case.shared, blocks=blocks)
+    found = case.run(case.shared, blocks=blocks, early=True)
     assert_close(found, expected, TOLERANCE[dtype])
     assert torch.equal(case.run(case.shared, blocks=blocks), found), "not the same bits"
     assert_close(case.run(None, blocks=blocks), expected, TOLERANCE[dtype])

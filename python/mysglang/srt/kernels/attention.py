@@ -158,6 +158,7 @@ def _planned_latent_decode(
     partial_lse: Tensor,
     page_size: int,
     scale: float,
+    early: bool,
 ) -> Tensor:
     """Attends over latent rows [KV slots, 1, head_dim], whose first value_dim numbers are their value. Returns [R,
     num_heads * value_dim].

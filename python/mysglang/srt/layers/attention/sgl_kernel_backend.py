@@ -91,6 +91,7 @@ class LatentKernelBackend(PlannedBackend):
             kind.partial_lse,
             self.kv_pool.page_size,
             spec.scale,
+            metadata.early,
         )
 
 

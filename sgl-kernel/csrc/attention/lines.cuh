@@ -1,0 +1,36 @@
+// Memory as lines that the copy engine brings: tensor maps, and where a chunk of a line lies in shared memory.
+
+#pragma once
+
+#include "instructions.cuh"
+
+namespace {
+
+constexpr int LINE_BYTES = 128;  // of all banks of shared memory, and what the copy engine swizzles
+
+// Describes lines for copies of so many of them at once.
+cudaError_t describe_lines(CUtensorMap& map, const void* memory, long lines, int copied) {
+    static const auto encode = [] {
+        void* found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+    }();
+    if (encode == nullptr) return cudaErrorNotSupported;
+    const cuuint64_t sizes[] = {LINE_BYTES / sizeof(Value), cuuint64_t(lines)}, strides[] = {LINE_BYTES};
+    const cuuint32_t box[] = {LINE_BYTES / sizeof(Value), cuuint32_t(copied)}, steps[] = {1, 1};
+    const CUresult done = encode(
+        &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(memory), sizes, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return done == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// A chunk of 16 bytes where the copy engine puts it: within its line at chunk ^ (the line's number % 8). So a chunk that
+// lies an even number further in the same line is found by one more ^.
+__device__ __forceinline__ uint32_t chunk_of(uint32_t row, int chunk) {
+    uint32_t line = row + chunk / 8 * LINE_BYTES;
+    return line + ((chunk % 8 * 16) ^ (line >> 3 & 0x70));
+}
+
+}  // namespace
