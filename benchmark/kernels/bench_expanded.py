@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels.cuda import expanded_attention, latent_attention
-from mysglang.srt.layers.attention.packed_rows import pieces_of
+from mysglang.srt.layers.attention.packed_rows import Columns, layers_of, pieces_of
 
 LATENT, TURNED, KEY, VALUE = 512, 64, 128, 128
 SCALE = (KEY + TURNED) ** -0.5
@@ -64,7 +64,9 @@ class Layer:
             self.table[row, : len(own)] = own
         self.firsts = np.concatenate(([0], self.new.cumsum()[:-1])).astype(np.int32)
         slots = np.arange(len(rows))
-        (self.parts,) = pieces_of(slots, self.firsts, self.new, self.lengths, self.total)
+        columns = Columns(slots, self.firsts, self.new, self.lengths)
+        (lines,) = pieces_of(columns, layers_of(columns, None, slots), self.total)
+        self.parts = lines.parts
         self.piece = torch.from_numpy(self.parts).cuda()
         self.q = torch.randn(self.tokens, heads, KEY + TURNED, **bf16)
         self.up = [torch.randn(heads, LATENT, size, **bf16) * LATENT**-0.5 for size in (KEY, VALUE)]

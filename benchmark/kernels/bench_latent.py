@@ -73,7 +73,9 @@ def planned(
     lse = torch.empty(planner.max_parts, spec.num_heads, device="cuda")
 
     def launch(i: int) -> Tensor:
-        return planned_latent_decode(q, caches[i], table, indptr, items, members, joins, partial, lse, 1, spec.scale, True)
+        return planned_latent_decode(
+            q, caches[i], table, indptr, items, members, joins, partial, lse, 1, spec.scale, True
+        )
 
     return launch
 

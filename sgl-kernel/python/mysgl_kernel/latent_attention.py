@@ -61,8 +61,8 @@ def planned_latent_decode(
     """One query token in each row. Returns [R, num_heads * 512] in the dtype of q.
 
     q: [R, num_heads * 576], rows at distances of multiples of 64. rows: [KV slots, 1, 576], dense. partial: [parts,
-    num_heads, 512]. Table, plan, partial_lse and `early` are as of `attention.planned_decode`; a team is a number of tiles of 16
-    queries, 1 or 2.
+    num_heads, 512]. Everything else is as of `attention.planned_decode`. A team is a number of tiles of 16 queries,
+    1 or 2.
     """
     size, dim = SIZES
     count, heads = len(q), q.shape[1] // size
@@ -102,5 +102,17 @@ def planned_latent_decode(
 @cache
 def _launch(dtype: torch.dtype) -> Launch:
     pointers = [c_void_p]
-    types = [*pointers, c_long, *pointers, c_long, *pointers, c_long, *7 * pointers, *4 * [c_int], c_float, *3 * [c_int], *pointers]
+    types = [
+        *pointers,
+        c_long,
+        *pointers,
+        c_long,
+        *pointers,
+        c_long,
+        *7 * pointers,
+        *4 * [c_int],
+        c_float,
+        *3 * [c_int],
+        *pointers,
+    ]
     return _LIBRARIES[dtype].function("mysgl_latent_decode_attention", *types)

@@ -27,7 +27,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "mistral": {"sliding_window": WINDOW},
 }
-WITH_SINKS: dict[str, Any] = {"sliding_window": WINDOW, "head_dim": 64}
+WITH_SINKS: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "head_dim": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 4,
+}
+"""All experts compute, since rounding may decide between two of them, and then the answer is another."""
 ON_DEVICE = ("--skip-tokenizer-init", "--log-level", "warning", "--device", "cuda", "--chunked-prefill-size", "64")
 ROOMY, TIGHT = ("--max-total-tokens", "20000"), ("--max-total-tokens", "640", "--swa-full-tokens-ratio", "0.25")
 ONE_POOL = ("--disable-hybrid-swa-memory", "--disable-radix-cache", *ROOMY)

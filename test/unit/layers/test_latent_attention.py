@@ -1,5 +1,7 @@
 """Attention over latent rows in both of its ways: over the rows, and over keys and values that are made of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,14 +18,22 @@ from fixtures.transformers_pair import (
     native_attention,
 )
 from mysglang.srt.forward.forward_batch import AttentionBackend
+from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import ForwardMode
 from mysglang.srt.kernels.latent import Part
 from mysglang.srt.layers.attention import expanding, packed_rows
 from mysglang.srt.layers.attention.expanding import ExpandingBackend, LoneExpandedRows, MergedParts, expansion_of
-from mysglang.srt.layers.attention.packed_rows import PackedRows, pieces_of
+from mysglang.srt.layers.attention.packed_rows import (
+    Columns,
+    PackedExpandedRows,
+    PackedRows,
+    layers_of,
+    pieces_of,
+)
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.latent_attention import HeadsOfRows, LatentSizes
 from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.models.checkpoint_model import TokenModel
 
 SIZES = LatentSizes(query_rank=None, key_dim=6, value_dim=4, interleaved=True)
@@ -84,9 +94,12 @@ def test_which_rows_are_expanded(pair: Pair) -> None:
 
 def test_pieces_hold_every_key_once() -> None:
     """Rows are cut where a piece is full, and go on in the next one."""
-    slots, firsts = np.array([4, 2, 9]), np.array([0, 5, 8], dtype=np.int32)
-    new, lengths = np.array([5, 3, 20], dtype=np.int32), np.array([5, 9, 20], dtype=np.int32)
-    pieces = pieces_of(slots, firsts, new, lengths, 10)
+    columns = Columns(
+        np.array([4, 2, 9]), np.array([0, 5, 8], dtype=np.int32), np.array([5, 3, 20], dtype=np.int32),
+        np.array([5, 9, 20], dtype=np.int32),
+    )  # fmt: skip
+    layers = layers_of(columns, None, np.arange(3))
+    pieces = [lines.parts for lines in pieces_of(columns, layers, 10)]
     assert [parts[:, Part.KEYS].tolist() for parts in pieces] == [[5, 5], [4, 6], [10], [4]]
     assert [parts[:, Part.AT].tolist() for parts in pieces] == [[0, 5], [0, 4], [0], [0]]
     assert [parts[:, Part.BEGIN].tolist() for parts in pieces] == [[0, 0], [5, 0], [6], [16]]
@@ -94,7 +107,86 @@ def test_pieces_hold_every_key_once() -> None:
     assert [parts[:, Part.MORE].tolist() for parts in pieces] == [[0, 1], [0, 1], [1], [0]]
     assert [parts[:, Part.SLOT].tolist() for parts in pieces] == [[4, 2], [2, 9], [9], [9]]
     assert pieces[1][:, [Part.TOKEN, Part.NEW, Part.FIRST]].tolist() == [[5, 3, 6], [8, 20, 0]]
-    assert len(pieces_of(slots, firsts, new, lengths, 34)) == 1
+    assert len(pieces_of(columns, layers, 34)) == 1
+
+
+@pytest.fixture
+def eager_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share keys whatever it costs."""
+    monkeypatch.setattr(packed_rows, "MERGED_KEYS", 0)
+    monkeypatch.setattr(packed_rows, "PIECE_KEYS", 0)
+
+
+def shared_by(*groups: tuple[int, int, list[int]]) -> SharedPrefixes:
+    starts, ends, rows = zip(*groups, strict=True)
+    return SharedPrefixes(
+        np.array(starts, dtype=np.int32),
+        np.array(ends, dtype=np.int32),
+        np.cumsum([0, *map(len, rows)]).astype(np.int32),
+        np.concatenate(rows).astype(np.int32),
+    )
+
+
+@pytest.mark.usefixtures("eager_to_share")
+def test_rows_that_are_expanded_share_keys() -> None:
+    """Of the rows 0 to 4 of a step, row 1 is not expanded. So rows 3 and 4 share keys, row 0 none of its own group."""
+    columns = Columns(
+        np.array([10, 12, 13, 14]), np.array([0, 9, 12, 15], dtype=np.int32), np.array([4, 3, 3, 2], dtype=np.int32),
+        np.array([12, 5, 19, 14], dtype=np.int32),
+    )  # fmt: skip
+    shared = shared_by((0, 8, [0, 1]), (0, 8, [3, 4]), (8, 16, [3, 4]))
+    layers = layers_of(columns, shared, np.array([0, 2, 3, 4]))
+    assert [[(each.begin, each.end, each.rows) for each in layer] for layer in layers] == [
+        [(0, 8, [2, 3])],
+        [(8, 12, [2, 3])],  # row 4 has twelve cached tokens
+        [(0, 12, [0]), (0, 5, [1]), (12, 19, [2]), (12, 14, [3])],
+    ]
+    first, second, third, fourth = pieces_of(columns, layers, 6)[:4]
+    assert [len(lines.gathered) for lines in (first, second, third, fourth)] == [1, 1, 1, 1]
+    assert [lines.parts[:, Part.SLOT].tolist() for lines in (first, second, third)] == [[13, 14]] * 3
+    assert [lines.parts[:, Part.BEGIN].tolist() for lines in (first, second, third)] == [[0, 0], [6, 6], [8, 8]]
+    assert third.parts[:, Part.MORE].tolist() == [1, 1]
+
+
+def test_what_is_not_worth_it_is_not_shared() -> None:
+    """A group above that is left out is made up for by one below."""
+    new = np.array([500, 500, 500], dtype=np.int32)
+    columns = Columns(np.arange(3), np.array([0, 500, 1000], dtype=np.int32), new, new + np.array([10, 9000, 9000]))
+    shared = shared_by((0, 8, [0, 1, 2]), (8, 8992, [1, 2]))
+    layers = layers_of(columns, shared, np.arange(3))
+    assert [(each.begin, each.end, each.rows) for each in layers[0]] == [(0, 8992, [1, 2])]
+    assert len(layers_of(columns, shared_by((0, 8, [0, 1, 2])), np.arange(3))) == 1
+
+
+@pytest.mark.usefixtures("short", "eager_to_share")
+@pytest.mark.parametrize("room", [11, 1000])
+@torch.no_grad()
+def test_shared_keys_change_nothing(pair: Pair, room: int) -> None:
+    """Rows with a beginning of sixteen tokens in common, and two of them with eight more, beside a row of its own."""
+    pages = PageRows(page_size=4)
+    pages.extend(0, 24)
+    pages.share(1, 0, 16)
+    pages.share(2, 0, 24)
+    rows = [Row(0, [5] * 9, 24), Row(3, [8] * 30), Row(1, [6] * 8, 16), Row(2, [7] * 12, 24)]
+    host = worker_batch(rows, pages)
+    inner = native_attention(pair.ours, pages)
+    pool = inner.kv_pool
+    assert isinstance(pool, KvPool)
+    packed = PackedRows(pool, torch.from_numpy(pages.table), num_heads=1)
+    packed.room = room
+    backend = ExpandingBackend(inner, pool, packed)
+    found, made = [], []
+    for shared in (None, shared_by((0, 16, [0, 2, 3]), (16, 24, [0, 3]))):
+        for layer_id in pool.layer_ids:
+            for buffer in pool.buffers(layer_id):
+                buffer.normal_(generator=torch.Generator().manual_seed(layer_id))
+        batch = forward_batch(replace(host, prompt_prefixes=shared), backend)
+        batch.expanded = expansion_of(backend, batch)
+        assert batch.expanded is not None and isinstance(batch.expanded.rows, PackedExpandedRows)
+        made.append(sum(piece.keys for piece in batch.expanded.rows.pieces))
+        found.append(pair.ours(batch))
+    assert made == [33 + 30 + 24 + 36, 33 + 30 + 8 + 12]
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_what_is_loaded_comes_back() -> None:

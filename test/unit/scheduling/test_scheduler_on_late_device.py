@@ -432,14 +432,16 @@ def test_nobody_is_retracted_for_memory_that_is_about_to_come_back(overlap: bool
     assert scheduler.answers["goes on"].finish == Length(20)
 
 
-def test_decoding_rows_are_told_what_they_share() -> None:
-    """The late device checks every group that it is given; here only that there were some, and none without a cache."""
+def test_rows_are_told_what_they_share() -> None:
+    """The late device checks every group that it is given; here only that there were some, and none without a cache:
+    in steps that decode, and in one with several prompts.
+    """
     for cache, some in (("radix", True), ("chunk", False)):
         scheduler = LateScheduler(Setup(cache=cache))
         for i in range(6):
             scheduler.send(f"r{i}", [*PROMPT, 30 + i], 8, ignore_eos=True)
         scheduler.run()
-        assert (scheduler.worker.groups_seen > 0) is some
+        assert (scheduler.worker.groups_seen > 0) is (scheduler.worker.prompt_groups_seen > 0) is some
 
 
 @pytest.mark.promise(19)

@@ -1,4 +1,4 @@
-"""SharedPrefixes: which rows of a decode step read the same pages, so that these need be read only once.
+"""SharedPrefixes: which rows of a step read the same pages, so that these need be read only once.
 
     rows 0 1 2 3, all on one system prompt, rows 2 and 3 on one conversation:
 

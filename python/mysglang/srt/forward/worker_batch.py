@@ -257,6 +257,8 @@ class ModelWorkerBatch:
     """None: no layer of the model keeps a state."""
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
+    prompt_prefixes: SharedPrefixes | None = None
+    """Pages before the new tokens that several rows of a step with prompts read, in models that can make use of it."""
 
     @property
     def most_lens(self) -> Ints:

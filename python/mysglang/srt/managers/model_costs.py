@@ -40,6 +40,16 @@ def cascade_costs(model: ModelConfig) -> CascadeCosts | None:
     )
 
 
+def prompt_cascade_costs(model: ModelConfig) -> CascadeCosts | None:
+    """Returns what it costs to let prompts read a shared prefix together, or None for a model that does not: only
+    layers with latent rows make something of the prefix in each step. How much that saves, the attention backend knows.
+    """
+    costs = cascade_costs(model)
+    if costs is None or model.decoder is None or model.decoder.attentions[0].latent is None:
+        return None
+    return CascadeCosts(per_row=0.0)
+
+
 def _attention_shapes(plan: AttentionPlan, tp_size: int) -> Iterator[AttentionShape]:
     """Yields a layer's attention, and before it the scores of its indexer, which are those of keys without values."""
     latent = plan.latent

@@ -94,6 +94,8 @@ class SchedulerOptions:
     """Costs of steps, which the order `short` must know."""
     cascade: CascadeCosts | None = None
     """Additional cost of reading shared pages once; None: every row reads for itself."""
+    prompt_cascade: CascadeCosts | None = None
+    """The same in steps with prompts; None: these have no use for it."""
     stream_interval: int = 1
     decode_log_interval: int = 40
     costs: StepCosts = field(default_factory=NoCosts)
@@ -353,8 +355,11 @@ def _req_maker(worker: Worker, kv: KvManager, make_stop_text: MakeStopText, opti
 
 
 def _builder(rows: Residents, options: SchedulerOptions) -> ForwardBuilder:
-    groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(rows.kv, options.cascade)
-    return ForwardBuilder(rows.table, rows.kv, rows.growth, rows.sampling, groups)
+    decode, prompts = (
+        NoPrefixGroups() if costs is None else PrefixGroups(rows.kv, costs)
+        for costs in (options.cascade, options.prompt_cascade)
+    )
+    return ForwardBuilder(rows.table, rows.kv, rows.growth, rows.sampling, decode, prompts)
 
 
 def _masks(worker: Worker, rows: Residents, filler: MaskFiller, options: SchedulerOptions) -> MakesMasks:

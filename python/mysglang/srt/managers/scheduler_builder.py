@@ -26,7 +26,7 @@ from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.weights import ModelWeights, Occupation
 from mysglang.srt.forward.worker import SpaceShape, StateShape, StepRates, Worker, WorkerCapacity
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, EventSockets, NoPublisher, ZmqPublisher
-from mysglang.srt.managers.model_costs import cascade_costs, decoder_costs
+from mysglang.srt.managers.model_costs import cascade_costs, decoder_costs, prompt_cascade_costs
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.rank_links import (
     FollowShare,
@@ -307,6 +307,7 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext, rates: St
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
         cascade=None if args.kernels.disable_cascade_attention else cascade_costs(model),
+        prompt_cascade=None if args.kernels.disable_cascade_attention else prompt_cascade_costs(model),
         order=order_of(args, ranks, rates),
         decode_wait_tokens=schedule.most_wait_tokens,
         rates=rates,

@@ -50,7 +50,7 @@ class CascadeCosts:
 
 
 class PrefixGrouper(Protocol):
-    """Finds which pages the rows of a decode step share."""
+    """Finds which pages the rows of a step share."""
 
     def find(self, slots: Slots) -> SharedPrefixes | None:
         """Returns the groups of these rows, by their place in `slots`; the last answer again while nothing changed."""

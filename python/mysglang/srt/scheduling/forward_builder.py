@@ -37,11 +37,14 @@ class ForwardBuilder:
         growth: Growth,
         sampling: SamplingBuilder,
         prefix_groups: PrefixGrouper,
+        prompt_groups: PrefixGrouper,
     ) -> None:
+        """prefix_groups, prompt_groups: find what rows share in decode steps and in steps with prompts."""
         self._table = table
         self._growth = growth
         self._kv = kv
         self._prefix_groups = prefix_groups
+        self._prompt_groups = prompt_groups
         self._sampling = sampling
         self._unknown_ids: Ints = np.full(table.num_slots, ON_DEVICE, dtype=np.int32)
 
@@ -68,6 +71,7 @@ class ForwardBuilder:
             second_texts=None if decode else self._table.second_text[batch.slots],
             states=self._kv.take_states(batch.slots, batch.starts),
             shared=self._prefix_groups.find(batch.slots) if decode else None,
+            prompt_prefixes=None if decode else self._prompt_groups.find(batch.slots),
         )
 
     def _token_ids(self, batch: ScheduleBatch) -> Ints:

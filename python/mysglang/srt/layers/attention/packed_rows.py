@@ -5,6 +5,9 @@
 
 A piece is four kernels in each layer: its latent rows are gathered, keys and values are made of them by two products,
 and all of its rows attend at once. Lengths are those that the host knows.
+
+Rows that share a cached beginning may attend to one copy of its keys, in pieces before those with their own keys. Then
+these keys are made once, and results are merged once more.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, Expand, ExpandedRows, ForwardBatch
+from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints, Longs
 from mysglang.srt.kernels.latent import Part, attend_to_heads, gather_rows
 from mysglang.srt.layers.attention.prefill_runs import starts_of
@@ -34,17 +38,56 @@ attention over latent rows.
 FRESH = 16
 
 
+MERGED_KEYS = 1
+"""Merging the result of a new token takes about as long as making keys and values of so many tokens, for all heads:
+both move some numbers for each head (benchmark/kernels/latent.md).
+"""
+PIECE_KEYS = 2048
+"""The kernels of one more piece take about as long as making so many keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Keys of some rows, side by side."""
 
+    gathered: Tensor
+    """[M, len(Part)] int32 on the device, a line for each row whose keys are gathered."""
     parts: Tensor
-    """[N, len(Part)] int32 on the device, a line for each row."""
+    """[N, len(Part)] int32 on the device, a line for each row that attends: the same lines, unless rows share keys."""
     keys: int
     most_keys: int
     """Most keys of one row in this piece."""
     most_new: int
     """Most new tokens of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows of a step that are expanded, [N] each."""
+
+    slots: Longs
+    firsts: Ints
+    """Index of each row's first new token among those of the step."""
+    new: Ints
+    lengths: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Keys that the same rows attend to."""
+
+    begin: int
+    end: int
+    rows: list[int]
+    """Their places in Columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A piece on the host: the lines of `Piece`."""
+
+    gathered: Ints
+    parts: Ints
 
 
 class PackedRows:
@@ -61,17 +104,20 @@ class PackedRows:
     def rows(self, batch: ForwardBatch, rows: Longs) -> ExpandedRows:
         host = batch.host
         firsts = starts_of(host.extend_lens)[rows]
-        found = pieces_of(host.slots[rows], firsts, host.extend_lens[rows], host.seq_lens[rows], self.room)
-        bounds = np.cumsum([len(parts) for parts in found])
-        uploaded = to_device(np.concatenate(found), self._page_table.device).tensor_split(bounds[:-1].tolist())
+        columns = Columns(host.slots[rows], firsts, host.extend_lens[rows], host.seq_lens[rows])
+        found = pieces_of(columns, layers_of(columns, host.prompt_prefixes, rows), self.room)
+        lines = [each for piece in found for each in (piece.gathered, piece.parts)]
+        bounds = np.cumsum([len(each) for each in lines])
+        uploaded = to_device(np.concatenate(lines), self._page_table.device).tensor_split(bounds[:-1].tolist())
         pieces = tuple(
             Piece(
-                on_device,
-                int(parts[:, Part.KEYS].sum()),
-                int(parts[:, Part.KEYS].max()),
-                int(parts[:, Part.NEW].max()),
+                gathered,
+                parts,
+                int(piece.gathered[:, Part.KEYS].sum()),
+                int(piece.gathered[:, Part.KEYS].max()),
+                int(piece.parts[:, Part.NEW].max()),
             )
-            for parts, on_device in zip(found, uploaded, strict=True)
+            for piece, gathered, parts in zip(found, uploaded[::2], uploaded[1::2], strict=True)
         )
         return PackedExpandedRows(pieces, self._pool, self._page_table)
 
@@ -90,7 +136,7 @@ class PackedExpandedRows:
         # Results of rows that are cut are kept in float32, since they are merged again and again.
         sums = torch.empty(out.shape, dtype=torch.float32, device=out.device) if len(self.pieces) > 1 else lse
         for piece in self.pieces:
-            where = (self.page_table, piece.parts, piece.keys, piece.most_keys, self.pool.page_size)
+            where = (self.page_table, piece.gathered, piece.keys, piece.most_keys, self.pool.page_size)
             rows = gather_rows(cache, *where)
             made = expand(rows)
             attend_to_heads(
@@ -98,24 +144,71 @@ class PackedExpandedRows:
             )
 
 
-def pieces_of(slots: Longs, firsts: Ints, extend_lens: Ints, seq_lens: Ints, room: int) -> list[Ints]:
-    """Returns the lines of each piece, [N, len(Part)] int32, for rows of these lengths.
+def layers_of(columns: Columns, shared: SharedPrefixes | None, rows: Longs) -> list[list[Segment]]:
+    """Returns the segments of all keys: in each layer but the last one those that several rows attend to, and last each
+    row's own. A row has at most one segment in a layer, and attends to those of the layers in their order.
 
-    firsts: index of each row's first new token among those of the step. room: keys of a piece.
+    rows: the rows of the batch, of which `shared` speaks, that the columns have.
     """
-    pieces: list[Ints] = []
-    lines: list[tuple[int, ...]] = []
+    begins = [0] * len(rows)
+    layers: list[list[Segment]] = []
+    if shared is not None:
+        places = {row: place for place, row in enumerate(rows.tolist())}
+        cached = columns.lengths - columns.new
+        depths = [0] * len(rows)
+        for group in range(shared.num_groups):
+            members = [places[row] for row in shared.rows_of(group).tolist() if row in places]
+            if len(members) < 2:
+                continue
+            # Groups above have all of these rows, so their keys begin at one place.
+            begin, end = begins[members[0]], min(int(shared.ends[group]), int(cached[members].min()))
+            saved = (len(members) - 1) * (end - begin)
+            if saved <= MERGED_KEYS * int(columns.new[members].sum()) + PIECE_KEYS:
+                continue
+            depth = depths[members[0]]
+            if depth == len(layers):
+                layers.append([])
+            layers[depth].append(Segment(begin, end, members))
+            for member in members:
+                begins[member], depths[member] = end, depth + 1
+    own = [
+        Segment(begin, end, [row])
+        for row, (begin, end) in enumerate(zip(begins, columns.lengths.tolist(), strict=True))
+    ]
+    return [*layers, own]
+
+
+def pieces_of(columns: Columns, layers: list[list[Segment]], room: int) -> list[Lines]:
+    """Returns the lines of each piece of at most `room` keys. No piece has segments of two layers, since all parts of a
+    piece are attended to at once.
+    """
+    slots, firsts, new, lengths = (
+        each.tolist() for each in (columns.slots, columns.firsts, columns.new, columns.lengths)
+    )
+    pieces: list[Lines] = []
+    gathered: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
     used = 0
-    for slot, token, new, length in zip(slots, firsts, extend_lens, seq_lens, strict=True):
-        begin = 0
-        while begin < length:
-            keys = min(int(length) - begin, room - used)
-            ends = begin + keys == length
-            lines.append((slot, token, new, length - new, begin, keys, used, begin > 0, not ends))
-            begin, used = begin + keys, used + keys
-            if used == room:
-                pieces.append(np.array(lines, dtype=np.int32))
-                lines, used = [], 0
-    if lines:
-        pieces.append(np.array(lines, dtype=np.int32))
+
+    def close() -> None:
+        nonlocal gathered, parts, used
+        if used:
+            pieces.append(Lines(np.array(gathered, dtype=np.int32), np.array(parts, dtype=np.int32)))
+            gathered, parts, used = [], [], 0
+
+    for layer in layers:
+        for segment in layer:
+            begin = segment.begin
+            while begin < segment.end:
+                keys = min(segment.end - begin, room - used)
+                lines = []
+                for row in segment.rows:
+                    cached, more = lengths[row] - new[row], begin + keys < lengths[row]
+                    lines.append((slots[row], firsts[row], new[row], cached, begin, keys, used, begin > 0, more))
+                gathered.append(lines[0])
+                parts += lines
+                begin, used = begin + keys, used + keys
+                if used == room:
+                    close()
+        close()
     return pieces
