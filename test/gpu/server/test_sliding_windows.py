@@ -2,7 +2,7 @@
 one for all, with captured steps and overlap, however short memory is."""
 
 import asyncio
-import time
+from functools import partial
 from itertools import takewhile
 from operator import eq
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from fixtures.gated_server import GatedServer
 from fixtures.greedy_answers import VOCAB, Answer, answer_all, assert_alike, make_prompts
 from fixtures.oracle import assert_quiet
+from fixtures.patience import wait_until
 from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
@@ -43,7 +44,8 @@ NUMERICS: dict[str, tuple[str, ...]] = {
 }
 PROMPTS = make_prompts(16, 200)
 UNTIL_COMPILED = "not used: not before the kernels"
-"""How the description of a program begins that waits for a compiler in the background, which may take minutes."""
+"""How the description of a program begins that waits for a compiler in the background."""
+COMPILER_S = 400.0
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -104,11 +106,9 @@ def test_captured_prompts(family: str, sizes: dict[str, Any], tmp_path: Path) ->
     expected = answers_of(*options, "--disable-prefill-cuda-graph", at_once=1)
     for at_once in (1, 16):
         with GatedServer(*options) as server:
-            used = program_of(server, CAPTURED_PROMPTS)
-            while used.startswith(UNTIL_COMPILED):
-                time.sleep(0.5)
-                used = program_of(server, CAPTURED_PROMPTS)
-            assert used.startswith("other steps of up to"), used
+            used = partial(program_of, server, CAPTURED_PROMPTS)
+            wait_until(lambda used=used: not used().startswith(UNTIL_COMPILED), patience_s=COMPILER_S)
+            assert used().startswith("other steps of up to"), used()
             found = asyncio.run(answer_all(server.url, PROMPTS, at_once))
             assert_quiet(server.url)
         for answer, other in zip(found, expected, strict=True):

@@ -129,7 +129,7 @@ def shared_by(*groups: tuple[int, int, list[int]]) -> SharedPrefixes:
 
 @pytest.mark.usefixtures("eager_to_share")
 def test_rows_that_are_expanded_share_keys() -> None:
-    """Of the rows 0 to 4 of a step, row 1 is not expanded. So rows 3 and 4 share keys, row 0 none of its own group."""
+    """Row 1 of a step is not expanded. So rows 3 and 4 share keys, and row 0 shares none with it."""
     columns = Columns(
         np.array([10, 12, 13, 14]), np.array([0, 9, 12, 15], dtype=np.int32), np.array([4, 3, 3, 2], dtype=np.int32),
         np.array([12, 5, 19, 14], dtype=np.int32),

@@ -95,7 +95,7 @@ class SchedulerOptions:
     cascade: CascadeCosts | None = None
     """Additional cost of reading shared pages once; None: every row reads for itself."""
     prompt_cascade: CascadeCosts | None = None
-    """The same in steps with prompts; None: these have no use for it."""
+    """Additional cost of reading shared pages once in steps with prompts; None: these have no use for it."""
     stream_interval: int = 1
     decode_log_interval: int = 40
     costs: StepCosts = field(default_factory=NoCosts)

@@ -58,7 +58,7 @@ class DecodeShape:
     window: int | None
     blocks: int
     latent_dim: int | None = None
-    """Of latent rows, the numbers of a value; None: values are stored beside keys."""
+    """Numbers of a value in a latent row; None: values are stored beside keys."""
 
     @property
     def value_dim(self) -> int:
