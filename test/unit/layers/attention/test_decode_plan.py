@@ -9,7 +9,7 @@ import pytest
 from fixtures.shared_pages import random_tree
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.kernels.attention import Field, team_shapes
+from mysglang.srt.kernels.attention import Field
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
 from mysglang.srt.layers.attention.graph import HostColumns
 
@@ -31,7 +31,7 @@ def items_of(columns: HostColumns) -> list[list[int]]:
 
 def check(shape: DecodeShape, seq_lens: Ints, columns: HostColumns) -> None:
     """Keys are covered once for every head, and each partial result that is joined is written once."""
-    shapes = {team.team: team for team in team_shapes(shape.num_kv_heads, shape.head_dim)}
+    shapes = {team.team: team for team in shape.teams}
     seen = [np.zeros((shape.num_heads, length), dtype=int) for length in seq_lens]
     written: Counter[tuple[int, int]] = Counter()
     owner: dict[tuple[int, int], int] = {}
@@ -67,9 +67,10 @@ def test_every_key_once(seed: int) -> None:
     for _ in range(4):
         kv_heads, group = int(rng.choice([1, 2, 3, 4, 8, 12])), int(rng.choice([1, 2, 4, 5, 8, 16, 20]))
         window = None if rng.random() < 0.7 else int(rng.integers(1, 50))
-        shape = DecodeShape(
-            kv_heads * group, kv_heads, int(rng.choice([64, 128, 256])), window, int(rng.choice([4, 13]))
-        )
+        blocks = int(rng.choice([4, 13]))
+        shape = DecodeShape(kv_heads * group, kv_heads, int(rng.choice([64, 128, 256])), window, blocks)
+        if rng.random() < 0.3:
+            shape = DecodeShape(group, 1, 576, None, blocks, latent_dim=512)
         seq_lens = rng.integers(1, 200, int(rng.choice([1, 3, 8, 20]))).astype(np.int32)
         shared = random_tree(rng, seq_lens, 1) if rng.random() < 0.6 else None
         check(shape, seq_lens, plan(shape, seq_lens, shared))
@@ -77,7 +78,7 @@ def test_every_key_once(seed: int) -> None:
 
 def loads(shape: DecodeShape, columns: HostColumns) -> list[int]:
     """Keys times cost of each block."""
-    costs = {team.team: shape.key_cost(team) for team in team_shapes(shape.num_kv_heads, shape.head_dim)}
+    costs = {team.team: shape.key_cost(team) for team in shape.teams}
     keys = [(item[Field.END] - item[Field.BEGIN]) * costs[item[Field.TEAM]] for item in items_of(columns)]
     indptr = columns["indptr"].tolist()
     return [sum(keys[begin:end]) for begin, end in itertools.pairwise(indptr)]
@@ -115,7 +116,7 @@ def test_shared_pages_are_read_once_for_as_many_rows_as_fit_a_team() -> None:
         rows=np.arange(rows, dtype=np.int32),
     )
     items = items_of(plan(LLAMA, np.full(rows, prefix + 10, dtype=np.int32), shared))
-    shapes = {team.team: team for team in team_shapes(LLAMA.num_kv_heads, LLAMA.head_dim)}
+    shapes = {team.team: team for team in LLAMA.teams}
     read = sum((item[Field.END] - item[Field.BEGIN]) * shapes[item[Field.TEAM]].heads for item in items)
     assert read == (prefix * rows * LLAMA.group // 128 + rows * 10) * LLAMA.num_kv_heads
 
