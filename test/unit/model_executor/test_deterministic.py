@@ -21,6 +21,8 @@ from mysglang.srt.model_executor.runner_config import RunnerConfig
 
 REQUESTS = 12
 """Prompts of 1 to 70 tokens, of every kind of choice. The tests on a GPU, whose tiles are larger, ask more of them."""
+GRAPH_SIZES = (1, 2, 4, 8, 16)
+"""Captured sizes of decode steps. Steps of up to `REQUESTS` rows replay these, some with padding rows."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,7 @@ def runner_config(page_size: int, numerics: str, **more: object) -> RunnerConfig
         device="cpu",
         max_total_tokens=6400,
         max_running_requests=48,
+        cuda_graph_bs=GRAPH_SIZES,
         page_size=page_size,
         numerics=numerics,
         disable_hybrid_swa_memory=True,  # what a step must say of windows' pages is the scheduler's affair
