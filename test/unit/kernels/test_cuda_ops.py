@@ -41,7 +41,14 @@ assert torch.equal(indices[698:706], torch.cat((table[0, 697:], table[1, :1], ta
 """
 
 OPS = """
-from fixtures.op_cases import OPS, check_op
+from fixtures.op_cases import OPS, check_op, product
+from mysglang.srt.kernels.cuda import gemm
+# The tiles for many outputs, over few: the interpreter runs one program after another.
+tile_of, many = gemm.plain_tile, {35: 2049, 37: 4097}
+gemm.plain_tile = lambda rows, outputs, inputs: tile_of(rows, many.get(outputs, outputs), inputs)
+for name, rows, outputs in (("a row", 1, 35), ("two rows", 2, 37)):
+    assert gemm.plain_tile(rows, outputs, 1030) != tile_of(rows, outputs, 1030)
+    OPS[f"linear of {name} with many outputs"] = OPS["linear of a row"][0], product(rows, 1030, outputs)
 for name, (op, _) in OPS.items():
     op.implementations["cpu"] = op.implementations["cuda"]
     check_op(name, "cpu", torch.float32, 1e-5)

@@ -254,7 +254,8 @@ from mysglang.srt.kernels.cuda.mixture import Mixture
 from mysglang.srt.kernels.cuda.select_experts import topk_softmax
 from mysglang.srt.kernels.op import use_ops
 use_ops("invariant")
-linears = [name for name, (op, _) in OPS.items() if op.name == "linear"]
+# More outputs are more of the same programs, which the interpreter runs one after another.
+linears = [name for name, (op, _) in OPS.items() if op.name == "linear" and "many outputs" not in name]
 OPS[linears[0]][0].invariant = {"cpu": OPS[linears[0]][0].invariant["cuda"]}
 for name in linears:
     check_op(name, "cpu", torch.float32, 1e-5)
