@@ -76,13 +76,16 @@ def abilities() -> set[str]:
     return {
         f"{module_of(path)}:{node.name}"
         for path in SRT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "Protocol" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
     }
 
 
 def questions(module: str, text: str, allowed: set[str]) -> list[str]:
     """The classes of guarded folders that this file, of another one, asks objects for."""
+    if not any(f"mysglang.srt.{folder}" in text for folder in GUARDED):
+        return []  # without parsing it, which takes longer than the rest
     tree = ast.parse(text)
     origins = imported(tree)
     found = {origins[name] for name in asked(tree) if name in origins}

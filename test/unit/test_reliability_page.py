@@ -1,6 +1,5 @@
 """docs/reliability.md lists the promises as the marks of the tests have them, and names no test that does not exist."""
 
-import ast
 import functools
 import re
 from pathlib import Path
@@ -64,8 +63,7 @@ def test_every_named_test_exists() -> None:
     names = set()
     for path in (REPOSITORY / "test").rglob("test_*.py"):
         names.add(path.stem)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        names.update(re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE))
     named = re.findall(r"\b(test_\w+)", PAGE)
     assert len(named) > 200
     assert not [name for name in named if name not in names]
