@@ -16,10 +16,10 @@ from fixtures.warm_start import WarmServer
 # In float32 the order of a sum changes a logit by some 1e-6 of it, too little to change which is the largest.
 PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}")
 EXACT = (*PRECISE, "--enable-deterministic-inference")
-PROMPTS = make_prompts(25, 60)
-RETRACTED = 50
+PROMPTS = make_prompts(25, 40)
+RETRACTED = 30
 WAYS: dict[str, tuple[int, *tuple[str, ...]]] = {
-    "cache": (40, *PRECISE),
+    "cache": (30, *PRECISE),
     "cache and chunks": (len(PROMPTS), *PRECISE, "--chunked-prefill-size", f"{CHUNK}"),
 }
 """Prompts, and options."""
@@ -47,7 +47,7 @@ def test_with_the_cache_as_without(way: str, without_cache: list[Answer]) -> Non
 @pytest.mark.promise(25)
 def test_promise_25_to_the_last_bit_where_sums_have_one_order() -> None:
     """With --enable-deterministic-inference, log-probabilities too."""
-    few = PROMPTS[:40]
+    few = PROMPTS[:30]
     with_it = answers_of(few, *EXACT, "--chunked-prefill-size", f"{CHUNK}")
     assert_alike(with_it, answers_of(few, *EXACT, "--disable-radix-cache"), exact=True)
     assert sum(answer.cached > 0 for answer in with_it) > len(few) * 0.3
@@ -74,7 +74,7 @@ def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> No
 @pytest.mark.promise(14)
 def test_promise_14_however_many_are_taken_back(without_cache: list[Answer]) -> None:
     """A real model: half of the clients leave after a moment, and ask again."""
-    alone = list(zip(PROMPTS[:40], without_cache[:40], strict=True))
+    alone = list(zip(PROMPTS, without_cache, strict=True))
     with WarmServer(*PRECISE, "--chunked-prefill-size", f"{CHUNK}") as server:
         answers = asyncio.run(abort_storm(server.url, alone, requests=80, seed=14))
         assert_quiet(server.url)

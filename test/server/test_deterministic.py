@@ -14,7 +14,7 @@ from fixtures.toy_server import PROGRAM, Faults
 from fixtures.warm_start import WarmServer
 
 OPTIONS = ("--log-level", "warning", "--enable-deterministic-inference")
-COUNT, AT_ONCE = 24, 12
+COUNT, AT_ONCE = 18, 9
 WAYS: dict[str, tuple[str, ...]] = {
     "pages and chunks": ("--page-size", "16", "--chunked-prefill-size", "32"),
     "no cache, both in a step": ("--disable-radix-cache", "--enable-mixed-chunk", "--chunked-prefill-size", "64"),

@@ -26,7 +26,7 @@ TEXTS = [
     "What is 2 + 2? 4. What is 3 + 3? 6. What is 2 + 2?",
     "The capital of France is",
 ]
-GREEDY = {"temperature": 0, "max_new_tokens": 60}
+GREEDY = {"temperature": 0, "max_new_tokens": 40}
 FORCING = {
     "type": "object",
     "properties": {"identifier_of_the_answer": {"type": "integer"}, "is_it_surely_so": {"enum": ["yes", "never"]}},
@@ -99,18 +99,18 @@ def assert_as_plain(url: str, plain: list[dict[str, Any]]) -> None:
 def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ...]) -> None:
     with WarmServer(*OPTIONS, *DRAFTS, *more) as server:
         assert_as_plain(server.url, plain)
-        body = {"text": TEXTS[0], "sampling_params": {**GREEDY, "max_new_tokens": 150, "ignore_eos": True}}
+        body = {"text": TEXTS[0], "sampling_params": {**GREEDY, "max_new_tokens": 100, "ignore_eos": True}}
         before = steps_of(server.url)
         answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()
-        assert answer["output_ids"][:60] == plain[0]["ids"]
+        assert answer["output_ids"][:40] == plain[0]["ids"]
         meta, histogram = answer["meta_info"], answer["meta_info"]["spec_correct_drafts_histogram"]
         assert sum(histogram) == meta["spec_verify_ct"] and len(histogram) == 5
-        assert meta["spec_num_correct_drafts"] == sum(place * count for place, count in enumerate(histogram)) > 20
+        assert meta["spec_num_correct_drafts"] == sum(place * count for place, count in enumerate(histogram)) > 14
         assert meta["spec_accept_rate"] == meta["spec_num_correct_drafts"] / meta["spec_num_proposed_drafts"] <= 1
         # The first token is of the prompt's step; what was accepted after the last one is not counted.
-        assert 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"] >= meta["completion_tokens"] == 150
+        assert 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"] >= meta["completion_tokens"] == 100
         # It comes to repeat itself.
-        assert steps_of(server.url) - before < 120
+        assert steps_of(server.url) - before < 80
         body = {"text": TEXTS[3], "sampling_params": {**GREEDY, "json_schema": json.dumps(FORCING)}}
         meta = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["meta_info"]
         assert meta["spec_accept_rate"] == 1 and meta["spec_num_correct_drafts"] > 12, "what is forced is right"

@@ -76,6 +76,8 @@ FAMILIES = {
     ),
 }
 PROMPTS = make_prompts(7, 20)
+REQUESTS = 100
+"""Requests of a storm: five for each prompt, three times as many as there are clients."""
 OPTIONS = ("--skip-tokenizer-init", "--log-level", "warning", "--dtype", "float32")
 
 Served = tuple[Family, tuple[str, ...], list[Answer]]
@@ -106,15 +108,15 @@ class RoundedCache(DynamicCache):
 def storm(
     family: Family, options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool
 ) -> tuple[list[Answer], dict[str, Any]]:
-    """The answers of 200 requests, of which half are taken back after a moment and asked again, with little memory;
-    others are retracted all the while, and what was freed, in any pool of the served model, holds NaN. Then the
+    """The answers of `REQUESTS` requests, of which half are taken back after a moment and asked again, with little
+    memory; others are retracted all the while, and what was freed, in any pool of the served model, holds NaN. Then the
     internal state of the server, of which no request is left.
     """
     memory = ("--page-size", f"{family.page_size}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
     alone = list(zip(PROMPTS, expected, strict=True))
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=5))
     with WarmServer(*options, *memory, program=PROGRAM, **faults.env) as server:
-        answers = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7, logprobs=logprobs))
+        answers = asyncio.run(abort_storm(server.url, alone, requests=REQUESTS, seed=7, logprobs=logprobs))
         longest = max(PROMPTS, key=len)
         _, again = asyncio.run(answer_all(server.url, [longest] * 2, at_once=1))
         [state] = httpx.get(f"{server.url}/server_info").json()["internal_states"]

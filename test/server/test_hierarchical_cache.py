@@ -47,7 +47,7 @@ def make_prompts() -> list[list[int]]:
     return [
         draw.choice(texts)[: draw.randrange(5, 8) * PAGE]
         + [draw.randrange(3, 4096) for _ in range(draw.choice([1, 9]))]
-        for _ in range(60)
+        for _ in range(40)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.oracle import assert_quiet, debug_state, wait_for_places, wait_for_state
 from fixtures.patience import PATIENCE_S
 from fixtures.raw_http import Leaving, Manner, ask
@@ -87,20 +88,20 @@ STATES = {
     "decoding": State({"input_ids": PROMPT, "sampling_params": LONG}, steps(10)),
     "last token": State({"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}, steps(3)),
 }
+WAYS: tuple[Leaving, ...] = ("reset", "close")
+CASES = pairwise({"name": list(STATES), "stream": [False, True], "leaves": WAYS})
 
 
 @pytest.mark.promise(13)
-@pytest.mark.parametrize("leaves", ["reset", "close"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", STATES)
-async def test_whatever_it_is_doing(server: ServerProcess, name: str, stream: bool, leaves: Leaving) -> None:
-    state, url = STATES[name], server.url
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+async def test_whatever_it_is_doing(server: ServerProcess, case: dict[str, Any]) -> None:
+    state, url = STATES[case["name"]], server.url
     await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
     begun = debug_state(url, KEY)
     before = begun["requests"]
     reached = partial(asyncio.to_thread, state.reached, url, begun["forward_steps"])
-    manner = Manner(leaves=leaves, until=reached, body_part=state.body_part)
-    await ask(address(url), "/generate", {**state.body, "stream": stream}, manner=manner)
+    manner = Manner(leaves=case["leaves"], until=reached, body_part=state.body_part)
+    await ask(address(url), "/generate", {**state.body, "stream": case["stream"]}, manner=manner)
     at_leaving = await asyncio.to_thread(forward_steps, url)
     await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
     # Neither for a whole answer of 1,500 tokens nor for the rest of the prompt, whose chunks are 29 in all.

@@ -250,7 +250,7 @@ class TestDeath:
         [("exit 0", "exited with code 0"), ("raise", "ZeroDivisionError: division by zero")],
     )
     async def test_a_scheduler_that_leaves_by_itself_is_as_dead(self, fault: str, says: str) -> None:
-        faults = Faults(fault=fault, after=400, step_ms=10)
+        faults = Faults(fault=fault, after=150, step_ms=10)
         with WarmServer(*QUIET, "--max-total-tokens", "8192", program=PROGRAM, **faults.env) as server:
             streams = await open_streams(server.url, 2)
             await ended(streams)

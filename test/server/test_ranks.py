@@ -142,7 +142,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 @pytest.mark.promise(14)
 @torch.no_grad()
 def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
-    """200 requests, half of which are taken back and asked again, with little memory and retractions all the while.
+    """120 requests, half of which are taken back and asked again, with little memory and retractions all the while.
 
     Below the little memory there are host and storage. Each rank has copies of its own part of each page there.
     """
@@ -157,7 +157,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     faults = Faults(toy=False, shakes=Shakes(retract_every=5, fail_alloc_every=7))
     with WarmServer(*options, *memory, *tiers, *stored, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
-        found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
+        found = asyncio.run(abort_storm(server.url, alone, requests=120, seed=7))
         assert_ranks_quiet(server.url)
         state = get(f"{server.url}/server_info")["internal_states"][0]
         assert state["num_retractions"] > 0

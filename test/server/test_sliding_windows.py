@@ -22,7 +22,7 @@ WINDOW = 16
 ONE_POOL = ("--disable-hybrid-swa-memory",)
 CHUNKS = ("--chunked-prefill-size", "64")
 TIGHT = (*CHUNKS, "--max-total-tokens", "640", "--swa-full-tokens-ratio", "0.25", "--max-running-requests", "12")
-PROMPTS = make_prompts(16, 36)
+PROMPTS = make_prompts(16, 24)
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "mistral": {"sliding_window": WINDOW},

@@ -111,7 +111,7 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.promise(14)
 @torch.no_grad()
 def test_a_storm(tmp_path: Path) -> None:
-    """200 requests, half of which are taken back and asked again, with little memory and retractions all the while.
+    """100 requests, half of which are taken back and asked again, with little memory and retractions all the while.
 
     Windows are in one stage alone, so the pages of each space are planned by a stage that has no layer in it. The last
     stage is killed in the end.
@@ -126,7 +126,7 @@ def test_a_storm(tmp_path: Path) -> None:
     faults = Faults(toy=False, shakes=Shakes(retract_every=5, fail_alloc_every=7))
     with WarmServer(*options, *memory, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
-        found = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
+        found = asyncio.run(abort_storm(server.url, alone, requests=100, seed=7))
         assert_ranks_quiet(server.url)
         assert get(f"{server.url}/server_info")["internal_states"][0]["num_retractions"] > 0
         children = list(server.children().values())

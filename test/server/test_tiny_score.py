@@ -13,7 +13,7 @@ from mysglang.eval.exam import TINY, answer_text, exam_items
 pytestmark = pytest.mark.usefixtures("warm")
 
 PER_TASK = 4
-FEW = 2
+FEW = 1
 """Questions of each task, where answers are compared and not counted."""
 FLOAT32 = ("--dtype", "float32")
 
