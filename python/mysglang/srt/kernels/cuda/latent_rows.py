@@ -6,19 +6,18 @@ heads            a program for a head's OUTPUTS of up to ROWS tokens; of queries
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.gemm import heads_linear as heads_op
-from mysglang.srt.kernels.latent import absorb_queries as absorb_op
 
 HEADS = 8
 """Heads of one program."""
 FEW_TOKENS = 16
-MOST_TOKENS = 256
+MOST_TOKENS = 64
 """With more, cuBLAS reads a weight less often than programs of a few tokens."""
 
 
@@ -191,24 +190,28 @@ def store_rows(rows: Tensor, cache: Tensor, locations: Tensor) -> None:
 
 def absorb_queries(q: Tensor, up_keys: Tensor) -> Tensor:
     """Implements the op `absorb_queries`. `kernels/latent.py` describes its arguments and result."""
-    out = _heads(q, up_keys, q.shape[2] - up_keys.shape[2])
-    return absorb_op.reference(q, up_keys) if out is None else out.flatten(1)
+    return _heads(q, up_keys, q.shape[2] - up_keys.shape[2]).flatten(1)
 
 
 def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Implements the op `heads_linear`. `kernels/gemm.py` describes its arguments and result."""
-    out = _heads(x, weight, 0)
-    return heads_op.reference(x, weight) if out is None else out
+    return _heads(x, weight, 0)
 
 
-def _heads(x: Tensor, weight: Tensor, copied: int) -> Tensor | None:
-    """Returns the product, [tokens, heads, outputs + copied]; None if cuBLAS is faster."""
+def _heads(x: Tensor, weight: Tensor, copied: int) -> Tensor:
+    """Returns the product, [tokens, heads, outputs + copied]."""
     tokens, (heads, outputs, inputs) = len(x), weight.shape
-    if not 0 < tokens <= MOST_TOKENS or x.stride(2) != 1 or not weight.is_contiguous():
-        return None
     out = x.new_empty(tokens, heads, outputs + copied)
+    if not tokens:
+        return out
+    if tokens > MOST_TOKENS or x.stride(2) != 1 or not weight.is_contiguous():
+        product = out[..., :outputs].transpose(0, 1)
+        torch.bmm(x[..., :inputs].transpose(0, 1), weight.transpose(1, 2), out=product)
+        if copied:
+            out[..., outputs:] = x[..., inputs:]
+        return out
     few = tokens <= FEW_TOKENS
-    rows, wide, depth = (16, 32, 256) if few else (64, 64, 128)
+    rows, wide, depth = _tile(few, outputs, inputs)
     tiles = triton.cdiv(outputs, wide) + triton.cdiv(copied, wide)
     _heads_kernel[(heads, tiles, triton.cdiv(tokens, rows))](
         *(x, weight, out, x.stride(0), x.stride(1), tokens, outputs, inputs, copied),
@@ -221,3 +224,11 @@ def _heads(x: Tensor, weight: Tensor, copied: int) -> Tensor | None:
         **overlapping(x),
     )
     return out
+
+
+def _tile(few: bool, outputs: int, inputs: int) -> tuple[int, int, int]:
+    """Returns how many tokens, outputs and bytes of inputs a program takes at once."""
+    if few:
+        return 16, 32, 256
+    # With many inputs, a program reads tokens again and again: all of them share it. Few are read once in any case.
+    return (64, 32, 128) if inputs > outputs else (16, 64, 128)
