@@ -10,8 +10,8 @@
 //     sums      a warp has an eighth of the value's numbers, for all queries and keys
 //
 // So a query's numbers lie in registers, each warp those of its quarter, and a row is read from shared memory once for
-// its scores and once for the sums, whatever the number of queries is. Four more warps keep the ring full, over the ends
-// of items. Ranges that are not all that a row reads leave a partial result, which `join` weighs in a fixed order.
+// its scores and once for the sums, whatever the number of queries is. Four more warps keep the ring full, over the
+// ends of items. Ranges that are not all that a row reads leave a partial result, which `join` weighs in a fixed order.
 //
 // Compiled for each type (-DHALF for fp16, else bf16), with the sizes of DeepSeek's rows: -DHEAD_DIM=512, the latent,
 // and -DTURNED=64, the rotary part.
@@ -111,12 +111,13 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const Params p, const __gri
 
 }  // namespace
 
-// Sizes in elements. `overlap`: programmatic dependent launch; `early`: see Params. `lean_join`: one warp for each slice
-// of a query head instead of a block.
+// Sizes in elements. `overlap`: programmatic dependent launch; `early`: see Params. `lean_join`: one warp for each
+// slice of a query head instead of a block.
 extern "C" cudaError_t mysgl_latent_decode_attention(
-    const void* q, long q_stride, const void* latent_rows, long slots, const int* table, long table_stride, const int* indptr,
-    const void* items, const void* members, const void* joins, void* out, float* partial, float* partial_lse, int blocks,
-    int rows, int heads, int page_size, float scale, int overlap, int early, int lean_join, cudaStream_t stream) {
+    const void* q, long q_stride, const void* latent_rows, long slots, const int* table, long table_stride,
+    const int* indptr, const void* items, const void* members, const void* joins, void* out, float* partial,
+    float* partial_lse, int blocks, int rows, int heads, int page_size, float scale, int overlap, int early,
+    int lean_join, cudaStream_t stream) {
     const Params p = {static_cast<const Value*>(q), table, indptr, static_cast<const Item*>(items),
                       static_cast<const int2*>(members), static_cast<const int2*>(joins), nullptr, nullptr, nullptr,
                       static_cast<Value*>(out), partial, partial_lse, q_stride, table_stride, rows, 1, heads, page_size,

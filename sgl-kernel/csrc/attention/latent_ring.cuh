@@ -1,4 +1,4 @@
-// The ring of stages in shared memory through which latent rows come, and the warp that fills it.
+// The ring of stages in shared memory through which latent rows come, and the warps that fill it.
 
 #pragma once
 
@@ -10,15 +10,15 @@ namespace {
 constexpr int ROW = DIM + TURNED;  // numbers of a latent row
 constexpr int ROW_BYTES = ROW * sizeof(Value);
 constexpr int LINES = ROW_BYTES / LINE_BYTES;
-constexpr int KEYS = 32;                    // of a stage, or as many queries
+constexpr int KEYS = 32;  // of a stage, or as many queries
 constexpr int STAGE_BYTES = KEYS * ROW_BYTES;
-constexpr int STAGES = 4;     // one more, behind them, is for queries
-constexpr int QUERIES = STAGES;
-constexpr int WARPS = 8;  // that compute
-constexpr int COPIERS = 4;  // warps that copy: their copies are issued one by one
+constexpr int STAGES = 4;  // of keys
+constexpr int QUERIES = STAGES;  // the stage for queries, behind them
+constexpr int WARPS = 8;    // that compute
+constexpr int COPIERS = 4;  // warps that copy, since the copies of a warp are issued one by one
 constexpr int THREADS = (WARPS + COPIERS) * 32;
 constexpr int COPIED = KEYS / COPIERS;  // rows of a stage that a copying warp copies, each by a lane
-constexpr int LOOKED_UP = 4;  // stages whose page table entries are on their way before those of their rows
+constexpr int LOOKED_UP = 4;            // stages whose page table entries are on their way before those of their rows
 
 static_assert(LINES * LINE_BYTES == ROW_BYTES && LINES % 2 == 1, "or chunks of eight rows would share banks");
 
@@ -30,27 +30,7 @@ struct Ring {
     __device__ __forceinline__ uint32_t stage(int slot) const { return stages + slot * STAGE_BYTES; }
 };
 
-// A place in the ring, and how often the ring was gone round, modulo two.
-struct Turn {
-    int slot = 0, parity = 0;
-
-    __device__ __forceinline__ void step() {
-        if (++slot < STAGES) return;
-        slot = 0;
-        parity ^= 1;
-    }
-};
-
-// By all warps of four that follow one another: they keep so many registers of their share, or take more.
-template <int COUNT>
-__device__ __forceinline__ void keep_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
+using Turn = TurnOf<STAGES>;
 
 // By a computing warp that waits for a stage, or needs nothing more of it.
 __device__ __forceinline__ void await_stage(const Ring& ring, int slot, int parity) {

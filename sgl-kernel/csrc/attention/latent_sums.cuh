@@ -8,17 +8,17 @@ namespace {
 
 constexpr int QUARTER_STEPS = ROW / 16 / 4;       // matrix instructions along a warp's quarter of a key
 constexpr int SHARE = DIM / WARPS;                // numbers of a value that a warp sums
-constexpr int MOST_QUERIES = 32;               // of a tile
-constexpr int AT_ONCE = 2;                     // stages whose rows are computed with at once
+constexpr int MOST_QUERIES = 32;                  // of a tile
+constexpr int AT_ONCE = 2;                        // stages whose rows are computed with at once
 constexpr int SCORE_STRIDE = AT_ONCE * KEYS + 8;  // so that neither scores of a warp nor weights lie in one bank
 
 static_assert(ROW % 64 == 0 && SHARE * sizeof(Value) == LINE_BYTES, "a warp sums one line of each value");
 
 // What the warps tell one another.
 struct alignas(16) Scratch {
-    float scores[4][MOST_QUERIES][SCORE_STRIDE];   // of each quarter
+    float scores[4][MOST_QUERIES][SCORE_STRIDE];  // of each quarter
     Value weights[MOST_QUERIES][SCORE_STRIDE];
-    float shrink[MOST_QUERIES];                    // of the sums so far; at the end one over all weights
+    float shrink[MOST_QUERIES];  // of the sums so far; at the end one over all weights
 };
 
 __device__ __forceinline__ uint32_t shared_place(const void* at) {
@@ -171,7 +171,8 @@ struct Sums {
         const int lane = threadIdx.x % 32;
         const uint32_t of_weights = shared_place(scratch.weights[lane % 16] + first) + lane / 16 * 16;
         // A warp's share of a value is one line.
-        const uint32_t values = chunk_of(stage + (lane / 8 % 2 * 8 + lane % 8) * ROW_BYTES, this_warp() * 8 + lane / 16);
+        const uint32_t row = stage + (lane / 8 % 2 * 8 + lane % 8) * ROW_BYTES;
+        const uint32_t values = chunk_of(row, this_warp() * 8 + lane / 16);
 #pragma unroll
         for (int s = 0; s < KEYS / 16; ++s) {
             uint32_t weights[TILES][4];
@@ -194,12 +195,13 @@ struct Sums {
 
     // Values that are not there must be numbers, as their weight is zero.
     __device__ __forceinline__ static void blank(uint32_t stage, int count) {
-        for (int at = count * ROW_BYTES + threadIdx.x * 16; at < STAGE_BYTES; at += WARPS * 32 * 16) clear_16(stage + at);
+        for (int at = count * ROW_BYTES + threadIdx.x * 16; at < STAGE_BYTES; at += WARPS * 32 * 16)
+            clear_16(stage + at);
         yield_to_copies();
     }
 
-    // Divides by the weights, and stores the output, or a partial result with its log-sum-exp: NaN of queries that saw a
-    // key which is not finite.
+    // Divides by the weights, and stores the output, or a partial result with its log-sum-exp: NaN of queries that saw
+    // a key which is not finite.
     __device__ __forceinline__ void finish(const Params& p, const Item& item, Scratch& scratch) {
         const int lane = threadIdx.x % 32, warp = this_warp();
         meet();  // all have read `shrink`

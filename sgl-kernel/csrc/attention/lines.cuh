@@ -1,4 +1,5 @@
-// Memory as lines that the copy engine brings: tensor maps, and where a chunk of a line lies in shared memory.
+// Memory as lines that the copy engine brings: tensor maps, where a chunk of a line lies in shared memory, and the
+// turns of a ring of stages there.
 
 #pragma once
 
@@ -26,11 +27,23 @@ cudaError_t describe_lines(CUtensorMap& map, const void* memory, long lines, int
     return done == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// A chunk of 16 bytes where the copy engine puts it: within its line at chunk ^ (the line's number % 8). So a chunk that
-// lies an even number further in the same line is found by one more ^.
+// A chunk of 16 bytes where the copy engine puts it: within its line at chunk ^ (the line's number % 8). So a chunk
+// that lies an even number further in the same line is found by one more ^.
 __device__ __forceinline__ uint32_t chunk_of(uint32_t row, int chunk) {
     uint32_t line = row + chunk / 8 * LINE_BYTES;
     return line + ((chunk % 8 * 16) ^ (line >> 3 & 0x70));
 }
+
+// A place in a ring of stages, and how often the ring was gone round, modulo two.
+template <int STAGES>
+struct TurnOf {
+    int slot = 0, parity = 0;
+
+    __device__ __forceinline__ void step() {
+        if (++slot < STAGES) return;
+        slot = 0;
+        parity ^= 1;
+    }
+};
 
 }  // namespace

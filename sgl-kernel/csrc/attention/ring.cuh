@@ -14,16 +14,7 @@ struct Ring {
     uint32_t stages, entries, full, empty;
 };
 
-// A place in the ring, and how often the ring was gone round, modulo two.
-struct Turn {
-    int slot = 0, parity = 0;
-
-    __device__ __forceinline__ void step() {
-        if (++slot < STAGES) return;
-        slot = 0;
-        parity ^= 1;
-    }
-};
+using Turn = TurnOf<STAGES>;
 
 // The stages of a list of items, and what one copying thread has to do with each: one row of keys, or of values, or, if
 // there are as many rows as threads, of both.
