@@ -22,7 +22,7 @@ HEADERS = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/
 BODY_BYTES = 30 << 20
 DIALECTS = {"/generate", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"}
 """Routes that are sent so much. The others share how a body is read, and are sent less."""
-LESS_BYTES = 1 << 20
+LESS_BYTES = 3 << 20
 PARSED_BYTES = 1 << 16
 """Few enough values to be parsed, so that the fields themselves are checked."""
 TIMES_THE_BODY = 3

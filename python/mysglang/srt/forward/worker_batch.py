@@ -258,7 +258,9 @@ class ModelWorkerBatch:
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
     prompt_prefixes: SharedPrefixes | None = None
-    """Pages before the new tokens that several rows of a step with prompts read, in models that can make use of it."""
+    """Pages that several rows of a step with prompts read, in models that can make use of it. They may go on into the
+    new tokens of a row, if other rows have the same tokens.
+    """
 
     @property
     def most_lens(self) -> Ints:

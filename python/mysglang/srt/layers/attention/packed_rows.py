@@ -160,7 +160,8 @@ def layers_of(columns: Columns, shared: SharedPrefixes | None, rows: Longs) -> l
             members = [places[row] for row in shared.rows_of(group).tolist() if row in places]
             if len(members) < 2:
                 continue
-            # Groups above have all of these rows, so their keys begin at one place.
+            # Groups above have all of these rows, so their keys begin at one place. New tokens are not shared, because
+            # each row attends to its own up to the query.
             begin, end = begins[members[0]], min(int(shared.ends[group]), int(cached[members].min()))
             saved = (len(members) - 1) * (end - begin)
             if saved <= MERGED_KEYS * int(columns.new[members].sum()) + PIECE_KEYS:
