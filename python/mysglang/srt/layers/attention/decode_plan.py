@@ -34,8 +34,10 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 
 BYTE_FLOPS = 40
 """Operations that a block computes in the time of reading one byte; measured (benchmark/kernels/attention.md)."""
-LATENT_BYTE_FLOPS = 60
-"""The same over latent rows (benchmark/kernels/latent.md)."""
+LATENT_BYTE_FLOPS = 44
+"""Operations over latent rows that a block computes in the time of reading one byte: 32 rows took about 1.45 us for 32
+queries, and their reading takes 1.06 us on an H200 (benchmark/kernels/latent.md).
+"""
 LEAST_KEYS = 32
 """Smallest number of keys in a block's share. With fewer keys, joining the pieces costs more than the parallel reading
 saves.
