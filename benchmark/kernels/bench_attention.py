@@ -25,8 +25,10 @@ from torch import Tensor
 from mysgl_kernel.attention import planned_decode
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
+from mysglang.srt.layers.attention.graph import HostColumns
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds
@@ -88,14 +90,23 @@ def ours(case: Case, q: Tensor, caches: list[tuple[Tensor, Tensor]]) -> Callable
     planner = DecodePlanner(DecodeShape(case.heads, case.kv_heads, case.dim, None, blocks), len(q))
     columns = planner.columns()
     planner.fill(np.arange(len(q), dtype=np.int32), case.seq_lens, case.prefixes(), columns)
-    plan = [torch.from_numpy(columns[name]).cuda() for name in ("indptr", "items", "members", "joins")]
-    partial, lse = (torch.empty(planner.max_parts, case.heads, n, device="cuda") for n in (case.dim, 1))
+    plan = on_device(planner, columns)
     table = torch.from_numpy(case.table()).cuda()
 
     def launch(i: int) -> Tensor:
-        return planned_decode(q, *caches[i], table, *plan, partial, lse[..., 0], 1, float(case.dim) ** -0.5, 0.0, True)
+        return planned_decode(q, *caches[i], table, plan, 1, float(case.dim) ** -0.5, 0.0, True)
 
     return launch
+
+
+def on_device(planner: DecodePlanner, columns: HostColumns) -> DecodePlan:
+    """Returns the plan, with room for its partial results."""
+    shape = planner.shape
+    return DecodePlan(
+        **{name: torch.from_numpy(array).cuda() for name, array in columns.items()},
+        partial=torch.empty(planner.max_parts, shape.num_heads, shape.value_dim, device="cuda"),
+        partial_lse=torch.empty(planner.max_parts, shape.num_heads, device="cuda"),
+    )
 
 
 def flashinfers(case: Case, q: Tensor, caches: list[tuple[Tensor, Tensor]]) -> Callable[[int], object]:

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from mysgl_kernel.latent_attention import SIZES, planned_latent_decode
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.kernels.cuda.latent_attention import latent_decode_attention
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner
 from mysglang.srt.layers.attention.planned_kinds import kind_of, num_blocks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds
-from bench_attention import TURN_BYTES, bf16, shared_by
+from bench_attention import TURN_BYTES, Case, bf16, on_device
 from ceilings import measure
 
 CASES = (1, 1024, 0), (8, 1024, 0), (64, 1024, 0), (256, 1024, 0), (64, 8192, 0), (256, 160, 2048)
@@ -39,45 +38,29 @@ CASES = (1, 1024, 0), (8, 1024, 0), (64, 1024, 0), (256, 1024, 0), (64, 8192, 0)
 def bench(heads: int, requests: int, own: int, shared: int, read_tb_s: float) -> dict[str, Any]:
     size, value = SIZES
     spec = AttentionSpec(layer_id=0, num_heads=heads, num_kv_heads=1, head_dim=size, scale=192**-0.5, latent_dim=value)
-    seq_lens = np.full(requests, own + shared, dtype=np.int32)
-    stored = requests * own + shared
-    turns = max(2, min(8, int(TURN_BYTES // (stored * size * 2)) + 1))
-    caches = [bf16(stored + 1, 1, size) for _ in range(turns)]
-    ids = np.arange(1, stored + 1, dtype=np.int32)
-    prefix = np.broadcast_to(ids[:shared], (requests, shared))
-    table = torch.from_numpy(np.concatenate((prefix, ids[shared:].reshape(requests, own)), axis=1)).cuda()
+    case = Case(heads, 1, size, np.full(requests, own + shared, dtype=np.int32), shared)
+    table = torch.from_numpy(case.table()).cuda()
+    turns = max(2, min(8, int(TURN_BYTES // (case.keys * size * 2)) + 1))
+    caches = [bf16(case.keys + 1, 1, size) for _ in range(turns)]
     q = bf16(requests, heads * size)
-    lens, slots = torch.from_numpy(seq_lens).cuda(), torch.arange(requests, device="cuda")
+    lens, slots = torch.from_numpy(case.seq_lens).cuda(), torch.arange(requests, device="cuda")
 
     def triton(i: int) -> Tensor:
         return latent_decode_attention(q, caches[i], table, slots, lens, 1, spec)
 
-    ours = planned(spec, q, caches, table, seq_lens, shared)
-    floor = stored * size * 2 / read_tb_s / 1e6
+    ours = planned(case, spec, q, caches, table)
+    floor = case.keys * size * 2 / read_tb_s / 1e6
     error = (ours(0).float() - triton(0).float()).norm() / triton(0).float().norm()
     us, before = microseconds(ours, turns), microseconds(triton, turns)
     return {"floor_us": round(floor, 1), "us": round(us, 1), "triton_us": round(before, 1), "error": f"{error:.1e}"}
 
 
-def planned(
-    spec: AttentionSpec, q: Tensor, caches: list[Tensor], table: Tensor, seq_lens: Ints, shared: int
-) -> Callable[[int], Tensor]:
+def planned(case: Case, spec: AttentionSpec, q: Tensor, caches: list[Tensor], table: Tensor) -> Callable[[int], Tensor]:
     planner = DecodePlanner(kind_of(spec, num_blocks(q.device)), len(q))
     columns = planner.columns()
-    rows = np.arange(len(q), dtype=np.int32)
-    planner.fill(rows, seq_lens, shared_by(rows, shared) if shared else None, columns)
-    indptr, items, members, joins = (
-        torch.from_numpy(columns[name]).cuda() for name in ("indptr", "items", "members", "joins")
-    )
-    partial = torch.empty(planner.max_parts, spec.num_heads, spec.value_dim, device="cuda")
-    lse = torch.empty(planner.max_parts, spec.num_heads, device="cuda")
-
-    def launch(i: int) -> Tensor:
-        return planned_latent_decode(
-            q, caches[i], table, indptr, items, members, joins, partial, lse, 1, spec.scale, True
-        )
-
-    return launch
+    planner.fill(np.arange(len(q), dtype=np.int32), case.seq_lens, case.prefixes(), columns)
+    plan = on_device(planner, columns)
+    return lambda i: planned_latent_decode(q, caches[i], table, plan, 1, spec.scale, True)
 
 
 def main() -> None:

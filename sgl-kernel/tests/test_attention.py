@@ -1,5 +1,7 @@
 """Decode attention by plans written by hand, against float32 softmax. Plans that are made: test/gpu/kernels."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,17 @@ from mysgl_kernel import attention
 
 DIM, KV_HEADS, GROUP, KEYS = 128, 8, 4, 300
 HEADS = KV_HEADS * GROUP
+
+
+class WrittenPlan(NamedTuple):
+    """A plan that is written by hand (`attention.Plan`)."""
+
+    indptr: Tensor
+    items: Tensor
+    members: Tensor
+    joins: Tensor
+    partial: Tensor
+    partial_lse: Tensor
 
 
 def item(row: int, begin: int, end: int, part: int) -> list[int]:
@@ -25,12 +38,14 @@ def run(q: Tensor, keys: Tensor, values: Tensor, blocks: list[list[list[int]]], 
         keys,
         values,
         table,
-        ends.to(torch.int32).cuda(),
-        torch.tensor([entry for items in blocks for entry in items], dtype=torch.int32).cuda(),
-        torch.zeros(1, 2, dtype=torch.int32).cuda(),
-        torch.tensor(joins, dtype=torch.int32).cuda(),
-        torch.full((8, HEADS, DIM), nan, device="cuda"),
-        torch.full((8, HEADS), nan, device="cuda"),
+        WrittenPlan(
+            indptr=ends.to(torch.int32).cuda(),
+            items=torch.tensor([entry for items in blocks for entry in items], dtype=torch.int32).cuda(),
+            members=torch.zeros(1, 2, dtype=torch.int32).cuda(),
+            joins=torch.tensor(joins, dtype=torch.int32).cuda(),
+            partial=torch.full((8, HEADS, DIM), nan, device="cuda"),
+            partial_lse=torch.full((8, HEADS), nan, device="cuda"),
+        ),
         1,
         DIM**-0.5,
         0.0,

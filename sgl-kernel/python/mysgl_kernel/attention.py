@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,40 @@ _LIBRARIES = {
 }
 
 
+class Plan(Protocol):
+    """Which block of threads reads what, and room for partial results. The first four are int32."""
+
+    @property
+    def indptr(self) -> Tensor:
+        """[blocks + 1] items of each block."""
+        ...
+
+    @property
+    def items(self) -> Tensor:
+        """[P, 12], aligned to 16 bytes: `Item` in the source."""
+        ...
+
+    @property
+    def members(self) -> Tensor:
+        """[M, 2], aligned to 8 bytes: batch row and first partial result of each row of a group."""
+        ...
+
+    @property
+    def joins(self) -> Tensor:
+        """[R, 2], aligned to 8 bytes: first partial result of each row, and their number."""
+        ...
+
+    @property
+    def partial(self) -> Tensor:
+        """[parts, num_heads, value_dim] float32. It is read only where it was written, as partial_lse is."""
+        ...
+
+    @property
+    def partial_lse(self) -> Tensor:
+        """[parts, num_heads] float32."""
+        ...
+
+
 def takes(head_dim: int, dtype: torch.dtype) -> bool:
     """True if the present device runs it for such heads. Compiles it if necessary."""
     library = _LIBRARIES.get((head_dim, dtype))
@@ -47,12 +82,7 @@ def planned_decode(
     keys: Tensor,
     values: Tensor,
     table: Tensor,
-    indptr: Tensor,
-    items: Tensor,
-    members: Tensor,
-    joins: Tensor,
-    partial: Tensor,
-    partial_lse: Tensor,
+    plan: Plan,
     page_size: int,
     scale: float,
     logit_cap: float,
@@ -65,11 +95,6 @@ def planned_decode(
 
     q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim], dense. table:
     [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0.
-
-    The plan is int32. indptr: [blocks + 1] items of each block. items: [P, 12], aligned to 16 bytes, `Item` in the
-    source. members: [M, 2], aligned to 8 like joins, batch row and first partial result of each row of a group. joins:
-    [R, 2] first partial result of each row, and their number. partial: [parts, num_heads, head_dim] and partial_lse:
-    [parts, num_heads] are float32 memory for these results; they are read only where they were written.
 
     `early`: all keys but those of the step's new tokens were there before this step. With programmatic dependent launch
     they are read before the kernel ahead is done; plan, page table and lengths are in any case, so no launch that takes
@@ -88,8 +113,7 @@ def planned_decode(
     assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape and heads % kv_heads == 0
     assert keys.data_ptr() % 16 == values.data_ptr() % 16 == 0
     assert q.data_ptr() % 4 == 0 and q.stride(0) % 2 == 0 and table.stride(1) == 1
-    assert items.data_ptr() % 16 == members.data_ptr() % 8 == joins.data_ptr() % 8 == 0
-    assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2] and len(joins) >= rows
+    check_plan(plan, rows, heads, dim)
     assert (lengths is None) == (extends is None)
     for each in (lengths, extends):
         assert each is None or (each.dtype is torch.int32 and each.is_contiguous())
@@ -103,17 +127,17 @@ def planned_decode(
         len(keys),
         table.data_ptr(),
         table.stride(0),
-        indptr.data_ptr(),
-        items.data_ptr(),
-        members.data_ptr(),
-        joins.data_ptr(),
+        plan.indptr.data_ptr(),
+        plan.items.data_ptr(),
+        plan.members.data_ptr(),
+        plan.joins.data_ptr(),
         None if lengths is None else lengths.data_ptr(),
         None if extends is None else extends.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
-        partial.data_ptr(),
-        partial_lse.data_ptr(),
-        len(indptr) - 1,
+        plan.partial.data_ptr(),
+        plan.partial_lse.data_ptr(),
+        len(plan.indptr) - 1,
         rows,
         kv_heads,
         heads // kv_heads,
@@ -126,6 +150,13 @@ def planned_decode(
         current_stream(q),
     )
     return out
+
+
+def check_plan(plan: Plan, rows: int, heads: int, value_dim: int) -> None:
+    """Asserts that the plan is one for so many rows."""
+    assert plan.items.data_ptr() % 16 == plan.members.data_ptr() % 8 == plan.joins.data_ptr() % 8 == 0
+    assert plan.partial.shape[1:] == (heads, value_dim) and plan.partial_lse.shape == plan.partial.shape[:2]
+    assert len(plan.joins) >= rows
 
 
 @cache

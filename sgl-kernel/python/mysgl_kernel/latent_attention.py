@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mysgl_kernel.attention import DTYPES, LEAN_JOIN_UNITS, overlaps
+from mysgl_kernel.attention import DTYPES, LEAN_JOIN_UNITS, Plan, check_plan, overlaps
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.library import Library, current_stream
 
@@ -48,29 +48,22 @@ def planned_latent_decode(
     q: Tensor,
     rows: Tensor,
     table: Tensor,
-    indptr: Tensor,
-    items: Tensor,
-    members: Tensor,
-    joins: Tensor,
-    partial: Tensor,
-    partial_lse: Tensor,
+    plan: Plan,
     page_size: int,
     scale: float,
     early: bool,
 ) -> Tensor:
     """One query token in each row. Returns [R, num_heads * 512] in the dtype of q.
 
-    q: [R, num_heads * 576], rows at distances of multiples of 64. rows: [KV slots, 1, 576], dense. partial: [parts,
-    num_heads, 512]. Everything else is as of `attention.planned_decode`. A team is a number of tiles of 16 queries,
-    1 or 2.
+    q: [R, num_heads * 576], rows at distances of multiples of 64. rows: [KV slots, 1, 576], dense. A team of the plan
+    is a number of tiles of 16 queries, 1 or 2. Everything else is as of `attention.planned_decode`.
     """
     size, dim = SIZES
     count, heads = len(q), q.shape[1] // size
     assert rows.shape[1:] == (1, size) and rows.is_contiguous() and q.dtype == rows.dtype
     assert q.shape[1] == heads * size and q.stride(1) == 1 and q.stride(0) % 64 == 0 and table.stride(1) == 1
-    assert q.data_ptr() % 16 == rows.data_ptr() % 16 == items.data_ptr() % 16 == 0
-    assert members.data_ptr() % 8 == joins.data_ptr() % 8 == 0 and len(joins) >= count
-    assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2]
+    assert q.data_ptr() % 16 == rows.data_ptr() % 16 == 0
+    check_plan(plan, count, heads, dim)
     out = torch.empty(count, heads * dim, dtype=q.dtype, device=q.device)
     _launch(q.dtype)(
         q.data_ptr(),
@@ -79,14 +72,14 @@ def planned_latent_decode(
         len(rows),
         table.data_ptr(),
         table.stride(0),
-        indptr.data_ptr(),
-        items.data_ptr(),
-        members.data_ptr(),
-        joins.data_ptr(),
+        plan.indptr.data_ptr(),
+        plan.items.data_ptr(),
+        plan.members.data_ptr(),
+        plan.joins.data_ptr(),
         out.data_ptr(),
-        partial.data_ptr(),
-        partial_lse.data_ptr(),
-        len(indptr) - 1,
+        plan.partial.data_ptr(),
+        plan.partial_lse.data_ptr(),
+        len(plan.indptr) - 1,
         count,
         heads,
         page_size,

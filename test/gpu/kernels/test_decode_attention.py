@@ -11,6 +11,7 @@ from fixtures.shared_pages import paged_rows, random_tree
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
 
 attention = pytest.importorskip("mysgl_kernel.attention")
@@ -65,12 +66,11 @@ class Case:
             self.keys,
             self.values,
             torch.from_numpy(self.rows.table).cuda(),
-            arrays["indptr"],
-            arrays["items"],
-            arrays["members"],
-            arrays["joins"],
-            torch.full((planner.max_parts, spec.num_heads, spec.head_dim), nan, device="cuda"),
-            torch.full((planner.max_parts, spec.num_heads), nan, device="cuda"),
+            DecodePlan(
+                **arrays,
+                partial=torch.full((planner.max_parts, spec.num_heads, spec.head_dim), nan, device="cuda"),
+                partial_lse=torch.full((planner.max_parts, spec.num_heads), nan, device="cuda"),
+            ),
             self.page_size,
             spec.scale,
             spec.logit_cap,

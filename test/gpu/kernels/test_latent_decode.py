@@ -13,6 +13,7 @@ from fixtures.shared_pages import paged_rows, random_tree
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner
 from mysglang.srt.layers.attention.planned_kinds import kind_of
 
@@ -49,13 +50,16 @@ class Case:
         planner = DecodePlanner(kind_of(self.spec, blocks), len(self.seq_lens))
         columns = planner.columns()
         planner.fill(self.pages.slots, self.seq_lens, shared, columns)
-        plan = [torch.from_numpy(columns[name]).cuda() for name in ("indptr", "items", "members", "joins")]
+        arrays = {name: torch.from_numpy(array).cuda() for name, array in columns.items()}
         heads, nan = self.spec.num_heads, float("nan")
-        partial = torch.full((planner.max_parts, heads, VALUE), nan, device="cuda")
-        partial_lse = torch.full((planner.max_parts, heads), nan, device="cuda")
+        plan = DecodePlan(
+            **arrays,
+            partial=torch.full((planner.max_parts, heads, VALUE), nan, device="cuda"),
+            partial_lse=torch.full((planner.max_parts, heads), nan, device="cuda"),
+        )
         table = torch.from_numpy(self.pages.table).cuda()
         out: Tensor = latent.planned_latent_decode(
-            self.q, self.rows, table, *plan, partial, partial_lse, self.page_size, self.spec.scale, early
+            self.q, self.rows, table, plan, self.page_size, self.spec.scale, early
         )
         return out
 

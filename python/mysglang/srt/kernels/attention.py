@@ -69,6 +69,20 @@ MOST_FRESH = WARP_KEYS
 
 
 @dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The plan of a step for one kind of layer, and room for its partial results."""
+
+    indptr: Tensor
+    items: Tensor
+    members: Tensor
+    joins: Tensor
+    partial: Tensor
+    """[parts, num_heads, value_dim] float32."""
+    partial_lse: Tensor
+    """[parts, num_heads] float32, in base 2."""
+
+
+@dataclass(frozen=True, slots=True)
 class TeamShape:
     """A block of threads with teams of one size."""
 
@@ -110,12 +124,7 @@ def _planned_decode(
     keys: Tensor,
     values: Tensor,
     table: Tensor,
-    indptr: Tensor,
-    items: Tensor,
-    members: Tensor,
-    joins: Tensor,
-    partial: Tensor,
-    partial_lse: Tensor,
+    plan: DecodePlan,
     page_size: int,
     scale: float,
     logit_cap: float,
@@ -127,8 +136,7 @@ def _planned_decode(
     """Attends with one query token in each row. Returns [R, num_heads * head_dim], in the dtype of q.
 
     q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim]. table:
-    [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0. Room for
-    partial results, float32: partial [parts, num_heads, head_dim], partial_lse [parts, num_heads], in base 2. early:
+    [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0. early:
     this step writes no keys but those of the new tokens, so a kernel may read the others before the launch ahead is
     done.
 
@@ -140,22 +148,14 @@ def _planned_decode(
     """
     late = None if lengths is None or extends is None else (lengths, extends)
     shapes = team_shapes(*keys.shape[1:])
-    plan = (indptr, items, members, joins)
-    return _attend_by_plan(
-        q, keys, values, table, plan, shapes, partial, partial_lse, page_size, scale, logit_cap, late, sinks
-    )
+    return _attend_by_plan(q, keys, values, table, plan, shapes, page_size, scale, logit_cap, late, sinks)
 
 
 def _planned_latent_decode(
     q: Tensor,
     rows: Tensor,
     table: Tensor,
-    indptr: Tensor,
-    items: Tensor,
-    members: Tensor,
-    joins: Tensor,
-    partial: Tensor,
-    partial_lse: Tensor,
+    plan: DecodePlan,
     page_size: int,
     scale: float,
     early: bool,
@@ -163,13 +163,10 @@ def _planned_latent_decode(
     """Attends over latent rows [KV slots, 1, head_dim], whose first value_dim numbers are their value. Returns [R,
     num_heads * value_dim].
 
-    partial: [parts, num_heads, value_dim]. Everything else is as in `planned_decode`; a plan has `latent_team_shapes`.
+    Everything else is as in `planned_decode`; a plan has `latent_team_shapes`.
     """
-    plan, values = (indptr, items, members, joins), rows[..., : partial.shape[2]]
-    shapes = latent_team_shapes()
-    return _attend_by_plan(
-        q, rows, values, table, plan, shapes, partial, partial_lse, page_size, scale, 0.0, None, None
-    )
+    values = rows[..., : plan.partial.shape[2]]
+    return _attend_by_plan(q, rows, values, table, plan, latent_team_shapes(), page_size, scale, 0.0, None, None)
 
 
 def _attend_by_plan(
@@ -177,26 +174,22 @@ def _attend_by_plan(
     keys: Tensor,
     values: Tensor,
     table: Tensor,
-    plan: tuple[Tensor, ...],
+    plan: DecodePlan,
     teams: tuple[TeamShape, ...],
-    partial: Tensor,
-    partial_lse: Tensor,
     page_size: int,
     scale: float,
     logit_cap: float,
     late: tuple[Tensor, Tensor] | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Both references. plan: indptr, items, members, joins. teams: those that the plan was made for. late: lengths, and
-    how many tokens are new.
-    """
-    indptr, items, members, joins = plan
+    """Both references. teams: those that the plan was made for. late: lengths, and how many tokens are new."""
+    items, members, partial, partial_lse = plan.items, plan.members, plan.partial, plan.partial_lse
     _, kv_heads, dim = keys.shape
     queries = head_view(q, dim)
     group = queries.shape[1] // kv_heads
     out = torch.empty(*queries.shape[:2], values.shape[2], dtype=q.dtype, device=q.device)
     shapes = {shape.team: shape for shape in teams}
-    for item in items[: int(indptr[-1])].tolist():
+    for item in items[: int(plan.indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
         begin, end, fresh = item[Field.BEGIN], item[Field.END], NONE_FRESH
         if late is not None:
@@ -241,7 +234,7 @@ def _attend_by_plan(
             partial_lse[parts, heads] = lse * LOG2E
             for behind in range(1, item[Field.EMPTY] + 1):
                 partial_lse[parts + behind * shape.shares, heads] = float("-inf")
-    _join(partial, partial_lse, joins[: len(q)], sinks, out)
+    _join(partial, partial_lse, plan.joins[: len(q)], sinks, out)
     return out.view(len(q), -1)
 
 

@@ -8,7 +8,6 @@ A plan is for one kind of layer (heads and window); most models have one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.worker_batch import Ints, Longs, ModelWorkerBatch
+from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
 from mysglang.srt.layers.attention.graph import HostColumns
 from mysglang.srt.platforms import platform_named
@@ -27,18 +27,6 @@ from mysglang.srt.platforms.upload import Uploader
 CPU_BLOCKS = 8
 """Blocks that are planned for where there is no device: for tests."""
 ARRAYS = ("indptr", "items", "members", "joins")
-
-
-@dataclass(frozen=True, slots=True)
-class KindPlan:
-    """The plan of a step for one kind of layer, on the device, and room for its partial results."""
-
-    indptr: Tensor
-    items: Tensor
-    members: Tensor
-    joins: Tensor
-    partial: Tensor
-    partial_lse: Tensor
 
 
 class PlannedKinds:
@@ -100,13 +88,13 @@ class PlannedKinds:
         """Returns the arrays on the device."""
         return self._uploader.upload(columns)
 
-    def plans(self, rows: int, uploaded: Mapping[str, Tensor], width: int = 1) -> dict[DecodeShape, KindPlan]:
+    def plans(self, rows: int, uploaded: Mapping[str, Tensor], width: int = 1) -> dict[DecodeShape, DecodePlan]:
         """Returns the plans over arrays that are on the device."""
         kinds = {}
         for number, shape in enumerate(self.shapes):
             arrays = arrays_of(number, uploaded)
             room, lse = self._room(shape, planner(shape, rows, width).max_parts)
-            kinds[shape] = KindPlan(**arrays, partial=room, partial_lse=lse)
+            kinds[shape] = DecodePlan(**arrays, partial=room, partial_lse=lse)
         return kinds
 
     def _room(self, shape: DecodeShape, parts: int) -> tuple[Tensor, Tensor]:

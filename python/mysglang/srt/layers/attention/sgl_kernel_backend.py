@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, Longs, ModelWorkerBatch
-from mysglang.srt.kernels.attention import MOST_FRESH, planned_decode, planned_latent_decode
+from mysglang.srt.kernels.attention import MOST_FRESH, DecodePlan, planned_decode, planned_latent_decode
 from mysglang.srt.layers.attention.decode_plan import DecodeShape
 from mysglang.srt.layers.attention.graph import HostColumns
-from mysglang.srt.layers.attention.planned_kinds import KindPlan, PlannedKinds, column_name
+from mysglang.srt.layers.attention.planned_kinds import PlannedKinds, column_name
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 LEAST_QUERIES = 32
@@ -30,7 +30,7 @@ Triton kernel takes as long or less on an H200 (benchmark/kernels/late_lengths.m
 class DecodeMetadata:
     """One step, or all steps of one captured batch size."""
 
-    kinds: Mapping[DecodeShape, KindPlan]
+    kinds: Mapping[DecodeShape, DecodePlan]
     early: bool
     """True if all keys except those of the rows' new tokens were written by earlier steps; False in the last layer of a
     prompt.
@@ -77,18 +77,12 @@ class LatentKernelBackend(PlannedBackend):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
         assert isinstance(metadata, DecodeMetadata)
-        kind = metadata.kinds[self._planned.of(spec)]
         rows, _ = self.kv_pool.slots(spec.layer_id)
         return planned_latent_decode(
             q,
             rows,
             self._planned.page_table,
-            kind.indptr,
-            kind.items,
-            kind.members,
-            kind.joins,
-            kind.partial,
-            kind.partial_lse,
+            metadata.kinds[self._planned.of(spec)],
             self.kv_pool.page_size,
             spec.scale,
             metadata.early,
@@ -104,19 +98,13 @@ class SglKernelBackend(PlannedBackend):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
         assert isinstance(metadata, DecodeMetadata)
-        kind = metadata.kinds[self._planned.of(spec)]
         keys, values = self.kv_pool.slots(spec.layer_id)
         return planned_decode(
             q,
             keys,
             values,
             self._planned.page_table,
-            kind.indptr,
-            kind.items,
-            kind.members,
-            kind.joins,
-            kind.partial,
-            kind.partial_lse,
+            metadata.kinds[self._planned.of(spec)],
             self.kv_pool.page_size,
             spec.scale,
             spec.logit_cap,
