@@ -150,15 +150,4 @@ __device__ __forceinline__ float over_keys(float x, F f) {
 // The same for all lanes, and the compiler knows. All lanes of the warp must call it: not in a branch of some.
 __device__ __forceinline__ int this_warp() { return __shfl_sync(ALL, threadIdx.x / 32, 0); }
 
-// By all warps of four that follow one another: they keep so many registers of their share, or take more.
-template <int COUNT>
-__device__ __forceinline__ void keep_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
 }  // namespace

@@ -19,6 +19,7 @@
 #include "join.cuh"
 #include "latent_ring.cuh"
 #include "latent_sums.cuh"
+#include "registers.cuh"
 
 namespace {
 
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(const Params p, const __gri
     Turn turn;
     int of_queries = 0;
     if (this_warp() >= WARPS) {
-        keep_registers<40>();
+        give_registers<40>();
         // Only the copying warps have something to do before the kernel ahead of this one is done.
         bool ready = !p.early;
         if (ready) wait_for_primary();

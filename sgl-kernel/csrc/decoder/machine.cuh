@@ -32,17 +32,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The warps of a group of four, all of one kind, move registers between them and the multiprocessor's pool.
-template <int COUNT>
-__device__ __forceinline__ void give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
 // ---- barriers in shared memory
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {

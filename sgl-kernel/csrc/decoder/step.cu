@@ -15,6 +15,7 @@
 #include "fetch.cuh"
 #include "multiply.cuh"
 #include "plan.cuh"
+#include "registers.cuh"
 #include "route.cuh"
 
 #ifndef MYSGL_HEAD_DIM

@@ -138,16 +138,4 @@ __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontr
 // Until every kernel ahead in the stream is done and what it wrote is visible.
 __device__ __forceinline__ void wait_for_kernels_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// --- registers -------------------------------------------------------------------------------------------------------
-
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-template <int COUNT>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
 }  // namespace hopper

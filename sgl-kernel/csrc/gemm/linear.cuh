@@ -21,6 +21,7 @@
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
+#include "registers.cuh"
 #include "wgmma.cuh"
 
 namespace {
@@ -284,13 +285,13 @@ __global__ void __launch_bounds__(threads(GROUPS), 1) linear_kernel(
     __syncthreads();
   }
   if (threadIdx.x >= GROUPS * 128) {
-    if (GROUPS > 1) hopper::give_registers<FETCH_REGISTERS<GROUPS>>();
+    if (GROUPS > 1) give_registers<FETCH_REGISTERS<GROUPS>>();
     if (threadIdx.x == GROUPS * 128) Fetch<TILE, GROUPS, PAIR, LATE>::run(w_map, x_map, work, share, ring);
     __syncwarp();
     if (work.split > 1) hopper::cluster_sync();
     if (PAIR || work.split > 1) hopper::cluster_meet();
   } else {
-    if (GROUPS > 1) hopper::take_registers<MULTIPLY_REGISTERS<GROUPS>>();
+    if (GROUPS > 1) take_registers<MULTIPLY_REGISTERS<GROUPS>>();
     if constexpr (LATE) {
       Multiply<TILE, GROUPS, PAIR, LATE>::run_late(work, share, ring);
     } else {
