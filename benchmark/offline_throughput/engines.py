@@ -89,7 +89,7 @@ class Mysglang:
 
 
 class Sglang:
-    """sglang.Engine."""
+    """sglang.Engine, with weights that are drawn as mysglang draws them (`fill_sglang_models_as_ours`)."""
 
     def __init__(self, seat: Seat) -> None:
         import sglang
@@ -189,8 +189,24 @@ ENVIRONMENT = {
 """Set for an engine's process: nothing may be looked up or reported while the clock runs."""
 
 
+def fill_sglang_models_as_ours() -> None:
+    """Makes SGLang's loader draw weights as mysglang does. SGLang's worker calls it, since it is spawned, not forked.
+
+    SGLang's own values are those of vLLM, which `Vllm` describes.
+    """
+    from sglang.srt.model_loader import loader
+
+    fill = FillsAsOurs()
+
+    def fill_model(model: Any) -> None:
+        for module in model.modules():
+            fill(module)
+
+    loader.initialize_dummy_weights = fill_model
+
+
 class FillsAsOurs:
-    """Fills the weights of vLLM modules as `fill_with_dummy_weights` of mysglang does those of its models.
+    """Fills the weights of a peer's modules as `fill_with_dummy_weights` of mysglang does those of its models.
 
     vLLM's loader calls it for the model and then for each module inside. A module fills only its own weights, because
     it knows whether it is a norm, and one generator draws all of them, because layers with the same numbers would be

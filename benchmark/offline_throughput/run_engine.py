@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from offline_throughput.engines import ENGINES, OfflineEngine, Seat
+from offline_throughput.engines import ENGINES, OfflineEngine, Seat, fill_sglang_models_as_ours
 from offline_throughput.workloads import SETS, Workload
 
 # An engine must not take our folders for packages of those names: transformers looks for one called `kernels`.
@@ -72,3 +72,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__" and sys.argv[1] == "sglang":
+    # A process that SGLang spawned runs this file under this name first, with the arguments of its parent.
+    fill_sglang_models_as_ours()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmark"))
 
 from floors import Ceilings, ModelSizes, decode_step, offline, prefill
-from offline_throughput import bench, report
+from offline_throughput import bench, report, run_engine
 from offline_throughput.engines import HALF_WIDTH, FillsAsOurs, share
 from offline_throughput.seats import RunningEngine, SeatError
 from offline_throughput.workloads import SETS, chosen
@@ -63,19 +65,45 @@ class AnyRMSNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(64))
 
 
-def test_vllm_s_weights_are_drawn_as_ours() -> None:
-    """vLLM's loader asks for the model, then for every module in it."""
-    layers = [torch.nn.Sequential(AnyRMSNorm(), torch.nn.Linear(64, 8)) for _ in range(2)]
-    model = torch.nn.Sequential(*layers)
-    fill = FillsAsOurs()
-    for module in model.modules():
-        fill(module)
+def two_layers() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(torch.nn.Sequential(AnyRMSNorm(), torch.nn.Linear(64, 8)) for _ in range(2)))
+
+
+def check_drawn_as_ours(model: torch.nn.Sequential) -> None:
     for name, weight in model.named_parameters():
         centre = 1.0 if weight.dim() == 1 and name.endswith("0.weight") else 0.0
         distance = (weight - centre).abs().max()
         assert 0 < distance <= HALF_WIDTH + 1e-6, name
-    first, second = (list(layer.parameters()) for layer in layers)
+    first, second = (list(layer.parameters()) for layer in model)
     assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "layers differ"
+
+
+def test_vllm_s_weights_are_drawn_as_ours() -> None:
+    """vLLM's loader asks for the model, then for every module in it."""
+    model = two_layers()
+    fill = FillsAsOurs()
+    for module in model.modules():
+        fill(module)
+    check_drawn_as_ours(model)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_sglang_s_weights_are_drawn_as_ours(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's worker is a spawned process, which runs the file of its parent under another name before anything."""
+    loader = ModuleType("sglang.srt.model_loader.loader")
+    package = ModuleType("sglang.srt.model_loader")
+    package.loader = loader  # type: ignore[attr-defined]
+    for name, module in [("sglang.srt.model_loader", package), (loader.__name__, loader)]:
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "argv", ["run_engine.py", engine, "a-model"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    runpy.run_path(run_engine.__file__, run_name="__mp_main__")
+    if engine != "sglang":
+        assert not hasattr(loader, "initialize_dummy_weights")
+        return
+    model = two_layers()
+    loader.initialize_dummy_weights(model)  # type: ignore[attr-defined]
+    check_drawn_as_ours(model)
 
 
 def test_a_shared_prefix_counts_once() -> None:
