@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fixtures.op_cases import OPS, check_op
+from fixtures.op_cases import OPS, check_op, mixture
 from fixtures.sampling_cases import assert_true, random_draws
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.kernels.cuda.mixture import Mixture
-from mysglang.srt.kernels.experts import Selection, route_experts
+from mysglang.srt.kernels.experts import Selection, fused_experts, route_experts
 from mysglang.srt.kernels.gemm import gated_linear
 from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
 
@@ -22,6 +22,22 @@ def test_layer_ops(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
     # Each case would have the kernels compiled that other numbers of rows need.
     monkeypatch.setattr(Mixture, "compile", lambda self, plans: None)
     check_op(name, "cuda", dtype, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(("rows", "experts", "active"), [(700, 24, 5), (3000, 24, None), (20_000, 100, None)])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_experts_of_prompts(rows: int, experts: int, active: int | None, dtype: torch.dtype) -> None:
+    """Pairs that are counted in pieces before they are sorted, and blocks of which the second half is empty. The same
+    again has the same bits.
+    """
+    make = mixture(rows, experts, 4, width=136, inner=72, active=active, biased=True)
+    x, gate_up, down, ids, gates, activation, biases = make("cuda", dtype)
+    biases_in_float = tuple(each.float() for each in biases)
+    wide = (x.float(), gate_up.float(), down.float())
+    expected = fused_experts.reference(*wide, ids, gates, activation, biases_in_float)
+    found = fused_experts(x, gate_up, down, ids, gates, activation, biases)
+    assert float((found.float() - expected).norm() / expected.norm()) < TOLERANCES[dtype]
+    assert torch.equal(fused_experts(x, gate_up, down, ids, gates, activation, biases), found)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])

@@ -248,6 +248,7 @@ def test_draws() -> None:
 
 
 TRITON = """
+from dataclasses import replace
 from fixtures.op_cases import OPS, check_op
 from mysglang.srt.kernels.cuda import experts, experts_blocks, experts_plans, invariant_gemm, sampling
 from mysglang.srt.kernels.cuda.mixture import Mixture
@@ -303,15 +304,21 @@ for rows in (torch.tensor([69]), torch.randperm(70)):
 experts_blocks.has_copy_engine = lambda _: True
 copied = experts_blocks.blocks_of(64, 64, 128, 4, 3, copied=True)
 assert torch.allclose(Mixture(x, gate_up, down, ids, gates, "silu", None).run(copied), whole, atol=1e-5)
+# Half-empty blocks with tiles of half as many rows, and tiles of a block beside each other, change nothing.
+for rows in (32, 64):
+    tiles = (replace(tile, rows=rows, halved=True, across=True) for tile in (copied.tile, copied.down))
+    found = Mixture(x, gate_up, down, ids, gates, "silu", None).run(experts_blocks.Blocks(*tiles))
+    assert torch.allclose(found, whole, atol=1e-5)
 # Many pairs are counted in pieces before they are sorted.
-experts_blocks.SORTED_ALONE, experts_blocks.COUNTED_PAIRS, experts_blocks.COUNTED_TOGETHER = 0, 32, 4
+experts_blocks.SORTED_ALONE, experts_blocks.COUNTED_PAIRS, experts_blocks.COUNTED_TOGETHER = 0, 64, 2
 assert torch.equal(experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu"), whole)
 # One row has everything compiled that more rows will need, whatever the tile.
 tiles = []
 experts_blocks._product_kernel.warmup = lambda *arguments, grid, ROWS, OUTPUTS, **more: tiles.append((ROWS, OUTPUTS))
 for _ in range(2):
     experts.fused_experts(x[:1], gate_up, down, ids[:1], gates[:1], "silu")
-plans = [plan for plan in experts_plans.PLANS if isinstance(plan, experts_blocks.Blocks)]
+listed = (*experts_plans.PLANS, experts_plans.MANY)
+plans = [plan for plan in listed if isinstance(plan, experts_blocks.Blocks)]
 assert tiles == [(tile.rows, tile.outputs) for plan in plans for _ in "12" for tile in (plan.tile, plan.down)]
 assert experts.fused_experts(x[:0], gate_up, down, ids[:0], gates[:0], "silu").shape == (0, 40)
 broken = torch.full((1, 9), float("nan"))

@@ -79,13 +79,16 @@ def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **cons
 def plans() -> list[experts_blocks.Blocks]:
     """All plans with tiles that take shared memory."""
     tuned = [plan for rows in experts_plans.TUNED.values() for _, plan in rows]
-    return [plan for plan in {*experts_plans.PLANS, *tuned} if isinstance(plan, experts_blocks.Blocks)]
+    listed = {*experts_plans.PLANS, experts_plans.MANY, experts_plans.MANY_COPIED, *tuned}
+    return [plan for plan in listed if isinstance(plan, experts_blocks.Blocks)]
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_products_of_experts(capability: int) -> None:
     for tile in {plan.tile for plan in plans()}:
-        copied = tile.copied and capability >= 90
+        copied = tile.copied
+        if copied and capability < 90:
+            continue
         described = {"weights": f"tensordesc<bf16[{tile.outputs}, {tile.depth // 2}]>"} if copied else {}
         shared = shared_bytes(
             experts_blocks._product_kernel,
@@ -99,6 +102,8 @@ def test_products_of_experts(capability: int) -> None:
             BIASED=True,
             WHOLE=tile.rows > 16,
             COPIED=copied,
+            ACROSS=tile.across,
+            HALVED=tile.halved,
             ROWS=tile.rows,
             OUTPUTS=tile.outputs,
             INPUTS=tile.depth // 2,
@@ -135,10 +140,11 @@ def test_what_stands_around_them() -> None:
         shared_bytes(experts_blocks._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128, OVERLAP=True)
         < 4096
     )
-    listed |= {"counts": "*i32", "pieces": "i32"}
-    sizes = {"EXPERTS": 256, "CHUNK": 4096, "OVERLAP": True, "num_warps": 8}
+    listed |= {"counts": "*i32", "sums": "*i32", "pieces": "i32", "experts": "i32"}
+    sizes = {"EXPERTS": 256, "CHUNK": 512, "TOGETHER": 32, "OVERLAP": True, "num_warps": 8}
     assert shared_bytes(experts_blocks._count_kernel, 90, listed, **sizes) < 16384
-    assert shared_bytes(experts_blocks._place_kernel, 90, listed, **sizes, TOGETHER=16, MOST_ROWS=128) < 32768
+    placed = {"COMPARED": 32, "MOST_ROWS": 128}
+    assert shared_bytes(experts_blocks._place_kernel, 90, listed, **sizes, **placed) < 32768
     each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "width": "i32"}
     assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=1024, OVERLAP=True) < 4096
     sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}

@@ -29,10 +29,12 @@ SORTED_PAIRS = 1024
 """Pairs that a program of the sort reads together."""
 SORTED_ALONE = MANY_PAIRS
 """Most pairs that each expert's program counts by itself. More are counted first, in pieces."""
-COUNTED_PAIRS = 4096
-"""Pairs of such a piece."""
-COUNTED_TOGETHER = 16
-"""Pieces whose counts are read together."""
+COUNTED_PAIRS = 512
+"""Pairs of such a piece, which one program places."""
+COMPARED_PAIRS = 32
+"""Pairs of a piece that are compared with all of it at once, to number those of an expert."""
+COUNTED_TOGETHER = 32
+"""Pieces whose counts are added up, too, and are read together."""
 SUMMED = 1024
 """Values of a row that a program of the sum adds."""
 
@@ -92,64 +94,93 @@ def _sort_kernel(
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _count_kernel(ids, counts, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
-    """Counts the pairs of each expert in one piece of the list -> counts [pieces, EXPERTS]."""
+def _count_kernel(
+    ids,
+    counts,
+    sums,
+    pairs,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Counts the pairs of each expert in one piece of the list -> counts [pieces, EXPERTS], and adds them to those of
+    TOGETHER pieces -> sums [groups, EXPERTS].
+    """
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    piece = tl.program_id(0)
+    pair = piece * CHUNK + tl.arange(0, CHUNK)
     chosen = tl.load(ids + pair, mask=pair < pairs, other=0)
     found = tl.histogram(chosen, EXPERTS, mask=pair < pairs)
-    tl.store(counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
+    number = tl.arange(0, EXPERTS)
+    tl.store(counts + piece * EXPERTS + number, found)
+    # Whole numbers have the same sum in any order.
+    tl.atomic_add(sums + piece // TOGETHER * EXPERTS + number, found, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["pairs", "pieces", "rows"])
 def _place_kernel(
     ids,
     counts,
+    sums,
     order,
     block_experts,
     blocks_used,
     pairs,
     pieces,
     rows,
+    experts,
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
+    COMPARED: tl.constexpr,
     TOGETHER: tl.constexpr,
     MOST_ROWS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Lists the pairs of one expert in one piece of the list, in their order, in its blocks of `rows`."""
+    """Lists the pairs of one piece, in their order, in the blocks of `rows` of their experts."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    expert = tl.program_id(0)
-    piece = tl.program_id(1)
+    piece = tl.program_id(0)
     number = tl.arange(0, EXPERTS)
+    group = piece // TOGETHER
+    at = group * TOGETHER + tl.arange(0, TOGETHER)
+    earlier_pieces = tl.load(counts + at[:, None] * EXPERTS + number[None, :], mask=(at < piece)[:, None], other=0)
+    done = tl.sum(earlier_pieces, 0)
     all_counts = tl.zeros((EXPERTS,), tl.int32)
-    done = tl.zeros((EXPERTS,), tl.int32)
-    for first in range(0, pieces, TOGETHER):
+    groups = tl.cdiv(pieces, TOGETHER)
+    for first in range(0, groups, TOGETHER):
         at = first + tl.arange(0, TOGETHER)
-        some = tl.load(counts + at[:, None] * EXPERTS + number[None, :], mask=(at < pieces)[:, None], other=0)
+        some = tl.load(sums + at[:, None] * EXPERTS + number[None, :], mask=(at < groups)[:, None], other=0)
         all_counts += tl.sum(some, 0)
-        done += tl.sum(tl.where((at < piece)[:, None], some, 0), 0)
+        done += tl.sum(tl.where((at < group)[:, None], some, 0), 0)
     blocks = (all_counts + rows - 1) // rows
-    before = tl.sum(tl.where(number < expert, blocks, 0))
-    own = tl.sum(tl.where(number == expert, all_counts, 0))
-    own_done = tl.sum(tl.where(number == expert, done, 0))
-    own_blocks = (own + rows - 1) // rows
-    begin = before * rows
+    before = tl.cumsum(blocks, 0) - blocks
     if piece == 0:
-        if expert == tl.num_programs(0) - 1:
-            tl.store(blocks_used, before + own_blocks)
+        tl.store(blocks_used, tl.sum(blocks))
+    # The programs share the experts' lists of blocks, and the places of each last block that no pair has.
+    for expert in range(piece, experts, pieces):
+        own = tl.sum(tl.where(number == expert, all_counts, 0))
+        own_blocks = tl.sum(tl.where(number == expert, blocks, 0))
+        own_before = tl.sum(tl.where(number == expert, before, 0))
         for block in range(own_blocks):
-            tl.store(block_experts + before + block, expert)
+            tl.store(block_experts + own_before + block, expert)
         padding = own + tl.arange(0, MOST_ROWS)
-        tl.store(order + begin + padding, pairs, mask=padding < own_blocks * rows)
+        tl.store(order + own_before * rows + padding, pairs, mask=padding < own_blocks * rows)
     pair = piece * CHUNK + tl.arange(0, CHUNK)
-    mine = (tl.load(ids + pair, mask=pair < pairs, other=0) == expert) & (pair < pairs)
-    place = begin + own_done + tl.cumsum(mine.to(tl.int32), 0) - 1
-    tl.store(order + place, pair, mask=mine)
+    chosen = tl.load(ids + pair, mask=pair < pairs, other=EXPERTS)
+    # Pairs of the same expert that stand before each one in the piece.
+    earlier = tl.zeros((CHUNK,), tl.int32)
+    for first in range(0, CHUNK, COMPARED):
+        other = piece * CHUNK + first + tl.arange(0, COMPARED)
+        same = tl.load(ids + other, mask=other < pairs, other=EXPERTS)[None, :] == chosen[:, None]
+        earlier += tl.sum((same & (other[None, :] < pair[:, None])).to(tl.int32), 1)
+    begin = before * rows + done
+    inside = pair < pairs
+    place = earlier + tl.gather(begin, tl.where(inside, chosen, 0), 0)
+    tl.store(order + place, pair, mask=inside)
 
 
 def sort_launches(
@@ -162,14 +193,20 @@ def sort_launches(
         yield _sort_kernel, (experts,), (ids, order, block_experts, used, pairs, rows), constants
         return
     pieces = triton.cdiv(pairs, COUNTED_PAIRS)
-    counts = ids.new_empty(pieces, wide)
-    constants = {"EXPERTS": wide, "CHUNK": COUNTED_PAIRS, "num_warps": 8, **overlap}
-    yield _count_kernel, (pieces,), (ids, counts, pairs), constants
+    counts, sums = ids.new_empty(pieces, wide), ids.new_zeros(triton.cdiv(pieces, COUNTED_TOGETHER), wide)
+    constants = {
+        "EXPERTS": wide,
+        "CHUNK": COUNTED_PAIRS,
+        "TOGETHER": COUNTED_TOGETHER,
+        "num_warps": 8,
+        **overlap,
+    }
+    yield _count_kernel, (pieces,), (ids, counts, sums, pairs), constants
     yield (
         _place_kernel,
-        (experts, pieces),
-        (ids, counts, order, block_experts, used, pairs, pieces, rows),
-        {**constants, "TOGETHER": COUNTED_TOGETHER, "MOST_ROWS": MOST_ROWS},
+        (pieces,),
+        (ids, counts, sums, order, block_experts, used, pairs, pieces, rows, experts),
+        {**constants, "COMPARED": COMPARED_PAIRS, "MOST_ROWS": MOST_ROWS},
     )
 
 
@@ -196,6 +233,8 @@ def _product_kernel(
     BIASED: tl.constexpr,
     WHOLE: tl.constexpr,
     COPIED: tl.constexpr,
+    ACROSS: tl.constexpr,
+    HALVED: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -205,7 +244,8 @@ def _product_kernel(
     is computed with both halves of a weight [2 * outputs, inputs].
 
     SHARED: pairs of one row of x. WHOLE: INPUTS divides `inputs`. COPIED: the weights are a descriptor of all experts'
-    outputs, from which the copy engine reads tiles. Tiles beside each other read the same columns.
+    outputs, from which the copy engine reads tiles. Tiles beside each other are of the same block if ACROSS, and read
+    the same columns otherwise. HALVED: a block of which the second half is empty has a tile of half as many rows.
 
     Not SORTED: there are at most ROWS rows, `order` is the experts of the pairs, and a block is the first pair that has
     its expert, with the others that have it.
@@ -214,7 +254,13 @@ def _product_kernel(
         gdc_wait()
         gdc_launch_dependents()
     tile = tl.program_id(0)
-    block = tile % blocks
+    if ACROSS:
+        across = tl.cdiv(outputs, OUTPUTS)
+        block = tile // across
+        column = tile % across
+    else:
+        block = tile % blocks
+        column = tile // blocks
     if SORTED:
         # The grid allows for the worst routing; the blocks that this one does not need end at once.
         if block >= tl.load(blocks_used):
@@ -230,14 +276,53 @@ def _product_kernel(
         if tl.min(pair, 0) < block:
             return
         expert = expert.to(tl.int64)
+    halved = False
+    if HALVED:
+        halved = tl.load(order + block * ROWS + ROWS // 2) == pairs
+    if halved:
+        first_pairs = tl.load(order + block * ROWS + tl.arange(0, ROWS // 2))
+        _tile_of(
+            *(x, weights, biases, out, first_pairs, expert, column, x_stride, pairs, outputs, inputs),
+            *(SHARED, KIND, BIASED, WHOLE, COPIED, ROWS // 2, OUTPUTS, INPUTS),
+        )
+    else:
+        _tile_of(
+            *(x, weights, biases, out, pair, expert, column, x_stride, pairs, outputs, inputs),
+            *(SHARED, KIND, BIASED, WHOLE, COPIED, ROWS, OUTPUTS, INPUTS),
+        )
+
+
+@triton.jit
+def _tile_of(
+    x,
+    weights,
+    biases,
+    out,
+    pair,
+    expert,
+    column,
+    x_stride,
+    pairs,
+    outputs,
+    inputs,
+    SHARED: tl.constexpr,
+    KIND: tl.constexpr,
+    BIASED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COPIED: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Computes the tile of these pairs [ROWS] that begins at column `column * OUTPUTS`."""
     exists = pair < pairs
     GATED: tl.constexpr = KIND != "none" and KIND != "relu2"
-    n = (tile // blocks) * OUTPUTS + tl.arange(0, OUTPUTS)
+    n = column * OUTPUTS + tl.arange(0, OUTPUTS)
     k = tl.arange(0, INPUTS)
     source = x + (pair // SHARED).to(tl.int64)[:, None] * x_stride + k[None, :]
     halves = 2 if GATED else 1
     if COPIED:
-        top = (expert * halves * outputs + (tile // blocks) * OUTPUTS).to(tl.int32)
+        top = (expert * halves * outputs + column * OUTPUTS).to(tl.int32)
     else:
         columns = weights + (expert * halves * outputs + n)[None, :] * inputs + k[:, None]
         others = weights + ((expert * halves + 1) * outputs + n)[None, :] * inputs + k[:, None]
@@ -296,6 +381,10 @@ class Tile:
     stages: int
     copied: bool = False
     """True if the copy engine reads the weights, on devices that have one: from Hopper on."""
+    across: bool = False
+    """True if programs beside each other have tiles of the same rows, otherwise of the same outputs."""
+    halved: bool = False
+    """True if a block with rows in its first half alone has a smaller tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +434,8 @@ class Blocks:
                     "BIASED": bias is not None,
                     "WHOLE": inputs % depth == 0,
                     "COPIED": copied,
+                    "ACROSS": tile.across,
+                    "HALVED": tile.halved and self.sort,
                     "ROWS": tile.rows,
                     "OUTPUTS": tile.outputs,
                     "INPUTS": depth,
@@ -363,10 +454,13 @@ class Blocks:
 
 
 def blocks_of(
-    rows: int, outputs: int, depth: int, warps: int, stages: int, *, sort: bool = True, copied: bool = False
+    rows: int, outputs: int, depth: int, warps: int, stages: int, *, sort: bool = True, **more: bool
 ) -> Blocks:
-    """Returns a plan in which a tile of down has as many outputs as one of gate and up together."""
-    first, second = (Tile(rows, wide, depth, warps, stages, copied) for wide in (outputs, 2 * outputs))
+    """Returns a plan in which a tile of down has as many outputs as one of gate and up together.
+
+    `more` are the other fields of both tiles.
+    """
+    first, second = (Tile(rows, wide, depth, warps, stages, **more) for wide in (outputs, 2 * outputs))
     return Blocks(first, second, sort=sort)
 
 

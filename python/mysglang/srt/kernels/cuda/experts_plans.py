@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from mysglang.srt.kernels.cuda.experts_blocks import blocks_of
 from mysglang.srt.kernels.cuda.experts_gemv import Gemv
 from mysglang.srt.kernels.cuda.mixture import Mixture, Plan
+from mysglang.srt.kernels.cuda.overlap import has_copy_engine
 
 GEMV = Gemv()
 """For one row: with more of them tensor cores are faster, though few experts have two."""
@@ -21,7 +22,10 @@ SOME = blocks_of(16, 64, 256, 4, 3)
 MORE = blocks_of(32, 64, 256, 4, 3)
 MANY = blocks_of(128, 128, 128, 8, 3)
 """For prompts."""
-PLANS: tuple[Plan, ...] = (GEMV, DIRECT, SOME, MORE, MANY)
+MANY_COPIED = blocks_of(128, 128, 128, 8, 4, copied=True, across=True, halved=True)
+"""For prompts where a copy engine reads the weights: four of its tiles fit into the shared memory of such devices."""
+PLANS: tuple[Plan, ...] = (GEMV, DIRECT, SOME, MORE)
+"""Beside the one for prompts."""
 DIRECT_ROWS = 16
 SOME_ROWS = 8
 """Rows of an expert on average up to which `SOME` is fastest."""
@@ -55,13 +59,17 @@ def best_plan(mixture: Mixture) -> Plan:
     each = mixture.ids.numel() / len(mixture.gate_up)
     if each <= SOME_ROWS:
         return SOME
-    return MORE if each <= MORE_ROWS else MANY
+    return MORE if each <= MORE_ROWS else _many(mixture)
 
 
 def plans_of(mixture: Mixture) -> tuple[Plan, ...]:
     """Returns all plans that experts of these sizes can have."""
     tuned = _tuned(mixture)
-    return (*(plan for _, plan in tuned), *PLANS)
+    return (*(plan for _, plan in tuned), *PLANS, _many(mixture))
+
+
+def _many(mixture: Mixture) -> Plan:
+    return MANY_COPIED if has_copy_engine(mixture.x) else MANY
 
 
 def _tuned(mixture: Mixture) -> tuple[tuple[int, Plan], ...]:
