@@ -250,7 +250,7 @@ def test_draws() -> None:
 TRITON = """
 from dataclasses import replace
 from fixtures.op_cases import OPS, check_op
-from mysglang.srt.kernels.cuda import experts, experts_blocks, experts_plans, invariant_gemm, sampling
+from mysglang.srt.kernels.cuda import experts, experts_blocks, experts_plans, experts_sort, invariant_gemm, sampling
 from mysglang.srt.kernels.cuda.mixture import Mixture
 from mysglang.srt.kernels.cuda.select_experts import topk_softmax
 from mysglang.srt.kernels.op import use_ops
@@ -310,7 +310,7 @@ for rows in (32, 64):
     found = Mixture(x, gate_up, down, ids, gates, "silu", None).run(experts_blocks.Blocks(*tiles))
     assert torch.allclose(found, whole, atol=1e-5)
 # Many pairs are counted in pieces before they are sorted.
-experts_blocks.SORTED_ALONE, experts_blocks.COUNTED_PAIRS, experts_blocks.COUNTED_TOGETHER = 0, 64, 2
+experts_sort.SORTED_ALONE, experts_sort.COUNTED_PAIRS, experts_sort.COUNTED_TOGETHER = 0, 64, 2
 assert torch.equal(experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu"), whole)
 # One row has everything compiled that more rows will need, whatever the tile.
 tiles = []

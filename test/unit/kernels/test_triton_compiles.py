@@ -25,6 +25,7 @@ from mysglang.srt.kernels.cuda import (
     expanded_attention,
     experts_blocks,
     experts_plans,
+    experts_sort,
     kvcache,
     latent_attention,
     select_experts,
@@ -137,14 +138,13 @@ def test_pages_of_eight_bit_numbers(capability: int, number: int, several: bool)
 def test_what_stands_around_them() -> None:
     listed = {"ids": "*i32", "rows": "i32", **ROUTED}
     assert (
-        shared_bytes(experts_blocks._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128, OVERLAP=True)
-        < 4096
+        shared_bytes(experts_sort._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128, OVERLAP=True) < 4096
     )
     listed |= {"counts": "*i32", "sums": "*i32", "pieces": "i32", "experts": "i32"}
     sizes = {"EXPERTS": 256, "CHUNK": 512, "TOGETHER": 32, "OVERLAP": True, "num_warps": 8}
-    assert shared_bytes(experts_blocks._count_kernel, 90, listed, **sizes) < 16384
+    assert shared_bytes(experts_sort._count_kernel, 90, listed, **sizes) < 16384
     placed = {"COMPARED": 32, "MOST_ROWS": 128}
-    assert shared_bytes(experts_blocks._place_kernel, 90, listed, **sizes, **placed) < 32768
+    assert shared_bytes(experts_sort._place_kernel, 90, listed, **sizes, **placed) < 32768
     each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "width": "i32"}
     assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=1024, OVERLAP=True) < 4096
     sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}
