@@ -6,7 +6,7 @@ its neighbours have. Each time is that of one of many launches in a captured gra
 
 python benchmark/kernels/tune_experts.py [--models qwen3-30b-a3b] [--tokens 1 4 16 64 256 1024 4096]
 
-With --compile-only nothing is timed: the kernels are compiled into Triton's cache, which takes most of the time.
+Compiling takes most of the time, so --processes of them fill Triton's cache first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -42,7 +44,10 @@ Sizes = tuple[int, int, int, int, int]
 SMALL: tuple[Sizes, ...] = ((16, 64, 256, 4, 3), (16, 64, 128, 4, 4), (16, 32, 256, 4, 4), (16, 128, 128, 4, 3))
 MEDIUM: tuple[Sizes, ...] = ((32, 64, 256, 4, 3), (32, 64, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 128, 8, 3))
 LARGE: tuple[Sizes, ...] = ((64, 128, 128, 4, 3), (128, 64, 128, 8, 4), (128, 128, 128, 8, 3), (128, 128, 128, 8, 4))
-"""Rows, outputs, bytes of depth, warps and stages, each with weights that the copy engine reads, and without."""
+"""Rows, outputs, bytes of depth, warps and stages, each with every way of `WAYS`."""
+WAYS: tuple[dict[str, bool], ...] = ({}, {"across": True}, {"copied": True}, {"copied": True, "across": True})
+HALVED_ROWS = 128
+"""Rows of a tile from which on one of half as many rows is worth trying for half-empty blocks."""
 
 
 def plans(shape: Shape, tokens: int) -> Iterator[Plan]:
@@ -57,38 +62,60 @@ def plans(shape: Shape, tokens: int) -> Iterator[Plan]:
             yield replace(Gemv(), down_outputs=outputs, down_inputs=inputs, down_warps=warps)
     sizes = [*(SMALL if each <= 16 else ()), *(MEDIUM if 4 <= each <= 64 else ()), *(LARGE if each >= 32 else ())]
     for tile in sizes:
-        for copied in (False, True):
-            yield blocks_of(*tile, sort=tokens > 16, copied=copied)
+        for way in WAYS:
+            yield blocks_of(*tile, sort=tokens > 16, **way)
+            if tile[0] >= HALVED_ROWS:
+                yield blocks_of(*tile, sort=tokens > 16, halved=True, **way)
+
+
+def layer_of(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of gate and up, and of down."""
+    return (
+        drawn(shape.experts, 2 * shape.inner, shape.width, scale=shape.width**-0.5),
+        drawn(shape.experts, shape.width, shape.inner, scale=shape.inner**-0.5),
+    )
+
+
+def routed(shape: Shape, tokens: int, layer: tuple[torch.Tensor, torch.Tensor]) -> Mixture:
+    ids, gates = topk_softmax(drawn(tokens, shape.experts), shape.top_k, True)
+    return Mixture(drawn(tokens, shape.width), *layer, ids, gates, "silu", None)
+
+
+def compile_share(share: int, shares: int, models: list[str], tokens: list[int]) -> None:
+    """Compiles one of several shares of all plans into Triton's cache."""
+    for model in models:
+        shape = SHAPES[model]
+        # Nothing is computed, so nothing needs to be written there.
+        layer = (
+            torch.empty(shape.experts, 2 * shape.inner, shape.width, device="cuda", dtype=torch.bfloat16),
+            torch.empty(shape.experts, shape.width, shape.inner, device="cuda", dtype=torch.bfloat16),
+        )
+        for number in tokens:
+            mixture = routed(shape, number, layer)
+            for plan in list(dict.fromkeys(plans(shape, number)))[share::shares]:
+                mixture.warm(plan)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["qwen3-30b-a3b"], choices=list(SHAPES))
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
-    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--processes", type=int, default=8, help="that compile, before anything is timed")
     parser.add_argument("--seconds", type=float, default=600, help="nothing is begun after so many")
     arguments = parser.parse_args()
     begin = time.monotonic()
+    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+        wanted = arguments.processes, arguments.models, arguments.tokens
+        for done in [pool.submit(compile_share, share, *wanted) for share in range(arguments.processes)]:
+            done.result()
     results = []
     for model in arguments.models:
         shape = SHAPES[model]
-        layers = [
-            (
-                drawn(shape.experts, 2 * shape.inner, shape.width, scale=shape.width**-0.5),
-                drawn(shape.experts, shape.width, shape.inner, scale=shape.inner**-0.5),
-            )
-            for _ in range(1 if arguments.compile_only else LAYERS)
-        ]
+        layers = [layer_of(shape) for _ in range(LAYERS)]
         for tokens in arguments.tokens:
-            routed = [topk_softmax(drawn(tokens, shape.experts), shape.top_k, True) for _ in range(TURNS)]
-            x = drawn(tokens, shape.width)
-            calls = [Mixture(x, *layers[i % len(layers)], *routed[i], "silu", None) for i in range(TURNS)]
-            if arguments.compile_only:
-                for plan in (*plans(shape, tokens), best_plan(calls[0])):
-                    calls[0].warm(plan)
-                continue
             if time.monotonic() - begin > arguments.seconds:
                 break
+            calls = [routed(shape, tokens, layers[i % len(layers)]) for i in range(TURNS)]
             times: list[tuple[float, str]] = []
             expected = calls[0].run(best_plan(calls[0])).float()
             for plan in plans(shape, tokens):
