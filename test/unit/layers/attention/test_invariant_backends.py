@@ -45,9 +45,9 @@ check_story(InvariantTritonBackend, STORIES["decode of many lengths"], windowed,
 check_shared_pages(InvariantTritonBackend)
 # The last steps decode across the edge between two spans.
 lengths = dict(length=130, single_from=126)
-check_bits(InvariantTritonBackend, small, **lengths)
-check_bits(InvariantTritonBackend, windowed, page_sizes=(1,), **lengths)
-check_bits(InvariantTritonBackend, replace(small, window=70), page_sizes=(16,), **lengths)
+check_bits(InvariantTritonBackend, small, page_sizes=(16,), **lengths)
+check_bits(InvariantTritonBackend, windowed, chunks=(17,), page_sizes=(1,), **lengths)
+check_bits(InvariantTritonBackend, replace(small, window=70), chunks=(64,), page_sizes=(16,), **lengths)
 check_bits(InvariantTritonBackend, replace(own, window=70), chunks=(17,), page_sizes=(16,), **lengths)
 # Several spans to a program, and no splitting at all: of these only decode steps hear.
 for name, few in (("PROGRAMS", 2), ("SPLIT_ROWS", 0)):
