@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort
@@ -19,8 +19,10 @@ PROMPT = [*COMMON, BAD, *range(33, 53)]
 ALWAYS = 1 << 30
 
 WAYS = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, cache=cache, order="bounded")
-    for overlap, page, chunk, cache in itertools.product((False, True), (1, 16), (None, 16), ("radix", "chunk"))
+    Setup(**case, order="bounded")
+    for case in pairwise(
+        {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 16), "cache": ("radix", "chunk")}
+    )
 ]
 
 

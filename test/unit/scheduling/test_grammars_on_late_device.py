@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.fake_grammar import BROKEN, FAILING, FAILS_AFTER, FakeGrammar, solo_with_grammar
 from fixtures.fake_worker import EOS, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 
+LOOPS = {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 32)}
 SETUPS = [
-    Setup(
-        overlap=overlap, page_size=page, chunk=chunk, num_slots=slots, order="mixed" if slots == 16 else "prefill_first"
-    )
-    for overlap, page, chunk, slots in itertools.product((False, True), (1, 16), (None, 32), (3, 16))
+    Setup(**case, order="mixed" if case["num_slots"] == 16 else "prefill_first")
+    for case in pairwise({**LOOPS, "num_slots": (3, 16)})
 ]
-TIGHT = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, num_tokens=192, max_context=192, conservativeness=0.1)
-    for overlap, page, chunk in itertools.product((False, True), (1, 16), (None, 32))
-]
+TIGHT = [Setup(**case, num_tokens=192, max_context=192, conservativeness=0.1) for case in pairwise(LOOPS)]
 
 
 def send_mixed(scheduler: LateScheduler, rng: random.Random, count: int, max_prompt: int) -> dict[str, list[int]]:

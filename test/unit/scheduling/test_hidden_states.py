@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import Shakes
 from fixtures.step_outputs import hidden_states
@@ -16,8 +15,15 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.books import HiddenBook
 
 SETUPS = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, shakes=Shakes(retract_every=retract))
-    for overlap, page, chunk, retract in itertools.product((False, True), (1, 16), (None, 32), (0, 5))
+    Setup(**case)
+    for case in pairwise(
+        {
+            "overlap": (False, True),
+            "page_size": (1, 16),
+            "chunk": (None, 32),
+            "shakes": (Shakes(), Shakes(retract_every=5)),
+        }
+    )
 ] + [Setup(order="mixed", chunk=32)]
 
 

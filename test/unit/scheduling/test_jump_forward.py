@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.fake_grammar import FORCING, solo_with_grammar
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
@@ -15,9 +15,14 @@ from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.scheduling.jump_forward import MOST_RUNNING, JumpForward
 
 SETUPS = [
-    Setup(jump_forward=True, overlap=overlap, page_size=page, chunk=chunk, order=order)
-    for overlap, page, chunk, order in itertools.product(
-        (False, True), (1, 16), (None, 32), ("prefill_first", "bounded", "mixed")
+    Setup(jump_forward=True, **case)
+    for case in pairwise(
+        {
+            "overlap": (False, True),
+            "page_size": (1, 16),
+            "chunk": (None, 32),
+            "order": ("prefill_first", "bounded", "mixed"),
+        }
     )
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -10,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.fake_worker import EOS, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
@@ -22,12 +22,10 @@ from mysglang.srt.scheduling.step_planner import OrderName
 
 PROMPT = list(range(1, 30))
 
+LOOPS = {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 32)}
 SETUPS = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, cache=cache)
-    for overlap, page, chunk, cache in itertools.product((False, True), (1, 16), (None, 32), ("radix", "chunk"))
-] + [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, order="mixed")
-    for overlap, page, chunk in itertools.product((False, True), (1, 16), (None, 32))
+    *(Setup(**case) for case in pairwise({**LOOPS, "cache": ("radix", "chunk")})),
+    *(Setup(**case, order="mixed") for case in pairwise(LOOPS)),
 ]
 
 
@@ -65,16 +63,8 @@ def test_answers_equal_solo_ones(setup: Setup) -> None:
 @pytest.mark.parametrize(
     "setup",
     [
-        Setup(
-            overlap=overlap,
-            page_size=page,
-            chunk=chunk,
-            num_tokens=192,
-            max_context=192,
-            conservativeness=0.1,
-            order=order,
-        )
-        for overlap, page, chunk, order in itertools.product((False, True), (1, 16), (None, 32), get_args(OrderName))
+        Setup(**case, num_tokens=192, max_context=192, conservativeness=0.1)
+        for case in pairwise({**LOOPS, "order": get_args(OrderName)})
     ],
     ids=str,
 )

@@ -1,11 +1,11 @@
 """Turns of sessions on the late device: each finds what the turns before it computed, and answers are the solo ones."""
 
-import itertools
 import random
 from dataclasses import dataclass, field
 
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import Shakes
@@ -43,8 +43,8 @@ class Session:
 
 
 STORMS = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, num_tokens=768)
-    for overlap, page, chunk in itertools.product((False, True), (16, 64), (None, 64))
+    Setup(**case, num_tokens=768)
+    for case in pairwise({"overlap": (False, True), "page_size": (16, 64), "chunk": (None, 64)})
 ] + [
     Setup(page_size=16, chunk=32, num_tokens=512, conservativeness=0.1, order="mixed"),
     Setup(page_size=16, num_tokens=512, host_tokens=1024),

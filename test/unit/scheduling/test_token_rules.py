@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.driven_scheduler import Answer
 from fixtures.fake_grammar import allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
@@ -20,8 +21,10 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.grammar import Phrases, TokenRules, token_rules
 
 SETUPS = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, num_tokens=tokens, max_context=192, conservativeness=0.1)
-    for overlap, page, chunk, tokens in itertools.product((False, True), (1, 16), (None, 32), (192, 2048))
+    Setup(**case, max_context=192, conservativeness=0.1)
+    for case in pairwise(
+        {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 32), "num_tokens": (192, 2048)}
+    )
 ]
 
 
