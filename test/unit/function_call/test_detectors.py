@@ -19,7 +19,7 @@ from mysglang.srt.function_call.minimax_m3_detector import MARK, MinimaxM3Detect
 from mysglang.srt.function_call.tool_schema import OfferedTools
 
 FORMATS = pytest.mark.parametrize("case", WRITERS)
-EXAMPLES = settings(max_examples=25)
+EXAMPLES = settings(max_examples=15)
 
 # Values whose text could be mistaken for markup, or for a value of another type.
 words = st.sampled_from(
@@ -172,7 +172,7 @@ def scraps(case: str) -> list[str]:
 
 @pytest.mark.promise(29)
 @FORMATS
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), sizes=cuts)
 def test_any_text_at_all(case: str, data: st.DataObject, sizes: list[int]) -> None:
     """No exception, the same in any pieces, and where there is no call not a character is missing."""
