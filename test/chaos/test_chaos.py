@@ -14,6 +14,7 @@ import pytest
 from chaos.besieged import besieged_server
 from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
 from fixtures.growth import Growth
+from fixtures.server_process import ServerProcess
 from fixtures.warm_start import WarmServer
 
 SECONDS, ROUNDS, MOST_ROUNDS = 0.8, 3, 50
@@ -30,7 +31,7 @@ GROWTH = 16 << 20
 @pytest.mark.promise(40)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "overlap"])  # which "fronts" does, with one more front
 def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
-    with storm_server(way) as server:
+    with storm_server(way, kind=ServerProcess if way == "fronts" else WarmServer) as server:
         storm = Storm(server.url, seed=1)
         while len(storm.tallies) < ROUNDS or not raged(storm) or not settled(storm):
             assert len(storm.tallies) < MOST_ROUNDS, (storm.outcomes, storm.retractions, storm.growth.table())

@@ -16,6 +16,7 @@ import pytest
 
 from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 ADMIN_KEY = "for the tests"
 HEADERS = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--dtype", "float32", "--log-level", "error", "--admin-api-key", ADMIN_KEY) as server:
+    with WarmServer("--dtype", "float32", "--log-level", "error", "--admin-api-key", ADMIN_KEY) as server:
         assert server.url
         yield server
 

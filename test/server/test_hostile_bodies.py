@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.oracle import assert_quiet, debug_state
 from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 
 ADMIN_KEY = "for the tests"
 OPTIONS = ("--log-level", "error", "--admin-api-key", ADMIN_KEY, "--enable-deterministic-inference")
@@ -128,7 +128,7 @@ def test_promise_32_no_body_disturbs_others() -> None:
                 together.append(await asyncio.gather(*(listen(client, number) for number in range(3))))
             return await sending, alone, together
 
-    with ServerProcess(*OPTIONS) as server:
+    with WarmServer(*OPTIONS) as server:
         url = server.url
         pids = {title: child.pid for title, child in server.children().items()}
         asyncio.run(storm(url, 1, WARM))

@@ -204,7 +204,7 @@ class TestStop:
             assert server.wait() == -signal.SIGKILL
             wait_until_gone(children)
             place = {"XDG_RUNTIME_DIR": str(server.runtime_dir)}
-            with ServerProcess(*QUIET, program=FAULTY, FAULT="slow", **place) as next_server:
+            with WarmServer(*QUIET, program=FAULTY, FAULT="slow", **place) as next_server:
                 next_server.child(DETOKENIZER)
                 (other,) = server.runtime_dir.iterdir()
                 assert other != folder
@@ -262,7 +262,7 @@ class TestDeath:
     async def test_promise_46_a_service_thread_of_the_main_process_that_dies_is_a_death(self, tmp_path: Path) -> None:
         sign = tmp_path / "die"
         os.mkfifo(sign)
-        with ServerProcess(*QUIET, program=("-m", "fixtures.mortal_server"), DIE_WHEN=str(sign)) as server:
+        with WarmServer(*QUIET, program=("-m", "fixtures.mortal_server"), DIE_WHEN=str(sign)) as server:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
             sign.write_text("")
@@ -443,7 +443,8 @@ class TestStart:
         ],
     )
     def test_a_scheduler_that_dies_while_it_starts(self, fault: str, says: str) -> None:
-        with ServerProcess(*QUIET, program=FAULTY, FAULT=fault) as server:
+        kind = ServerProcess if fault == "memory" else WarmServer
+        with kind(*QUIET, program=FAULTY, FAULT=fault) as server:
             assert server.wait() == ExitCode.START_FAILED
             assert says in server.last_line
             assert server.sockets() == []
@@ -451,14 +452,14 @@ class TestStart:
     def test_probes_hear_503_while_it_loads(self) -> None:
         with (
             reserved_port() as port,
-            ServerProcess(*QUIET, "--port", str(port), program=FAULTY, FAULT="slow"),
+            WarmServer(*QUIET, "--port", str(port), program=FAULTY, FAULT="slow"),
         ):
             answer = wait_for_answer(f"http://127.0.0.1:{port}/health")
             assert answer.status_code == 503
             assert answer.json()["error"]["message"] == "The server is starting."
 
     def test_a_scheduler_that_takes_too_long_is_named(self) -> None:
-        with ServerProcess(*QUIET, program=FAULTY, FAULT="slow", MYSGLANG_START_TIMEOUT="2") as server:
+        with WarmServer(*QUIET, program=FAULTY, FAULT="slow", MYSGLANG_START_TIMEOUT="2") as server:
             assert server.wait() == ExitCode.START_FAILED
             assert f"{SCHEDULER} did not become ready within 2 s" in server.last_line
 
