@@ -22,7 +22,7 @@ from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 LITTLE = ("--page-size", "16", "--max-total-tokens", "512", "--schedule-conservativeness", "0.1")
 PROMPTS = [np.random.default_rng(i).integers(100, 1000, 5 + 7 * i).tolist() for i in range(3)]
-CASES = [(2, 1.0, 12), (4, 1.0, 24), (4, 0.0, 24), (3, 2.0, 16), (5, -0.5, 9)]
+CASES = [(2, 1.0, 12), (4, 1.0, 18), (4, 0.0, 18), (3, 2.0, 12), (5, -0.5, 9)]
 """(beam_width, length_penalty, max_new_tokens)."""
 
 

@@ -6,7 +6,7 @@ from fixtures.warm_start import warm_engines
 from mysglang import Engine
 
 SYSTEMS = 3
-REQUESTS = 30
+REQUESTS = 18
 
 
 def answers(**options: object) -> list[list[int]]:

@@ -75,9 +75,9 @@ FAMILIES = {
         within=0.05,
     ),
 }
-PROMPTS = make_prompts(7, 20)
-REQUESTS = 100
-"""Requests of a storm: five for each prompt, three times as many as there are clients."""
+PROMPTS = make_prompts(7, 13)
+REQUESTS = 65
+"""Requests of a storm: five for each prompt, twice as many as there are clients."""
 OPTIONS = ("--skip-tokenizer-init", "--log-level", "warning", "--dtype", "float32")
 
 Served = tuple[Family, tuple[str, ...], list[Answer]]

@@ -142,12 +142,12 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 @pytest.mark.promise(14)
 @torch.no_grad()
 def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
-    """120 requests, half of which are taken back and asked again, with little memory and retractions all the while.
+    """72 requests, half of which are taken back and asked again, with little memory and retractions all the while.
 
     Below the little memory there are host and storage. Each rank has copies of its own part of each page there.
     """
     folder, model = gemma
-    prompts = make_prompts(7, 40)
+    prompts = make_prompts(7, 24)
     expected: list[Answer] = [greedy(model, prompt) for prompt in prompts]
     options = ("--model-path", str(folder), "--skip-tokenizer-init", "--log-level", "warning", *TWO)
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "768", "--chunked-prefill-size", f"{CHUNK}")
@@ -157,7 +157,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     faults = Faults(toy=False, shakes=Shakes(retract_every=5, fail_alloc_every=7))
     with WarmServer(*options, *memory, *tiers, *stored, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
-        found = asyncio.run(abort_storm(server.url, alone, requests=120, seed=7))
+        found = asyncio.run(abort_storm(server.url, alone, requests=72, seed=7))
         assert_ranks_quiet(server.url)
         state = get(f"{server.url}/server_info")["internal_states"][0]
         assert state["num_retractions"] > 0

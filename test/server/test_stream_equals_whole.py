@@ -19,7 +19,7 @@ from fixtures.warm_start import WarmServer
 Body = dict[str, Any]
 
 # A pair of answers takes a server as long as hundreds of calls take a unit test.
-EXAMPLES = settings.default.max_examples // 10  # type: ignore[union-attr]
+EXAMPLES = settings.default.max_examples // 14  # type: ignore[union-attr]
 WEATHER = {
     "name": "get_weather",
     "description": "Get the current weather in a city",
