@@ -26,10 +26,8 @@ COMPARED_PAIRS = 32
 """Pairs of a piece that are compared with all of it at once, to number those of an expert."""
 COUNTED_TOGETHER = 32
 """Pieces whose counts are added up, too, and are read together."""
-
-
 MOST_ROWS = 128
-"""Most rows of a tile."""
+"""Most rows of a block."""
 
 
 @triton.jit(do_not_specialize=["pairs", "rows"])
