@@ -28,7 +28,6 @@ from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
-from mysglang.srt.layers.attention.graph import HostColumns
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds
@@ -88,9 +87,7 @@ def shared_by(rows: Ints, tokens: int) -> SharedPrefixes:
 def ours(case: Case, q: Tensor, caches: list[tuple[Tensor, Tensor]]) -> Callable[[int], object]:
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
     planner = DecodePlanner(DecodeShape(case.heads, case.kv_heads, case.dim, None, blocks), len(q))
-    columns = planner.columns()
-    planner.fill(np.arange(len(q), dtype=np.int32), case.seq_lens, case.prefixes(), columns)
-    plan = on_device(planner, columns)
+    plan = planned(case, planner)
     table = torch.from_numpy(case.table()).cuda()
 
     def launch(i: int) -> Tensor:
@@ -99,9 +96,10 @@ def ours(case: Case, q: Tensor, caches: list[tuple[Tensor, Tensor]]) -> Callable
     return launch
 
 
-def on_device(planner: DecodePlanner, columns: HostColumns) -> DecodePlan:
-    """Returns the plan, with room for its partial results."""
-    shape = planner.shape
+def planned(case: Case, planner: DecodePlanner) -> DecodePlan:
+    """Returns the plan of the case on the device, with room for its partial results."""
+    shape, columns = planner.shape, planner.columns()
+    planner.fill(np.arange(len(case.seq_lens), dtype=np.int32), case.seq_lens, case.prefixes(), columns)
     return DecodePlan(
         **{name: torch.from_numpy(array).cuda() for name, array in columns.items()},
         partial=torch.empty(planner.max_parts, shape.num_heads, shape.value_dim, device="cuda"),

@@ -78,6 +78,14 @@ def drawn(*shape: int, scale: float = 1.0) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).mul_(scale)
 
 
+def layer_of(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of gate and up, and of down."""
+    return (
+        drawn(shape.experts, 2 * shape.inner, shape.width, scale=shape.width**-0.5),
+        drawn(shape.experts, shape.width, shape.inner, scale=shape.inner**-0.5),
+    )
+
+
 def bench(shape: Shape, tokens: int, layers: list[tuple[Tensor, Tensor]], ceilings: dict[str, Any]) -> dict[str, Any]:
     logits = [drawn(tokens, shape.experts) for _ in range(TURNS)]
     routed = [topk_softmax(each, shape.top_k, True) for each in logits]
@@ -121,13 +129,7 @@ def main() -> None:
     results = []
     for model in arguments.models:
         shape = SHAPES[model]
-        layers = [
-            (
-                drawn(shape.experts, 2 * shape.inner, shape.width, scale=shape.width**-0.5),
-                drawn(shape.experts, shape.width, shape.inner, scale=shape.inner**-0.5),
-            )
-            for _ in range(LAYERS)
-        ]
+        layers = [layer_of(shape) for _ in range(LAYERS)]
         for tokens in arguments.tokens:
             result = {"model": model, **bench(shape, tokens, layers, ceilings)}
             print(*result.values(), flush=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from mysglang.srt.layers.attention.planned_kinds import kind_of, num_blocks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds
-from bench_attention import TURN_BYTES, Case, bf16, on_device
+from bench_attention import TURN_BYTES, Case, bf16, planned
 from ceilings import measure
 
 CASES = (1, 1024, 0), (8, 1024, 0), (64, 1024, 0), (256, 1024, 0), (64, 8192, 0), (256, 160, 2048)
@@ -48,19 +47,15 @@ def bench(heads: int, requests: int, own: int, shared: int, read_tb_s: float) ->
     def triton(i: int) -> Tensor:
         return latent_decode_attention(q, caches[i], table, slots, lens, 1, spec)
 
-    ours = planned(case, spec, q, caches, table)
+    plan = planned(case, DecodePlanner(kind_of(spec, num_blocks(q.device)), len(q)))
+
+    def ours(i: int) -> Tensor:
+        return planned_latent_decode(q, caches[i], table, plan, 1, spec.scale, True)
+
     floor = case.keys * size * 2 / read_tb_s / 1e6
     error = (ours(0).float() - triton(0).float()).norm() / triton(0).float().norm()
     us, before = microseconds(ours, turns), microseconds(triton, turns)
     return {"floor_us": round(floor, 1), "us": round(us, 1), "triton_us": round(before, 1), "error": f"{error:.1e}"}
-
-
-def planned(case: Case, spec: AttentionSpec, q: Tensor, caches: list[Tensor], table: Tensor) -> Callable[[int], Tensor]:
-    planner = DecodePlanner(kind_of(spec, num_blocks(q.device)), len(q))
-    columns = planner.columns()
-    planner.fill(np.arange(len(q), dtype=np.int32), case.seq_lens, case.prefixes(), columns)
-    plan = on_device(planner, columns)
-    return lambda i: planned_latent_decode(q, caches[i], table, plan, 1, spec.scale, True)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from mysglang.srt.kernels.experts import topk_softmax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds
-from bench_experts import LAYERS, SHAPES, Shape, drawn
+from bench_experts import LAYERS, SHAPES, Shape, drawn, layer_of
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 TURNS = 8
@@ -66,14 +66,6 @@ def plans(shape: Shape, tokens: int) -> Iterator[Plan]:
             yield blocks_of(*tile, sort=tokens > 16, **way)
             if tile[0] >= HALVED_ROWS:
                 yield blocks_of(*tile, sort=tokens > 16, halved=True, **way)
-
-
-def layer_of(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of gate and up, and of down."""
-    return (
-        drawn(shape.experts, 2 * shape.inner, shape.width, scale=shape.width**-0.5),
-        drawn(shape.experts, shape.width, shape.inner, scale=shape.inner**-0.5),
-    )
 
 
 def routed(shape: Shape, tokens: int, layer: tuple[torch.Tensor, torch.Tensor]) -> Mixture:
