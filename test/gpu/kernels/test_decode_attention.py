@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fixtures.attention_cases import assert_close
+from fixtures.poisoned_plan import poisoned_plan
 from fixtures.reference_attention import attend
 from fixtures.shared_pages import paged_rows, random_tree
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
 
 attention = pytest.importorskip("mysgl_kernel.attention")
@@ -57,20 +57,12 @@ class Case:
         spec = self.spec
         shape = DecodeShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.window, blocks)
         planner = DecodePlanner(shape, len(self.seq_lens))
-        columns = planner.columns()
-        planner.fill(self.rows.slots, self.seq_lens, shared, columns)
-        arrays = {name: torch.from_numpy(array).cuda() for name, array in columns.items()}
-        nan = float("nan")
         out: Tensor = attention.planned_decode(
             self.q,
             self.keys,
             self.values,
             torch.from_numpy(self.rows.table).cuda(),
-            DecodePlan(
-                **arrays,
-                partial=torch.full((planner.max_parts, spec.num_heads, spec.head_dim), nan, device="cuda"),
-                partial_lse=torch.full((planner.max_parts, spec.num_heads), nan, device="cuda"),
-            ),
+            poisoned_plan(planner, self.rows.slots, self.seq_lens, shared),
             self.page_size,
             spec.scale,
             spec.logit_cap,

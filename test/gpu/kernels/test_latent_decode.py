@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fixtures.attention_cases import assert_close
+from fixtures.poisoned_plan import poisoned_plan
 from fixtures.reference_attention import attend
 from fixtures.shared_pages import paged_rows, random_tree
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.kernels.attention import DecodePlan
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner
 from mysglang.srt.layers.attention.planned_kinds import kind_of
 
@@ -48,15 +48,7 @@ class Case:
 
     def run(self, shared: SharedPrefixes | None, *, blocks: int = 132, early: bool = False) -> Tensor:
         planner = DecodePlanner(kind_of(self.spec, blocks), len(self.seq_lens))
-        columns = planner.columns()
-        planner.fill(self.pages.slots, self.seq_lens, shared, columns)
-        arrays = {name: torch.from_numpy(array).cuda() for name, array in columns.items()}
-        heads, nan = self.spec.num_heads, float("nan")
-        plan = DecodePlan(
-            **arrays,
-            partial=torch.full((planner.max_parts, heads, VALUE), nan, device="cuda"),
-            partial_lse=torch.full((planner.max_parts, heads), nan, device="cuda"),
-        )
+        plan = poisoned_plan(planner, self.pages.slots, self.seq_lens, shared)
         table = torch.from_numpy(self.pages.table).cuda()
         out: Tensor = latent.planned_latent_decode(
             self.q, self.rows, table, plan, self.page_size, self.spec.scale, early
