@@ -310,7 +310,7 @@ for rows in (32, 64):
     found = Mixture(x, gate_up, down, ids, gates, "silu", None).run(experts_blocks.Blocks(*tiles))
     assert torch.allclose(found, whole, atol=1e-5)
 # Many pairs are counted in pieces before they are sorted.
-experts_sort.SORTED_ALONE, experts_sort.COUNTED_PAIRS, experts_sort.COUNTED_TOGETHER = 0, 64, 2
+experts_sort.SORTED_ALONE, experts_sort.COUNTED_PAIRS, experts_sort.COUNTED_TOGETHER = 0, 32, 2
 assert torch.equal(experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu"), whole)
 # One row has everything compiled that more rows will need, whatever the tile.
 tiles = []

@@ -77,19 +77,18 @@ def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **cons
     return shared
 
 
-def plans() -> list[experts_blocks.Blocks]:
-    """All plans with tiles that take shared memory."""
+def plans(capability: int) -> list[experts_blocks.Blocks]:
+    """All plans of such a device with tiles that take shared memory."""
     tuned = [plan for rows in experts_plans.TUNED.values() for _, plan in rows]
-    listed = {*experts_plans.PLANS, experts_plans.MANY, experts_plans.MANY_COPIED, *tuned}
+    many = experts_plans.MANY_COPIED if capability >= 90 else experts_plans.MANY
+    listed = {*experts_plans.PLANS, experts_plans.MANY, many, *tuned}
     return [plan for plan in listed if isinstance(plan, experts_blocks.Blocks)]
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_products_of_experts(capability: int) -> None:
-    for tile in {plan.tile for plan in plans()}:
-        copied = tile.copied
-        if copied and capability < 90:
-            continue
+    for tile in {plan.tile for plan in plans(capability)}:
+        copied = tile.copied and capability >= 90
         described = {"weights": f"tensordesc<bf16[{tile.outputs}, {tile.depth // 2}]>"} if copied else {}
         shared = shared_bytes(
             experts_blocks._product_kernel,
