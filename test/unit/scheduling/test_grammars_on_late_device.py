@@ -9,10 +9,9 @@ import pytest
 from fixtures.covering import pairwise
 from fixtures.fake_grammar import BROKEN, FAILING, FAILS_AFTER, FakeGrammar, solo_with_grammar
 from fixtures.fake_worker import EOS, solo
-from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_scheduler import LOOPS, VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 
-LOOPS = {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 32)}
 SETUPS = [
     Setup(**case, order="mixed" if case["num_slots"] == 16 else "prefill_first")
     for case in pairwise({**LOOPS, "num_slots": (3, 16)})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fixtures.covering import pairwise
-from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_scheduler import LOOPS, VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import Shakes
 from fixtures.step_outputs import hidden_states
 from mysglang.srt.forward.worker_batch import Floats
@@ -14,17 +14,9 @@ from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.books import HiddenBook
 
-SETUPS = [
-    Setup(**case)
-    for case in pairwise(
-        {
-            "overlap": (False, True),
-            "page_size": (1, 16),
-            "chunk": (None, 32),
-            "shakes": (Shakes(), Shakes(retract_every=5)),
-        }
-    )
-] + [Setup(order="mixed", chunk=32)]
+SETUPS = [Setup(**case) for case in pairwise({**LOOPS, "shakes": (Shakes(), Shakes(retract_every=5))})] + [
+    Setup(order="mixed", chunk=32)
+]
 
 
 def ask(scheduler: LateScheduler, rid: str, prompt: list[int], max_new: int, wish: HiddenStatesWish | None) -> None:

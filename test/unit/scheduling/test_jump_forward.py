@@ -10,20 +10,12 @@ import pytest
 from fixtures.covering import pairwise
 from fixtures.fake_grammar import FORCING, solo_with_grammar
 from fixtures.fake_worker import solo
-from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_scheduler import LOOPS, VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.scheduling.jump_forward import MOST_RUNNING, JumpForward
 
 SETUPS = [
-    Setup(jump_forward=True, **case)
-    for case in pairwise(
-        {
-            "overlap": (False, True),
-            "page_size": (1, 16),
-            "chunk": (None, 32),
-            "order": ("prefill_first", "bounded", "mixed"),
-        }
-    )
+    Setup(jump_forward=True, **case) for case in pairwise({**LOOPS, "order": ("prefill_first", "bounded", "mixed")})
 ]
 
 

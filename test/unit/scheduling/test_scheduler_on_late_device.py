@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.covering import pairwise
 from fixtures.fake_worker import EOS, solo
-from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_scheduler import LOOPS, VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.packing import pack_ids
@@ -22,7 +22,6 @@ from mysglang.srt.scheduling.step_planner import OrderName
 
 PROMPT = list(range(1, 30))
 
-LOOPS = {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 32)}
 SETUPS = [
     *(Setup(**case) for case in pairwise({**LOOPS, "cache": ("radix", "chunk")})),
     *(Setup(**case, order="mixed") for case in pairwise(LOOPS)),

@@ -13,7 +13,7 @@ from fixtures.covering import pairwise
 from fixtures.driven_scheduler import Answer
 from fixtures.fake_grammar import allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
-from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_scheduler import LOOPS, VOCAB, LateScheduler, Setup
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -21,10 +21,7 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.grammar import Phrases, TokenRules, token_rules
 
 SETUPS = [
-    Setup(**case, max_context=192, conservativeness=0.1)
-    for case in pairwise(
-        {"overlap": (False, True), "page_size": (1, 16), "chunk": (None, 32), "num_tokens": (192, 2048)}
-    )
+    Setup(**case, max_context=192, conservativeness=0.1) for case in pairwise({**LOOPS, "num_tokens": (192, 2048)})
 ]
 
 
