@@ -27,7 +27,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import StateRun, StateRuns
 from mysglang.srt.kernels import linear_attention as ops
 from mysglang.srt.kernels.op import Op
-from mysglang.srt.model_executor.state_steps import runs_over, tables_of
+from mysglang.srt.model_executor.state_tables import runs_over, tables_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds

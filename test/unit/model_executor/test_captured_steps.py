@@ -4,22 +4,20 @@ stands behind them and whatever the step before left in the buffers. Prompts, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from fixtures.captured_steps import CpuPrompts
+from fixtures.captured_steps import Rerunning, prompt_capture
 from fixtures.executors import programs_of, start_executor
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.kernels.sampled_rows import sample_rows
@@ -31,52 +29,15 @@ from mysglang.srt.model_executor import executor, graph_capture, model_launch
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_MIXED, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.platforms.cpu import CpuPlatform
-from mysglang.srt.platforms.interface import GraphRecorder
 
-T = TypeVar("T")
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1))]
 CHOICES = [GREEDY, Choice(0.9, top_p=0.95, top_k=50, seed=1), Choice(0.7, min_p=0.05, seed=2), GREEDY]
-
-
-class Rerun:
-    """A graph that runs its step again, into the tensors that the first run left."""
-
-    nbytes = 0
-
-    def record(self, step: Callable[[], T]) -> tuple[Rerun, T]:
-        graph, left = Rerun(), step()
-        graph._step, graph._left = step, left
-        return graph, left
-
-    def replay(self) -> None:
-        for old, new in zip(tensors(self._left), tensors(self._step()), strict=True):
-            old.copy_(new)
-
-    _step: Callable[[], Any]
-    _left: Any
-
-
-def tensors(left: Any) -> list[Tensor]:
-    parts = [left] if isinstance(left, Tensor) else left
-    return [part for part in parts if part is not None]
-
-
-class Rerunning(CpuPlatform):
-    has_graphs = True
-
-    def recorder(self) -> AbstractContextManager[GraphRecorder]:
-        return nullcontext(Rerun())
 
 
 class WithOurKernels(Rerunning):
     """Decode attention by plans that go with the upload, computed by its reference here."""
 
     attention_backends = ("sgl_kernel", "torch_native")
-
-
-def prompt_capture(self: CpuBackend, specs: Sequence[AttentionSpec]) -> CpuPrompts:
-    return CpuPrompts()
 
 
 @pytest.fixture

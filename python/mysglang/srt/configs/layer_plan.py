@@ -7,7 +7,6 @@ computed, and of MLPs one in `models/decoder_layers.py`. Sizes are those of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -425,7 +424,19 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def used_parameters(self, hidden_size: int) -> int:
         """Returns how many matrix elements, over all layers, one token is multiplied with."""
+        return sum(matrix.used * matrix.parameters for matrix in self._matrices(hidden_size))
+
+    def used_share(self, hidden_size: int) -> float:
+        """Returns the share of the layers' matrix elements that one token is multiplied with; above 1 if layers share
+        some.
+        """
+        there = sum(matrix.copies * matrix.parameters for matrix in self._matrices(hidden_size))
+        return self.used_parameters(hidden_size) / there
+
+    def _matrices(self, hidden_size: int) -> Iterator[Matrix]:
+        """Yields the matrices of all layers, and once those that layers share."""
         hidden = Size("hidden_size", hidden_size)
-        of_layers = (matrix for layer in self.layers for matrix in layer.matrices(hidden))
-        of_blocks = (matrix for block in self.blocks for matrix in block.matrices(hidden))
-        return sum(matrix.used * matrix.parameters for matrix in chain(of_layers, of_blocks))
+        for layer in self.layers:
+            yield from layer.matrices(hidden)
+        for block in self.blocks:
+            yield from block.matrices(hidden)

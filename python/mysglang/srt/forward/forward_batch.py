@@ -5,7 +5,7 @@ Core fields plus, for each optional feature, one named small record or None. It 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -144,6 +144,9 @@ class StateSpec:
     layer_id: int
     parts: tuple[StatePart, ...]
     """In the order in which the layer takes them."""
+    host_reads_runs: bool = False
+    """True if the host must know the spans of tokens that go through the state, even on a GPU: then such steps cannot
+    be captured."""
 
 
 class StateStore(Protocol):
@@ -172,7 +175,7 @@ class StateRun(NamedTuple):
 class StateRuns:
     """Rows of a step with several new tokens, or with a checkpoint, for `kernels.linear_attention`."""
 
-    spans: tuple[StateRun, ...]
+    spans: Sequence[StateRun]
     """In order; those of one row follow one another."""
     cuts: Tensor
     """[S, 5] int32: the spans on the device. See `kernels.linear_attention.Runs`, also for those below."""

@@ -68,12 +68,14 @@ class Runs(Protocol):
 
     @property
     def turns(self) -> Tensor:
-        """[S, 5] int32, `cuts` in another order: the first spans of all rows, the second spans, and so on."""
+        """[S, 5] int32, `cuts` in another order: the first spans of all rows, the second spans, and so on. A table for
+        captured steps has spans without tokens behind each of these groups.
+        """
         ...
 
     @property
     def turn_sizes(self) -> Sequence[int]:
-        """How many rows have a first span, a second one, and so on."""
+        """How many rows have a first span, a second one, and so on, and in `turns` those without tokens with them."""
         ...
 
     @property
@@ -84,7 +86,7 @@ class Runs(Protocol):
     @property
     def chunks(self) -> Tensor:
         """[C, 2] int32: the first token of each CHUNK tokens of a span, the last of which may be shorter; and the
-        number of the span.
+        number of the span. Chunks that begin behind their span have no tokens.
         """
         ...
 

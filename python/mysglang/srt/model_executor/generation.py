@@ -311,9 +311,10 @@ class TokenCaptures:
         self._drafter = drafter
         self._build = build
         self._specs = model.attention_specs()
-        # Layers that attend, as a hybrid's captures were measured; without any, all layers.
-        layers = len(self._specs) or len(model.state_specs())
-        layer_weights = weight_bytes(model) // launch.dtype.itemsize // layers
+        layers, plan = len(self._specs) + len(model.state_specs()), launch.config.decoder
+        # A token goes through a few of a layer's experts.
+        used = 1.0 if plan is None else min(1.0, plan.used_share(launch.config.hidden_size))
+        layer_weights = int(used * weight_bytes(model)) // launch.dtype.itemsize // layers
         context = parts.memory.budget.max_context
         self._prompt_sizes = prompt_sizes(setup.config, setup.platform, context, layer_weights)
 
@@ -432,9 +433,8 @@ class TokenCaptures:
             reason = why_no_graphs(config, setup.platform) or "--disable-prefill-cuda-graph was given"
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
-        if self._parts.memory.states is not None:
-            # Which tokens go through which state is a list that is made for each step, as long as the step needs it.
-            reason = "its layers keep a state for each request"
+        if any(spec.host_reads_runs for spec in self._model.state_specs()):
+            reason = "how tokens go through its states is decided on the host"
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
         attention = prompt_capture(self._parts.backend, self._specs)

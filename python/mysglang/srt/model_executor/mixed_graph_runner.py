@@ -25,6 +25,7 @@ from mysglang.srt.layers.attention.graph import MixedCapture
 from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.padding import mixed_padding, padding_prompt
 from mysglang.srt.model_executor.programs import CAPTURED_MIXED
+from mysglang.srt.model_executor.state_graphs import StateGraph
 from mysglang.srt.model_executor.step_buffers import Places
 from mysglang.srt.model_executor.step_columns import sampled_columns, wants_all_tokens
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
@@ -39,6 +40,7 @@ class CapturedMixed:
     places: Places
     attention: MixedCapture
     metadata: AttentionMetadata
+    states: StateGraph
     hidden: Tensor
     room: int
     """Decoding rows, padding included."""
@@ -74,6 +76,8 @@ class MixedGraphRunner:
         self._tables = parts.memory.tables
         self._arrivals = parts.memory.pool.arrivals
         self._buffers = parts.buffers
+        self._states = parts.states
+        self._keeps_states = parts.memory.states is not None
         self._end = parts.end
         self._captured = capture_all(self._sizes, self._capture, recorder, "mixed steps")
 
@@ -82,15 +86,20 @@ class MixedGraphRunner:
             return False
         if batch.embeds is not None or batch.high_lens is not None or wants_all_tokens(batch):
             return False
-        found = self._captured_for(batch, decoding_rows(batch))
-        return found is not None and found.attention.covers(batch.seq_lens, batch.extend_lens)
+        decoding = decoding_rows(batch)
+        found = self._captured_for(batch, decoding)
+        if found is None or not found.states.covers(batch, decoding):
+            return False
+        return found.attention.covers(batch.seq_lens, batch.extend_lens)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()
         decoding = decoding_rows(batch)
         captured = self._captured_for(batch, decoding)
         assert captured is not None, "the step is covered"
-        columns = self._buffers.fill(self._padded(batch, decoding, captured), captured.places, captured.attention)
+        padded = self._padded(batch, decoding, captured)
+        columns = self._buffers.fill(padded, captured.places, captured.attention, captured.states)
+        self._states.before_replay(batch)
         captured.attention.plan_replay(captured.metadata, columns["seq_lens"], columns["extend_lens"])
         captured.graph.replay()
         # The device is at work from here on.
@@ -126,15 +135,18 @@ class MixedGraphRunner:
 
     def _capture(self, size: tuple[int, int], recorder: GraphRecorder) -> CapturedMixed:
         tokens, room = size
-        buffers, tables, attention = self._buffers, self._tables, self._attention(room)
-        places = buffers.mixed(tokens, room, attention.columns())
-        prompt = padding_prompt(tokens - room, tables.padding_slot, spaces=tables.num_spaces)
+        buffers, tables = self._buffers, self._tables
+        attention, states = self._attention(room), self._states.prompts(tokens, room)
+        places = buffers.mixed(tokens, room, {**attention.columns(), **states.columns()})
+        slot, spaces = tables.padding_slot, tables.num_spaces
+        prompt = padding_prompt(tokens - room, slot, spaces=spaces, states=self._keeps_states)
         host = self._padding(prompt, 0, tokens=tokens, rows=places.shape.rows, room=room)
-        buffers.fill(host, places, attention)
+        buffers.fill(host, places, attention, states)
         batch = buffers.forward_batch(host, places, self._backend)
+        batch.states = states.captured(places.extra)
         batch.attn_metadata = attention.open_graph(batch)
         graph, hidden = recorder.record(self._step(batch, places, attention))
-        return CapturedMixed(graph, places, attention, batch.attn_metadata, hidden, room)
+        return CapturedMixed(graph, places, attention, batch.attn_metadata, states, hidden, room)
 
     def _step(self, batch: ForwardBatch, places: Places, attention: MixedCapture) -> Callable[[], Tensor]:
         def step() -> Tensor:

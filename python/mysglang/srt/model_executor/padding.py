@@ -112,6 +112,9 @@ def mixed_padding(
         extend_lens=by_row(batch.extend_lens, spare, 0, 1),
         out_cache_locs=tuple(map(by_token, batch.out_cache_locs)),
         yields=by_row(batch.yields, False, False, False),
+        states=None
+        if batch.states is None
+        else replace(batch.states, slots=by_row(batch.states.slots, NO_STATE, NO_STATE, NO_STATE)),
     )
 
 

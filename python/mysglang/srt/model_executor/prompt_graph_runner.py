@@ -23,6 +23,7 @@ from mysglang.srt.layers.attention.graph import PromptCapture
 from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
+from mysglang.srt.model_executor.state_graphs import StateGraph
 from mysglang.srt.model_executor.step_buffers import Places, StepArrays
 from mysglang.srt.model_executor.step_columns import sampled_columns, wants_all_tokens
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
@@ -36,6 +37,7 @@ class CapturedPrompt:
     graph: Graph
     places: Places
     metadata: AttentionMetadata
+    states: StateGraph
     hidden: Tensor
 
 
@@ -61,6 +63,8 @@ class PromptGraphRunner:
         self._tables = parts.memory.tables
         self._arrivals = parts.memory.pool.arrivals
         self._buffers = parts.buffers
+        self._states = parts.states
+        self._keeps_states = parts.memory.states is not None
         self._end = parts.end
         self._captured = capture_all(sizes, self._capture, recorder, "prompt lengths")
 
@@ -69,14 +73,17 @@ class PromptGraphRunner:
             return False
         if batch.embeds is not None or wants_all_tokens(batch):
             return False
+        captured = self._captured[self._size_for(batch)]
         # One row is kept for the padding tokens.
-        rows = self._captured[self._size_for(batch)].places.shape.rows
-        return batch.num_rows < rows and self._attention.covers(batch.seq_lens, batch.extend_lens)
+        if batch.num_rows >= captured.places.shape.rows or not captured.states.covers(batch):
+            return False
+        return self._attention.covers(batch.seq_lens, batch.extend_lens)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()
         captured = self._captured[self._size_for(batch)]
-        columns = self._buffers.fill(batch, captured.places)
+        columns = self._buffers.fill(batch, captured.places, captured.states)
+        self._states.before_replay(batch)
         self._attention.plan_replay(captured.metadata, columns["seq_lens"], columns["extend_lens"])
         captured.graph.replay()
         # The device is at work from here on.
@@ -92,14 +99,15 @@ class PromptGraphRunner:
         return self._sizes[bisect.bisect_left(self._sizes, batch.num_tokens)]
 
     def _capture(self, size: int, recorder: GraphRecorder) -> CapturedPrompt:
-        buffers, tables = self._buffers, self._tables
-        places = buffers.prompts(size)
-        host = padding_prompt(size, tables.padding_slot, spaces=tables.num_spaces)
-        columns = buffers.fill(host, places)
+        buffers, tables, states = self._buffers, self._tables, self._states.prompts(size)
+        places = buffers.prompts(size, states.columns())
+        host = padding_prompt(size, tables.padding_slot, spaces=tables.num_spaces, states=self._keeps_states)
+        columns = buffers.fill(host, places, states)
         batch = buffers.forward_batch(padded(host, columns), places, self._backend)
+        batch.states = states.captured(places.extra)
         batch.attn_metadata = self._attention.open_graph(batch)
         graph, hidden = recorder.record(self._step(batch, places))
-        return CapturedPrompt(graph, places, batch.attn_metadata, hidden)
+        return CapturedPrompt(graph, places, batch.attn_metadata, states, hidden)
 
     def _step(self, batch: ForwardBatch, places: Places) -> Callable[[], Tensor]:
         def step() -> Tensor:

@@ -91,7 +91,7 @@ class StepShape:
         return cls(mode=ForwardMode.DECODE, tokens=rows, rows=rows, writes=writes, looks_up=True, extra=extra)
 
     @classmethod
-    def captured_prompts(cls, tokens: int) -> StepShape:
+    def captured_prompts(cls, tokens: int, extra: HostColumns = NO_COLUMNS) -> StepShape:
         """Returns the shape of a captured prefill step: `tokens` new tokens in at most MOST_PROMPT_ROWS + 1 rows."""
         return cls(
             mode=ForwardMode.EXTEND,
@@ -100,6 +100,7 @@ class StepShape:
             writes=tokens + SPARE_WRITES,
             looks_up=True,
             last_only=True,
+            extra=extra,
         )
 
     @classmethod
@@ -241,9 +242,9 @@ class StepBuffers:
         extra = {name: column for source in sources for name, column in source.graph_columns(rows).items()}
         return self._places(StepShape.captured_decode(rows, extra), turns=HOST_BUFFERS)
 
-    def prompts(self, tokens: int) -> Places:
-        """Returns the buffers for captured steps with new tokens."""
-        return self._places(StepShape.captured_prompts(tokens), turns=HOST_BUFFERS)
+    def prompts(self, tokens: int, extra: HostColumns = NO_COLUMNS) -> Places:
+        """Returns the buffers for captured steps with new tokens. extra: columns of the states."""
+        return self._places(StepShape.captured_prompts(tokens, extra), turns=HOST_BUFFERS)
 
     def drafts(
         self, columns: HostColumns, rows: int, width: int, page_size: int, sources: Sequence[GraphColumns] = ()
@@ -276,7 +277,7 @@ class StepBuffers:
 
     def mixed(self, tokens: int, decoding: int, extra: HostColumns) -> Places:
         """Returns the buffers for captured steps of prompts and so many decoding rows. extra: columns of the attention
-        backend.
+        backend and of the states.
         """
         return self._places(StepShape.captured_mixed(tokens, decoding, extra), turns=HOST_BUFFERS)
 
@@ -290,7 +291,7 @@ class StepBuffers:
 
     def fill(self, batch: ModelWorkerBatch, places: Places, *sources: FillsColumns) -> StepArrays:
         """Queues the copy of a step's columns. Returns these, padding included, for use at once. `sources`: those of
-        captured steps with decoding rows, which fill their own.
+        captured steps, which fill their own.
         """
         memory = places.memory
         turn = memory.take()

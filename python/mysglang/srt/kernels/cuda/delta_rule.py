@@ -207,6 +207,8 @@ def _delta_chunk_kernel(
     head = tl.program_id(0)
     begin = tl.load(chunks + tl.program_id(1) * 2)
     end = tl.load(cuts + tl.load(chunks + tl.program_id(1) * 2 + 1) * 5 + 1)
+    if begin >= end:
+        return
     i = tl.arange(0, CHUNK)
     token = (begin + i).to(tl.int64)
     exists = token < end
@@ -276,12 +278,14 @@ def _delta_runs_kernel(
     """Applies a row's chunks in their order to VALUES columns of one head's state."""
     head = tl.program_id(1)
     row = tl.program_id(2)
+    first = tl.load(rows + row)
+    if tl.load(cuts + first * 5) >= tl.load(cuts + first * 5 + 1):
+        return
     i = tl.arange(0, CHUNK)
     dk = tl.arange(0, KEYS)
     dv = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     columns = tokens.to(tl.int64) * HEADS
     some = (dk < KEY_DIM)[:, None] & (dv < VALUE_DIM)[None, :]
-    first = tl.load(rows + row)
     size = HEADS * KEY_DIM * VALUE_DIM
     tile = matrix + (head * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size

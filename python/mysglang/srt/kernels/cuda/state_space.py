@@ -215,6 +215,8 @@ def _scan_chunk_kernel(
     head = tl.program_id(0) * PART
     begin = tl.load(chunks + tl.program_id(1) * 2)
     end = tl.load(cuts + tl.load(chunks + tl.program_id(1) * 2 + 1) * 5 + 1)
+    if begin >= end:
+        return
     i = tl.arange(0, CHUNK)
     token = (begin + i).to(tl.int64)
     exists = token < end
@@ -268,13 +270,15 @@ def _scan_runs_kernel(
     """Applies a row's chunks in their order to COLUMNS columns of one head's state."""
     head = tl.program_id(1)
     row = tl.program_id(2)
+    first = tl.load(rows + row)
+    if tl.load(cuts + first * 5) >= tl.load(cuts + first * 5 + 1):
+        return
     passed = tl.load(skip + head)
     i = tl.arange(0, CHUNK)
     n = tl.arange(0, ROWS)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     columns = tokens.to(tl.int64) * HEADS
     some = (n < STATE)[:, None] & (d < DIM)[None, :]
-    first = tl.load(rows + row)
     size = HEADS * STATE * DIM
     kept_at = matrix + (head * STATE + n)[:, None] * DIM + d[None, :]
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch, KvStore
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
-from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns, PromptCapture
 
 
 class NothingToPlan:
@@ -37,4 +39,23 @@ class NothingToPlan:
         """Does nothing: nothing depends on the lengths."""
 
     def covers(self, seq_lens: Ints) -> bool:
+        return True
+
+    def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+        return NothingToCapture()
+
+
+class NothingToCapture:
+    """The attention of captured prompts of such a model (a `graph.PromptCapture`)."""
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        return None
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        """Does nothing: layers share nothing."""
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        """Does nothing: nothing depends on the lengths."""
+
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
         return True
