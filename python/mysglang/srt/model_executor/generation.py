@@ -437,14 +437,17 @@ class TokenCaptures:
             reason = "how tokens go through its states is decided on the host"
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
+        if self._build.waits_for:
+            # Steps are planned as they will be then.
+            captured.waits = True
+            captured.prompt_tokens = self._prompt_sizes
+            captured.mixed_steps = () if self._setup.config.draft_tokens else self._mixed_sizes()
+            reason = f"not before {self._build.waits_for}"
+            captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
+            return
         attention = prompt_capture(self._parts.backend, self._specs)
         if attention is None:
             reason = "its attention backend cannot be captured with these layers and KV pages"
-            if self._build.waits_for:
-                # Steps are planned as they will be then.
-                reason, captured.waits = f"not before {self._build.waits_for}", True
-                captured.prompt_tokens = self._prompt_sizes
-                captured.mixed_steps = () if self._setup.config.draft_tokens else self._mixed_sizes()
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
         if reason := self._mixed_left_out():

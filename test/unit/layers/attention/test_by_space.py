@@ -26,6 +26,15 @@ options = {"steps": 9, "longest": 40, "windows": (5,), "cache": "chunk", "captur
 for name, cap in (("triton", 0.0), ("invariant_triton", 3.0)):
     small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16, logit_cap=cap)
     check_traffic(ChosenBackends(name, name), page_size=4, plain=small, **options)
+# Prompts of a backend that captures none, which Triton's captures stand in for, beside decoding rows too.
+from mysglang.srt.layers.attention import captured_prompts, factory
+factory.BACKENDS["flashinfer"] = factory.BACKENDS["torch_native"]
+opened = captured_prompts.OpenedPrompts.begin_step
+calls = []
+captured_prompts.OpenedPrompts.begin_step = lambda self, batch: calls.append(batch) or opened(self, batch)
+small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16, logit_cap=3.0)
+check_traffic(ChosenBackends("flashinfer", "triton"), page_size=4, plain=small, tolerance=1e-4, **options)
+assert calls
 print("all agree")
 """
 

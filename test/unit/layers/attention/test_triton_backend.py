@@ -33,6 +33,18 @@ for spec, page_size in ((replace(LATENT, num_heads=19), 1), (odd, 4)):
     check_story(TritonBackend, STORIES["prompt then decode"], spec, page_size=page_size, tolerance=1e-4)
 check_story(TritonBackend, STORIES["chunks"], LATENT, page_size=4, tolerance=1e-4)
 check_story(TritonBackend, STORIES["decode of many lengths"], LATENT, page_size=1, tolerance=1e-4)
+# Steps with new tokens as captured ones read them: launched for all tokens in one row.
+class Replayed(TritonBackend):
+    def plan(self, batch):
+        if batch.mode.is_decode:
+            return super().plan(batch)
+        capture = self.prompt_capture([LATENT])
+        batch.attn_metadata = capture.open_graph(batch)
+        capture.begin_step(batch)
+        assert capture.covers(batch.host.seq_lens, batch.host.extend_lens)
+        return batch.attn_metadata
+for spec in (LATENT, small):
+    check_story(Replayed, STORIES["chunks"], spec, page_size=4, tolerance=1e-4)
 # More keys than rows have, and more queries than one.
 bounds = {"bounds": (0, 3, 9), "page_size": 4, "tolerance": 1e-4}
 check_late_lengths(TritonBackend, small, (4, 17, 65), q_len=4, **bounds)
@@ -48,6 +60,21 @@ for make, spec in (*kinds, (InvariantTritonBackend, small)):
     check_late_lengths(make, spec, (4, 65), **few)
 print("all agree")
 """
+
+
+LONG = """
+import numpy as np
+from mysglang.srt.layers.attention.triton_backend import MOST_LATENT_SCORES, TritonPrompts
+most = MOST_LATENT_SCORES // 16
+longest = most // 100
+for heads, new, length, covered in ((16, 100, longest, True), (16, 100, longest + 1, False), (0, 100, most, True)):
+    assert TritonPrompts(heads).covers(np.array([length, 0], np.int32), np.array([new, 0], np.int32)) == covered
+print("all agree")
+"""
+
+
+def test_long_steps_over_latent_rows_are_not_captured() -> None:
+    assert run_interpreted(LONG).strip() == "all agree"
 
 
 def test_stories() -> None:

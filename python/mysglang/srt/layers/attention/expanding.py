@@ -12,6 +12,7 @@ prompt without a cached beginning that is always less. Behind a long beginning b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -33,7 +34,14 @@ from mysglang.srt.forward.forward_batch import (
 )
 from mysglang.srt.forward.worker_batch import Ints, Longs, ModelWorkerBatch
 from mysglang.srt.kernels.attention import dense_attention
-from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
+from mysglang.srt.layers.attention.graph import (
+    GraphAttentionBackend,
+    HostColumns,
+    MixedCapture,
+    PromptCapture,
+    mixed_capture,
+    prompt_capture,
+)
 from mysglang.srt.layers.attention.lone_rows import lone_rows, rows_alone
 from mysglang.srt.layers.attention.page_reader import PageReader
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -99,6 +107,14 @@ class ExpandingBackend:
     def forward_chosen(self, q: Tensor, rows: Tensor, spec: AttentionSpec, batch: ForwardBatch, ask: Ask) -> Tensor:
         assert isinstance(self._inner, ChoosesKeys), "it is the backend of layers that choose"
         return self._inner.forward_chosen(q, rows, spec, batch, ask)
+
+    def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+        """Returns the prompt capture of the inner backend, if it has one: in captured steps no row is expanded."""
+        return prompt_capture(self._inner, specs)
+
+    def mixed_capture(self, specs: Sequence[AttentionSpec], decoding: int) -> MixedCapture | None:
+        """Returns the inner backend's capture of prompts and decoding rows, if it has one."""
+        return mixed_capture(self._inner, specs, decoding)
 
     def expansion(self, batch: ForwardBatch) -> Expansion | None:
         host, way = batch.host, self._way

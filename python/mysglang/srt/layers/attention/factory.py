@@ -21,6 +21,7 @@ from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
+from mysglang.srt.layers.attention.captured_prompts import CapturedElsewhere
 from mysglang.srt.layers.attention.choosing import ChoosingBackend
 from mysglang.srt.layers.attention.expanding import RowByRow, Way, expanding
 from mysglang.srt.layers.attention.nothing_to_plan import NothingToPlan
@@ -315,7 +316,10 @@ def _create(
     make = partial(_make, pool=pool, page_table=page_table, specs=specs)
     prefill = names.build.backend(partial(make, names.stand_in), partial(make, names.prefill))
     one = names.decode == names.prefill and not names.stand_in
-    both = split(prefill, prefill if one else make(names.decode))
+    decode = prefill if one else make(names.decode)
+    if names.prefill == "flashinfer":
+        prefill = CapturedElsewhere(prefill, decode if names.decode == "triton" else make("triton"))
+    both = split(prefill, decode)
     top_k = next((spec.chosen.top_k for spec in specs if spec.chosen is not None), None)
     if top_k is not None:
         both = ChoosingBackend(both, pool, page_table, top_k=top_k)

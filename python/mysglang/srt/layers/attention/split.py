@@ -128,7 +128,7 @@ class SplitGraphBackend(SplitBackend):
 
 @dataclass(frozen=True, slots=True)
 class OpenedStep:
-    """A captured step that tries drafts, with the one backend that attends in it, and its metadata."""
+    """A captured step of prompts, or one that tries drafts, with the backend that attends in it, and its metadata."""
 
     backend: AttentionBackend
     metadata: AttentionMetadata

@@ -5,16 +5,25 @@ All it needs of a step are the batch's tensors, so a captured step can be replay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.kernels.cuda.attention import SHORT, decode_attention, extend_attention, takes_short
 from mysglang.srt.kernels.cuda.latent_attention import latent_decode_attention, latent_extend_attention
-from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns, PromptCapture
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+MOST_LATENT_SCORES = 40_000_000
+"""Scores of all heads of a layer in a captured step with latent rows. A score over a latent row costs 768 products more
+than one over a key of a head (`expanding.py`), and so many of them about 0.2 ms. Longer steps are not captured, so that
+they attend over keys of heads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,9 @@ class TritonBackend:
             return latent_extend_attention(q, keys, *rows, *extends, page_size, spec, room=batch.row_room)
         return extend_attention(q, keys, values, *rows, *extends, page_size, spec, room=batch.row_room)
 
+    def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+        return TritonPrompts(max((spec.num_heads for spec in specs if spec.latent_dim is not None), default=0))
+
     def graph_columns(self, size: int) -> HostColumns:
         return NO_COLUMNS
 
@@ -88,3 +100,29 @@ class TritonBackend:
 
     def covers(self, seq_lens: Ints) -> bool:
         return True
+
+
+class TritonPrompts:
+    """Attention of captured steps with new tokens (a `graph.PromptCapture`): kernels are launched as for one row with
+    all tokens, and read on the device which row has which.
+    """
+
+    def __init__(self, latent_heads: int) -> None:
+        """`latent_heads`: heads of a layer with latent rows; 0: there is no such layer."""
+        self._latent_heads = latent_heads
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        starts = torch.zeros(len(batch.slots), dtype=torch.int64, device=batch.slots.device)
+        return ExtendMetadata(starts, len(batch.input_ids))
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, ExtendMetadata)
+        metadata.token_starts.copy_(batch.first_tokens())
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        """Does nothing: kernels read lengths on the device."""
+
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
+        seen = np.dot(seq_lens.astype(np.int64), extend_lens)
+        return int(seen) * self._latent_heads <= MOST_LATENT_SCORES
