@@ -144,9 +144,6 @@ class StateSpec:
     layer_id: int
     parts: tuple[StatePart, ...]
     """In the order in which the layer takes them."""
-    host_reads_runs: bool = False
-    """True if the host must know the spans of tokens that go through the state, even on a GPU: then such steps cannot
-    be captured."""
 
 
 class StateStore(Protocol):

@@ -6,7 +6,7 @@ input x and a time step d of the channel, and rows b and c [state_size] that all
     s = exp(d A) s + d x b,    y = c . s + D x
 
 A (negative) is a row of numbers for each channel, and D a number. States lie in stores as in `linear_attention.py`. All
-is computed in float32. There is no kernel: on every device this is plain torch.
+is computed in float32. On CUDA many tokens have a kernel; one token of each row is plain torch on every device.
 """
 
 from __future__ import annotations
@@ -91,4 +91,6 @@ def _read(states: Tensor, x: Tensor, c: Tensor, skip: Tensor) -> Tensor:
 
 
 selective_step = Op("selective_step", reference=_selective_step)
-selective_runs = Op("selective_runs", reference=_selective_runs)
+selective_runs = Op(
+    "selective_runs", reference=_selective_runs, cuda="mysglang.srt.kernels.cuda.selective_scan:selective_runs"
+)

@@ -433,10 +433,6 @@ class TokenCaptures:
             reason = why_no_graphs(config, setup.platform) or "--disable-prefill-cuda-graph was given"
             captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
             return
-        if any(spec.host_reads_runs for spec in self._model.state_specs()):
-            reason = "how tokens go through its states is decided on the host"
-            captured.left_out |= {CAPTURED_MIXED: reason, CAPTURED_PROMPTS: reason}
-            return
         if self._build.waits_for:
             # Steps are planned as they will be then.
             captured.waits = True

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mysglang.srt.kernels import linear_attention
+from mysglang.srt.kernels.cuda.delta_by_channel import delta_runs_by_channel
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, softplus, tile, warps
 from mysglang.srt.kernels.linear_attention import CHUNK, NORM_EPS, Runs
@@ -334,11 +334,9 @@ def delta_runs(
     runs: Runs,
     strongest: float = 1.0,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. There
-    is no kernel for decays by channel.
-    """
+    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
     if a.dim() == 3:
-        return linear_attention.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
+        return delta_runs_by_channel(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device
     out = torch.empty(v.shape, dtype=dtype, device=device)

@@ -71,8 +71,7 @@ class KimiDeltaAttention(StateLayer):
         self._shape = (heads.size, dim)
         self._widths = [dim, dim, heads.size]
         matrix = StatePart((heads.size, dim, dim), torch.float32)
-        parts = StatePart((kernel - 1, 3 * channels.size)), matrix
-        self.spec = StateSpec(layer_id, parts, host_reads_runs=True)
+        self.spec = StateSpec(layer_id, (StatePart((kernel - 1, 3 * channels.size)), matrix))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the

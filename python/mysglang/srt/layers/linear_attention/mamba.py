@@ -71,7 +71,7 @@ class MambaMixer(StateLayer):
         self.out_proj = RowParallelLinear(channels, hidden_size, bias=sizes.bias, context=context.under("out_proj"))
         self._widths = [sizes.rank, state, state]
         matrix = StatePart((own.size, state), torch.float32)
-        self.spec = StateSpec(layer_id, (StatePart((sizes.kernel - 1, own.size)), matrix), host_reads_runs=True)
+        self.spec = StateSpec(layer_id, (StatePart((sizes.kernel - 1, own.size)), matrix))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
