@@ -27,6 +27,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import StateRun, StateRuns
 from mysglang.srt.kernels import linear_attention as ops
 from mysglang.srt.kernels.op import Op
+from mysglang.srt.kernels.selective_scan import selective_runs, selective_step
 from mysglang.srt.model_executor.state_tables import runs_over, tables_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -53,6 +54,8 @@ class DeltaShape:
     key_heads: int
     value_heads: int
     dim: int
+    by_channel: bool = False
+    """True if each channel of a key has a decay of its own."""
 
     @property
     def channels(self) -> int:
@@ -76,15 +79,18 @@ class DeltaShape:
         keys = self.key_heads * self.dim
         q, k, v = drawn(tokens, self.channels).split([keys, keys, self.outputs], dim=-1)
         heads = [each.unflatten(-1, (-1, self.dim)) for each in (q, k, v)]
-        gates = drawn(tokens, 2 * self.value_heads).chunk(2, dim=-1)
+        a, b = drawn(tokens, 2 * self.value_heads).chunk(2, dim=-1)
+        bias = drawn(self.value_heads, dtype=torch.float32)
+        if self.by_channel:
+            a, bias = drawn(tokens, self.value_heads, self.dim), drawn(self.value_heads, self.dim, dtype=torch.float32)
         # Decays from nearly 1 to those that forget within a few tokens.
         rates = torch.linspace(-6, 2, self.value_heads, device="cuda")
         op = ops.delta_runs if isinstance(where, StateRuns) else ops.delta_step
-        return op, (*heads, *gates, rates, drawn(self.value_heads, dtype=torch.float32), states, where)
+        return op, (*heads, a, b, rates, bias, states, where)
 
-    def norm(self, tokens: int) -> Call:
+    def norms(self, tokens: int) -> list[Call]:
         x = drawn(tokens, self.value_heads, self.dim)
-        return ops.gated_rms_norm, (x, drawn(self.dim), drawn(*x.shape), 1e-6)
+        return [(ops.gated_rms_norm, (x, drawn(self.dim), drawn(*x.shape), 1e-6))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +129,43 @@ class MambaShape:
         op = ops.scan_runs if isinstance(where, StateRuns) else ops.scan_step
         return op, (*heads, drawn(tokens, self.heads), *numbers, states, where)
 
-    def norm(self, tokens: int) -> Call:
+    def norms(self, tokens: int) -> list[Call]:
         x = drawn(tokens, self.outputs)
-        return ops.gated_group_norm, (x, drawn(self.outputs), drawn(*x.shape), 1e-6, self.groups)
+        return [(ops.gated_group_norm, (x, drawn(self.outputs), drawn(*x.shape), 1e-6, self.groups))]
 
 
-SHAPES: dict[str, DeltaShape | MambaShape] = {
+@dataclass(frozen=True, slots=True)
+class SelectiveShape:
+    """One Mamba mixer. A selective scan has no products of matrices."""
+
+    channels: int
+    state_size: int
+    chunk_operations: int = 0
+
+    @property
+    def outputs(self) -> int:
+        return self.channels
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.channels, self.state_size
+
+    def call(self, tokens: int, states: Tensor, where: Tensor | StateRuns) -> Call:
+        x, time = drawn(tokens, 2 * self.channels).chunk(2, dim=-1)
+        b, c = drawn(tokens, 2 * self.state_size).chunk(2, dim=-1)
+        rates = torch.linspace(-6, 2, self.state_size, device="cuda").expand(self.channels, -1).contiguous()
+        bias, skip = (drawn(self.channels, dtype=torch.float32) for _ in range(2))
+        op = selective_runs if isinstance(where, StateRuns) else selective_step
+        return op, (x, time, b, c, bias, rates, skip, states, where)
+
+    def norms(self, tokens: int) -> list[Call]:
+        return []
+
+
+Shape = DeltaShape | MambaShape | SelectiveShape
+SHAPES: dict[str, Shape] = {
+    "falcon-mamba": SelectiveShape(channels=8192, state_size=16),
+    "kimi-linear": DeltaShape(key_heads=32, value_heads=32, dim=128, by_channel=True),
     "qwen3-next": DeltaShape(key_heads=16, value_heads=32, dim=128),
     "granite-4": MambaShape(heads=128, dim=64, groups=1, state_size=128),
 }
@@ -182,7 +219,7 @@ def timed(name: str, size: str, calls: Sequence[Call], floor: float, *, with_old
     return found | ({"old_us": round(old(calls[0]))} if with_old else {}) | more
 
 
-def steps(shape: DeltaShape | MambaShape, rows: int, ceilings: dict[str, Any], with_old: bool) -> list[dict[str, Any]]:
+def steps(shape: Shape, rows: int, ceilings: dict[str, Any], with_old: bool) -> list[dict[str, Any]]:
     store = drawn(1, *shape.state, dtype=torch.float32)
     turns = max(2, min(8, STORE_BYTES // (rows * store.nbytes)))
     store = drawn(turns * rows + 1, *shape.state, dtype=torch.float32)
@@ -197,14 +234,13 @@ def steps(shape: DeltaShape | MambaShape, rows: int, ceilings: dict[str, Any], w
     conv: list[Call] = [(ops.conv_step, (drawn(rows, shape.channels), taps, recent, at)) for at in order]
     # The window and the new inputs are read, the window and the result are written.
     found.append(timed("conv_step", f"{rows}", conv, 2 * 8 * rows * shape.channels / copied, with_old=with_old))
-    norm = [shape.norm(rows)] * 2
-    found.append(timed(norm[0][0].name, f"{rows}", norm, 3 * 2 * rows * shape.outputs / copied, with_old=with_old))
+    for norm in shape.norms(rows):
+        floor = 3 * 2 * rows * shape.outputs / copied
+        found.append(timed(norm[0].name, f"{rows}", [norm] * 2, floor, with_old=with_old))
     return found
 
 
-def prompts(
-    shape: DeltaShape | MambaShape, rows: int, length: int, ceilings: dict[str, Any], with_old: bool
-) -> list[dict[str, Any]]:
+def prompts(shape: Shape, rows: int, length: int, ceilings: dict[str, Any], with_old: bool) -> list[dict[str, Any]]:
     tokens, runs = rows * length, runs_of([length] * rows)
     states = drawn(rows + 1, *shape.state, dtype=torch.float32)
     call = shape.call(tokens, states, runs)
