@@ -233,6 +233,18 @@ def test_sizes_are_those_of_the_published_models(keys: dict[str, Any], billions:
     assert num_parameters(read(tmp_path, keys)) / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+@pytest.mark.parametrize(("keys", "billions"), [(MINIMAX, 45.9), (JAMBA, 11.6), (KIMI, 2.73)])
+def test_a_token_meets_a_few_experts(keys: dict[str, Any], billions: float, tmp_path: Path) -> None:
+    """The published number of parameters that are active, in thousand millions: without embeddings and head, which are
+    small beside all experts.
+    """
+    config = read(tmp_path, keys)
+    plan, hidden = config.plan, config.hidden_size
+    assert plan.used_parameters(hidden) / 1e9 == pytest.approx(billions, rel=0.005)
+    of_layers = num_parameters(config) - 2 * hidden * config.vocab_size
+    assert plan.used_share(hidden) == pytest.approx(billions * 1e9 / of_layers, rel=0.01)
+
+
 def test_layers_of_one_part(tmp_path: Path) -> None:
     config = read(tmp_path, NEMOTRON_H)
     kinds = {"M": (Mamba2Plan, NoMlpPlan), "*": (AttentionPlan, NoMlpPlan), "-": NoMixerPlan}
@@ -281,6 +293,7 @@ def test_uses_of_a_block(tmp_path: Path) -> None:
     # Eleven further uses of the matrices that have no adapters.
     block = 3 * 7168 * 7168 + 7168 * 3584 + 3 * 3584 * 14336
     assert plan.used_parameters(3584) == num_parameters(config) - 32000 * 3584 + 11 * block
+    assert plan.used_share(3584) > 1.5
     long = read(tmp_path, ZAMBA2, use_long_context=True)
     assert (config.context_len, long.context_len) == (4096, 16384)
     unturned = read(tmp_path, ZAMBA2, use_mem_rope=False).plan

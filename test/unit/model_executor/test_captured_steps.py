@@ -17,6 +17,7 @@ from fixtures.captured_steps import Rerunning, prompt_capture
 from fixtures.executors import programs_of, start_executor
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver
+from mysglang.srt.configs.checkpoint_sizes import num_parameters
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
@@ -29,6 +30,7 @@ from mysglang.srt.model_executor import executor, graph_capture, model_launch
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_MIXED, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.profile import HOST
 
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1))]
 CHOICES = [GREEDY, Choice(0.9, top_p=0.95, top_k=50, seed=1), Choice(0.7, min_p=0.05, seed=2), GREEDY]
@@ -65,6 +67,23 @@ def test_as_eagerly(start: Callable[..., Executor], chunk: int, page_size: int) 
             Driver.start(worker, CHOICES[:rows]).generate(PROMPTS[:rows], 9, chunk) for worker in (captured, eager)
         )
         assert mine == plain
+
+
+def test_prompts_are_captured_by_the_weights_that_a_token_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token goes through two of eight experts. Embeddings count as well, in the same share."""
+    make_checkpoint("qwen3_moe", tmp_path, num_experts=8, num_experts_per_tok=2)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    monkeypatch.setattr(executor, "platform_named", lambda name: Rerunning())
+    monkeypatch.setattr(CpuBackend, "prompt_capture", prompt_capture, raising=False)
+    weights = num_parameters(model) // len(model.plan.layers)
+    monkeypatch.setattr(graph_capture, "LEAST_PROMPT_TOKENS", 1)
+    monkeypatch.setattr(Rerunning, "profile", replace(HOST, layer_products=100 * weights))
+    worker = start_executor(RunnerConfig(device="cpu", max_total_tokens=900, cuda_graph_bs=(1,)), model)
+    share = model.plan.used_share(model.hidden_size)
+    assert share < 0.9
+    assert worker.steps.captured.prompt_tokens[-1] == pytest.approx(100 / share, rel=0.03)
 
 
 @pytest.fixture
