@@ -16,16 +16,20 @@ import torch
 from fixtures.captured_steps import Rerunning, prompt_capture
 from fixtures.executors import programs_of, start_executor
 from fixtures.forward_batches import PageRows, Row, own_states, worker_batch
+from fixtures.model_storm import REQUESTS, ModelStorm
 from fixtures.poisoned_worker import states_of
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch, StateColumns
+from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, StateColumns
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend
+from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.model_executor import executor, graph_capture
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_MIXED, CAPTURED_PROMPTS
+from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.state_graphs import MOST_RUNS, MOST_SPANS
 
@@ -142,3 +146,44 @@ def test_prompts_beside_decoding_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         assert mine.join(later, chunk)[0] == plain.join(later, chunk)[0]
         assert mine.decode(3) == plain.decode(3)
     assert len(replayed) > 20
+
+
+class ReplannedPrompts:
+    """Captured prompts of attention in plain torch: each replay plans the rows that it finds."""
+
+    def __init__(self, backend: TorchNativeBackend) -> None:
+        self._backend = backend
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        some = batch.extend_lens > 0
+        rows = {name: getattr(batch, name)[some].numpy() for name in ("slots", "seq_lens", "extend_lens")}
+        return self._backend.plan(replace(batch, host=replace(batch.host, **rows)))
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        vars(batch.attn_metadata).update(vars(self.open_graph(batch)))
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        """Waits for the tensors to have their new contents."""
+
+    def covers(self, seq_lens: Ints, extend_lens: Ints) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("family", "page_size"), [("qwen3_next", 16), ("nemotron_h", 1), ("kimi_linear", 1), ("jamba", 16)]
+)
+def test_a_storm(family: str, page_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With checkpoints that later requests go on from, retraction, aborts, and NaN in free pages and states."""
+    theirs = make_checkpoint(family, tmp_path)
+    monkeypatch.setattr(executor, "platform_named", lambda name: Rerunning())
+    monkeypatch.setattr(TorchNativeBackend, "prompt_capture", lambda self, specs: ReplannedPrompts(self), raising=False)
+    replayed = list[int]()
+    run = PromptGraphRunner.run
+    monkeypatch.setattr(
+        PromptGraphRunner, "run", lambda self, batch: replayed.append(batch.num_tokens) or run(self, batch)
+    )
+    storm = ModelStorm(tmp_path, page_size=page_size, order="mixed", seed=page_size)
+    scheduler = storm.rage()
+    storm.judge(scheduler.answers, theirs)
+    assert scheduler.retractions > 2 and storm.aborted and len(replayed) > REQUESTS
+    assert sum(answer.cached_tokens > 0 for answer in scheduler.answers.values()) > len(scheduler.answers) / 4
