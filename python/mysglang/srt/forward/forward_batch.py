@@ -5,7 +5,7 @@ Core fields plus, for each optional feature, one named small record or None. It 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -172,7 +172,7 @@ class StateRun(NamedTuple):
 class StateRuns:
     """Rows of a step with several new tokens, or with a checkpoint, for `kernels.linear_attention`."""
 
-    spans: Sequence[StateRun]
+    spans: Iterable[StateRun]
     """In order; those of one row follow one another."""
     cuts: Tensor
     """[S, 5] int32: the spans on the device. See `kernels.linear_attention.Runs`, also for those below."""

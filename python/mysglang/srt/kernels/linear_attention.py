@@ -30,7 +30,7 @@ All is computed in float32; kernels for CUDA multiply tiles in the dtype of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -48,7 +48,7 @@ class Runs(Protocol):
     """Consecutive new tokens of some rows, which lie among the tokens of a step."""
 
     @property
-    def spans(self) -> Sequence[tuple[int, int, int, int | None]]:
+    def spans(self) -> Iterable[tuple[int, int, int, int | None]]:
         """First token, the one after the last, the entry of the row's state before and after, and the entry that gets
         a copy of the state after these tokens, or None. Spans of one row follow one another.
         """

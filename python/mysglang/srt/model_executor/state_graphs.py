@@ -8,8 +8,8 @@ The rest of a table are spans without tokens, which kernels skip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, overload
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,8 @@ MOST_RUNS = 16
 """Rows of prompts in a captured step. Kernels that take rows through their chunks are launched for so many."""
 MOST_SPANS = 3
 """Spans of a row. A chunk of a prompt leaves two checkpoints at most."""
+TURN_SIZES = (MOST_RUNS + 1, *[MOST_RUNS] * (MOST_SPANS - 1))
+"""`StateRuns.turn_sizes` of such a step. Padding tokens are one more row, of one span."""
 NAMED = "state_"
 """How the names of the columns begin."""
 
@@ -72,14 +74,12 @@ class PromptStates:
         self._pool = pool
         self._tokens = tokens
         self._decoding = decoding
-        # Padding tokens are one more row.
-        self._turn_sizes = (MOST_RUNS + 1, *[MOST_RUNS] * (MOST_SPANS - 1))
 
     def columns(self) -> HostColumns:
-        tokens, decoding, spans = self._tokens, self._decoding, sum(self._turn_sizes)
+        tokens, decoding, spans = self._tokens, self._decoding, sum(TURN_SIZES)
         return {
             NAMED + "cuts": np.zeros((spans, 5), dtype=np.int32),
-            NAMED + "rows": np.zeros(self._turn_sizes[0] + 1, dtype=np.int32),
+            NAMED + "rows": np.zeros(TURN_SIZES[0] + 1, dtype=np.int32),
             NAMED + "turns": np.zeros((spans, 5), dtype=np.int32),
             NAMED + "numbers": np.arange(spans + 1, dtype=np.int32),
             NAMED + "chunks": np.zeros((tokens // CHUNK + spans, 2), dtype=np.int32),
@@ -106,35 +106,25 @@ class PromptStates:
         turns = columns[NAMED + "turns"]
         turns[:] = without_tokens
         place = taken = 0
-        for room, count in zip(self._turn_sizes, turn_sizes(tables["rows"]), strict=False):
+        for room, count in zip(TURN_SIZES, turn_sizes(tables["rows"]), strict=False):
             turns[place : place + count] = tables["turns"][taken : taken + count]
             place, taken = place + room, taken + count
         columns[NAMED + "single"][:] = entries(states, none)[prompts:]
 
     def captured(self, columns: Mapping[str, Tensor]) -> StateStep | None:
         tables = {name: columns[NAMED + name] for name in ("cuts", "rows", "turns", "numbers", "chunks")}
-        runs = StateRuns(TableSpans(tables["cuts"], tables["rows"]), turn_sizes=self._turn_sizes, **tables)
+        runs = StateRuns(TableSpans(tables["cuts"], tables["rows"]), turn_sizes=TURN_SIZES, **tables)
         tokens = columns[NAMED + "single_tokens"] if self._decoding else None
         return StateStep(self._pool, runs, columns[NAMED + "single"], tokens)
 
 
-class TableSpans(Sequence[StateRun]):
+class TableSpans(Iterable[StateRun]):
     """The spans that tables hold when they are asked for. On a GPU, no step that is captured asks for them."""
 
     def __init__(self, cuts: Tensor, rows: Tensor) -> None:
         self._cuts = cuts
         self._rows = rows
 
-    def __len__(self) -> int:
-        return int(self._rows[-1])
-
-    @overload
-    def __getitem__(self, index: int) -> StateRun: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[StateRun]: ...
-    def __getitem__(self, index: int | slice) -> StateRun | Sequence[StateRun]:
-        return [*self][index]
-
     def __iter__(self) -> Iterator[StateRun]:
-        for start, end, _, entry, checkpoint in self._cuts[: len(self)].tolist():
+        for start, end, _, entry, checkpoint in self._cuts[: int(self._rows[-1])].tolist():
             yield StateRun(start, end, entry, None if checkpoint < 0 else checkpoint)

@@ -22,33 +22,16 @@ WARPS = 2
 
 
 @triton.jit
-def _token(
-    q,
-    k,
-    v,
-    a,
-    b,
-    q_stride,
-    k_stride,
-    v_stride,
-    a_stride,
-    b_stride,
-    number,
-    within,
-    of_decay,
-    dv,
-    some_keys,
-    some_values,
-):
+def _token(q, k, v, a, b, q_stride, k_stride, v_stride, a_stride, b_stride, number, some_keys, some_values):
     """Loads the query, key, value, decays and strength of a token, before their functions. The pointers are those of
-    the head; within, of_decay and dv: the channels of keys, decays and values.
+    one head's channels of the first token.
     """
     token = tl.zeros((), tl.int64) + number
     return (
-        tl.load(q + token * q_stride + within, mask=some_keys, other=0.0).to(tl.float32),
-        tl.load(k + token * k_stride + within, mask=some_keys, other=0.0).to(tl.float32),
-        tl.load(v + token * v_stride + dv, mask=some_values, other=0.0).to(tl.float32),
-        tl.load(a + token * a_stride + of_decay, mask=some_keys, other=0.0).to(tl.float32),
+        tl.load(q + token * q_stride, mask=some_keys, other=0.0).to(tl.float32),
+        tl.load(k + token * k_stride, mask=some_keys, other=0.0).to(tl.float32),
+        tl.load(v + token * v_stride, mask=some_values, other=0.0).to(tl.float32),
+        tl.load(a + token * a_stride, mask=some_keys, other=0.0).to(tl.float32),
         tl.load(b + token * b_stride).to(tl.float32),
     )
 
@@ -91,12 +74,14 @@ def _by_channel_kernel(
     dv = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     some_keys, some_values = dk < KEY_DIM, dv < VALUE_DIM
     some = some_keys[:, None] & some_values[None, :]
-    within = (head // SHARED) * KEY_DIM + dk
     rate = tl.exp(tl.load(log_rate + head))
     shift = tl.load(time_bias + head * KEY_DIM + dk, mask=some_keys, other=0.0)
-    v += head * VALUE_DIM
-    a += head * KEY_DIM
+    q += (head // SHARED) * KEY_DIM + dk
+    k += (head // SHARED) * KEY_DIM + dk
+    v += head * VALUE_DIM + dv
+    a += head * KEY_DIM + dk
     b += head
+    out += head * VALUE_DIM + dv
     size = HEADS * KEY_DIM * VALUE_DIM
     tile = matrix + (head * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
     own = tile + tl.load(cuts + first * 5 + 3).to(tl.int64) * size
@@ -105,42 +90,12 @@ def _by_channel_kernel(
         start = tl.load(cuts + number * 5)
         end = tl.load(cuts + number * 5 + 1)
         query, key, value, time, strong = _token(
-            q,
-            k,
-            v,
-            a,
-            b,
-            q_stride,
-            k_stride,
-            v_stride,
-            a_stride,
-            b_stride,
-            start,
-            within,
-            dk,
-            dv,
-            some_keys,
-            some_values,
+            q, k, v, a, b, q_stride, k_stride, v_stride, a_stride, b_stride, start, some_keys, some_values
         )
         for token in range(start, end):
             then = tl.minimum(token + 1, end - 1)
             next_query, next_key, next_value, next_time, next_strong = _token(
-                q,
-                k,
-                v,
-                a,
-                b,
-                q_stride,
-                k_stride,
-                v_stride,
-                a_stride,
-                b_stride,
-                then,
-                within,
-                dk,
-                dv,
-                some_keys,
-                some_values,
+                q, k, v, a, b, q_stride, k_stride, v_stride, a_stride, b_stride, then, some_keys, some_values
             )
             query = query * (tl.rsqrt(tl.sum(query * query) + eps) * KEY_DIM**-0.5)
             key = key * tl.rsqrt(tl.sum(key * key) + eps)
@@ -150,7 +105,7 @@ def _by_channel_kernel(
             read = tl.sum(state * query[:, None], axis=0)
             new = (value - said) * (STRONGEST * tl.sigmoid(strong))
             state += key[:, None] * new[None, :]
-            place = out + ((tl.zeros((), tl.int64) + token) * HEADS + head) * VALUE_DIM + dv
+            place = out + (tl.zeros((), tl.int64) + token) * HEADS * VALUE_DIM
             tl.store(place, read + tl.sum(key * query) * new, mask=some_values)
             query, key, value, time, strong = next_query, next_key, next_value, next_time, next_strong
         checkpoint = tl.load(cuts + number * 5 + 4).to(tl.int64)

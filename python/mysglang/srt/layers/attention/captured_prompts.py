@@ -36,7 +36,7 @@ class CapturedElsewhere:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         opened = batch.attn_metadata
         if isinstance(opened, OpenedStep):
-            return opened.backend.forward(q, k, v, spec, replace(batch, attn_metadata=opened.metadata))
+            return opened.forward(q, k, v, spec, batch)
         return self._eager.forward(q, k, v, spec, batch)
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:

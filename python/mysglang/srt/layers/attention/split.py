@@ -133,6 +133,10 @@ class OpenedStep:
     backend: AttentionBackend
     metadata: AttentionMetadata
 
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        """Attends in a layer, as `AttentionBackend.forward` does."""
+        return self.backend.forward(q, k, v, spec, replace(batch, attn_metadata=self.metadata))
+
 
 class LateSplitBackend(SplitGraphBackend):
     """A split backend whose steps with drafts go to that for decode steps, unless there is a prompt beside them, or a
@@ -160,7 +164,7 @@ class LateSplitBackend(SplitGraphBackend):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         opened = batch.attn_metadata
         if isinstance(opened, OpenedStep):
-            return opened.backend.forward(q, k, v, spec, replace(batch, attn_metadata=opened.metadata))
+            return opened.forward(q, k, v, spec, batch)
         return super().forward(q, k, v, spec, batch)
 
     def fill_late(self, batch: ModelWorkerBatch, width: int, columns: HostColumns) -> None:
