@@ -122,12 +122,19 @@ def shapes_between(vocab_size: int = 30000) -> dict[str, Workload]:
     return made
 
 
+def first_tokens(vocab_size: int = 30000) -> dict[str, Workload]:
+    """Returns single prompts of which only the first token is asked for: TTFT without HTTP and without a queue."""
+    draw = Draw(4, vocab_size)
+    return {f"first_in{n}": Workload([draw.ids(n)], [1]) for n in (64, 256, 512, 1024, 2048, 3072)}
+
+
 SETS: dict[str, Callable[[], dict[str, Workload]]] = {
     "six": workloads,
     "drawn": drawn,
     "sampled": sampled,
     "long": long_prompts,
     "between": shapes_between,
+    "first": first_tokens,
 }
 """Name -> workloads by their names."""
 

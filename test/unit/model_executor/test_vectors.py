@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fixtures.executors import start_executor
-from fixtures.forward_batches import PageRows, Row, worker_batch
+from fixtures.forward_batches import PageRows, Row
 from fixtures.pooling_checkpoints import (
     Saved,
     describe_modules,
@@ -24,19 +24,16 @@ from fixtures.pooling_checkpoints import (
     set_config,
 )
 from fixtures.tiny_checkpoints import SIZES, make_checkpoint
-from fixtures.worker_driver import GREEDY, columns
+from fixtures.vectors import DECODERS, ENCODERS, PROMPTS, run, step
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.outputs import StepOutput
-from mysglang.srt.forward.worker import Worker
 from mysglang.srt.forward.worker_batch import Floats
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
 # What a step must say of windows' pages is the scheduler's affair: test/server/test_sliding_windows.py.
 CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=8, disable_hybrid_swa_memory=True)
-PROMPTS = [np.random.default_rng(i).integers(3, 150, n).tolist() for i, n in enumerate((40, 3, 17, 1, 33))]
 SECOND_TEXTS = [12, 3, 5, 1, 33]
 """Index of the second text of each pair; at the end if there is none."""
 
@@ -58,29 +55,6 @@ def decoder(folder: Path, **options: Any) -> Executor:
     return start_executor(CPU, config_of(folder, **options), LoadConfig())
 
 
-def run(worker: Worker, prompts: Sequence[Sequence[int]], second_texts: Sequence[int] | None = None) -> Floats:
-    """The vectors of whole prompts in one step."""
-    capacity = worker.capacity
-    pages = PageRows(
-        page_size=capacity.page_size,
-        num_pages=capacity.num_pages or 1000,  # an encoder looks at none
-        num_slots=capacity.num_slots,
-        max_context=capacity.max_context,
-    )
-    rows = [Row(slot, prompt) for slot, prompt in enumerate(prompts)]
-    output = step(worker, rows, pages, second_texts)
-    assert output.counts.tolist() == [1] * len(prompts)
-    assert output.vectors is not None
-    return output.vectors
-
-
-def step(worker: Worker, rows: Sequence[Row], pages: PageRows, second_texts: Sequence[int] | None = None) -> StepOutput:
-    batch = worker_batch(rows, pages, sampling=columns([GREEDY] * len(rows)))
-    if second_texts is not None:
-        batch = replace(batch, second_texts=np.array(second_texts, dtype=np.int32))
-    return worker.forward_batch_generation(batch).complete()
-
-
 def close(found: Floats, expected: Sequence[Tensor]) -> None:
     torch.testing.assert_close(torch.from_numpy(found), torch.stack(list(expected)), rtol=1e-4, atol=1e-4)
 
@@ -96,19 +70,6 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
 }
 
-ENCODERS = ("bert", "roberta", "xlm-roberta")
-DECODERS = {
-    "llama": {},
-    "mistral": {"sliding_window": 24},
-    "qwen2": {},
-    "qwen3": {"tie_word_embeddings": True},
-    "qwen3_moe": {},
-    "gemma": {},
-    "gemma2": {},
-    "gemma3": {},
-    "qwen3_5": {},
-    "qwen3_next": {},
-}
 
 REWARD_MODELS: dict[str, Callable[[Path], Saved]] = {
     "qwen2": lambda folder: save_reward_model(folder, "qwen2"),

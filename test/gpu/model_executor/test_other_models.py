@@ -1,0 +1,75 @@
+"""On CUDA: models with transformers' code give the tokens of a CPU, and vectors and scores are transformers'."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fixtures.executors import programs_of, start_executor
+from fixtures.foreign_checkpoints import FOREIGN
+from fixtures.pooling_checkpoints import Saved, describe_modules, save_decoder, save_dense, save_encoder
+from fixtures.tiny_checkpoints import SIZES, VOCAB_SIZE, save_random
+from fixtures.vectors import DECODERS, ENCODERS, PROMPTS, run
+from fixtures.worker_driver import GREEDY, Choice, Driver
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+
+pytestmark = pytest.mark.timeout(400)
+
+CPU = RunnerConfig(
+    device="cpu",
+    max_total_tokens=2000,
+    max_running_requests=8,
+    disable_hybrid_swa_memory=True,
+)
+# Tests that run beside these may hold most of the device's memory.
+CUDA = replace(CPU, device="cuda", cuda_graph_bs=(2, 5), mem_fraction_static=0.98)
+CHOSEN = [Choice(0.9, top_p=0.95, top_k=50, seed=1), GREEDY, Choice(1.2, min_p=0.05, seed=9), GREEDY, GREEDY]
+
+
+@pytest.mark.parametrize("family", FOREIGN)
+def test_code_of_transformers(family: str, tmp_path: Path) -> None:
+    """Eager and captured; prompts in chunks, too."""
+    save_random(FOREIGN[family](), tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32", impl="transformers")
+    prompts = [[min(token, VOCAB_SIZE - 1) for token in prompt] for prompt in PROMPTS]
+    expected = Driver.start(start_executor(CPU, config), CHOSEN).generate(prompts, 12)
+    for changed in (replace(CUDA, disable_cuda_graph=True), replace(CUDA, page_size=16)):
+        worker = start_executor(changed, config)
+        assert (CAPTURED_PROMPTS in programs_of(worker)) == (not changed.disable_cuda_graph)
+        assert Driver.start(worker, CHOSEN).generate(prompts, 12, 16) == expected
+
+
+def check(saved: Saved) -> None:
+    """Vectors are the normed last states, scores are as they are."""
+    worker = start_executor(CUDA, ModelConfig.from_path(str(saved.folder), dtype="float32"))
+    found = torch.from_numpy(run(worker, PROMPTS))
+    expected = torch.stack([saved.reference(prompt, None) for prompt in PROMPTS])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_scores_of_encoders(family: str, tmp_path: Path) -> None:
+    check(save_encoder(tmp_path, family, labels=3))
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_scores_of_decoders(family: str, tmp_path: Path) -> None:
+    check(save_decoder(tmp_path, family, labels=3, **DECODERS[family]))
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["both directions", "causal"])
+def test_vectors(both: bool, tmp_path: Path) -> None:
+    """EmbeddingGemma with a Dense module, and the same weights as a decoder."""
+    saved = save_decoder(tmp_path, "gemma3", use_bidirectional_attention=both)
+    head = save_dense(tmp_path, (nn.Linear(SIZES["hidden_size"], 40), nn.Tanh()))
+    describe_modules(tmp_path, {"pooling_mode_mean_tokens": True}, "Dense", "Normalize")
+
+    def vector(ids: list[int], types: None) -> torch.Tensor:
+        return F.normalize(head(saved.reference(ids, types).mean(0)), dim=-1)
+
+    check(Saved(tmp_path, vector))
