@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.captured_steps import Rerunning, prompt_capture
-from fixtures.executors import programs_of, start_executor
+from fixtures.captured_steps import Rerunning, capture_small_mixed_steps, prompt_capture, replays
+from fixtures.executors import start_executor
 from fixtures.forward_batches import PageRows, Row, own_states, worker_batch
 from fixtures.model_storm import REQUESTS, ModelStorm
 from fixtures.poisoned_worker import states_of
@@ -23,10 +23,9 @@ from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, StateColumns
-from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
-from mysglang.srt.model_executor import executor, graph_capture
+from mysglang.srt.model_executor import executor
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_MIXED, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
@@ -57,19 +56,6 @@ def starting(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
         return start_executor(RunnerConfig(device="cpu", **(default | options)), model)
 
     return make
-
-
-def replays(worker: Executor, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list that gets the number of tokens of each step that the program runs from now on."""
-    program, found = programs_of(worker)[name], list[int]()
-    run = program.run
-
-    def noted(batch: ModelWorkerBatch) -> Any:
-        found.append(batch.num_tokens)
-        return run(batch)
-
-    monkeypatch.setattr(program, "run", noted)
-    return found
 
 
 @pytest.mark.parametrize("chunk", [30, 64, 1000])
@@ -106,7 +92,7 @@ def test_checkpoints_and_states_are_those_of_an_eager_step(start: Start, monkeyp
             worker.forward_batch_generation(batch).complete()
         for mine, plain in zip(states_of(captured), states_of(eager), strict=True):
             torch.testing.assert_close(mine[:-1], plain[:-1], rtol=2e-2, atol=2e-2)
-    assert replayed == [batch.num_tokens for batch in steps]
+    assert [batch.num_tokens for batch in replayed] == [batch.num_tokens for batch in steps]
     for buffer in states_of(captured):
         assert all(buffer[entry].any() for entry in (0, 1, 2, 4, 5, *range(20, 25)))
 
@@ -122,21 +108,12 @@ def test_what_finds_no_room_runs_eagerly(tmp_path: Path, monkeypatch: pytest.Mon
         step([Row(slot, PROMPTS[1]) for slot in range(MOST_RUNS + 1)], []),
     ):
         worker.forward_batch_generation(batch).complete()
-    assert replayed == [len(PROMPTS[2]), MOST_RUNS * len(PROMPTS[1])]
-
-
-class WithBothKernels(Rerunning):
-    """Decode attention by plans, prompts with the backend whose steps can be captured."""
-
-    attention_backends = ("sgl_kernel", "cpu")
+    assert [batch.num_tokens for batch in replayed] == [len(PROMPTS[2]), MOST_RUNS * len(PROMPTS[1])]
 
 
 def test_prompts_beside_decoding_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = starting("qwen3_next", tmp_path, monkeypatch, head_dim=64)
-    monkeypatch.setattr(executor, "platform_named", lambda name: WithBothKernels())
-    monkeypatch.setattr(factory, "_kernels_run", lambda dims, dtype: True)
-    monkeypatch.setattr(graph_capture, "MIXED_ROOMS", (1, 3))
-    monkeypatch.setattr(graph_capture, "LEAST_MIXED_TOKENS", 16)
+    capture_small_mixed_steps(monkeypatch)
     captured, eager = start(), start(disable_cuda_graph=True)
     replayed = replays(captured, CAPTURED_MIXED, monkeypatch)
     later = [PROMPTS[0], PROMPTS[2], PROMPTS[0][:5], PROMPTS[1]]

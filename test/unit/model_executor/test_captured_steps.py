@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fixtures.captured_steps import Rerunning, prompt_capture
+from fixtures.captured_steps import Rerunning, capture_small_mixed_steps, prompt_capture, replays
 from fixtures.executors import programs_of, start_executor
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver
 from mysglang.srt.configs.checkpoint_sizes import num_parameters
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.kernels.sampled_rows import sample_rows
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend
@@ -149,22 +147,12 @@ def test_prompts_are_captured_once_where_all_captures_were_dropped_meanwhile(
 def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Long ones run eagerly, and those of which more than the last tokens is wanted."""
     worker = start(cuda_graph_max_bs_prefill=32, disable_prefill_cuda_graph=False)
-    replayed: list[int] = []
-    program = programs_of(worker)[CAPTURED_PROMPTS]
-    run = program.run
-
-    def noted(batch: ModelWorkerBatch) -> BatchResult:
-        replayed.append(batch.num_tokens)
-        result = run(batch)
-        assert result.on_graph
-        return result
-
-    monkeypatch.setattr(program, "run", noted)
     driver = Driver.start(worker, [GREEDY] * 4)
+    replayed = replays(worker, CAPTURED_PROMPTS, monkeypatch)
     driver.generate([PROMPTS[0][:33], *PROMPTS[1:]], 2, chunk=1000)
     assert replayed == []
     Driver.start(worker, [GREEDY] * 4).generate(PROMPTS[1:], 2, chunk=1000)
-    assert replayed == [21]
+    assert [batch.num_tokens for batch in replayed] == [21]
 
 
 def test_rows_are_sampled_behind_the_graph(start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +175,6 @@ def test_rows_are_sampled_behind_the_graph(start: Callable[..., Executor], monke
     assert mine == plain and len(calls) == 27
 
 
-class WithBothKernels(Rerunning):
-    """Decode attention by plans, prompts with the backend whose steps can be captured."""
-
-    attention_backends = ("sgl_kernel", "cpu")
-
-
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_prompts_beside_decoding_rows_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_size: int
@@ -200,11 +182,7 @@ def test_prompts_beside_decoding_rows_are_replayed(
     """In chunks of several sizes, beside one row and beside as many as there is room for, and beside more."""
     make_checkpoint("qwen3", tmp_path, head_dim=64)
     model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
-    monkeypatch.setattr(executor, "platform_named", lambda name: WithBothKernels())
-    monkeypatch.setattr(CpuBackend, "prompt_capture", prompt_capture, raising=False)
-    monkeypatch.setattr(factory, "_kernels_run", lambda dims, dtype: True)
-    monkeypatch.setattr(graph_capture, "MIXED_ROOMS", (1, 3))
-    monkeypatch.setattr(graph_capture, "LEAST_MIXED_TOKENS", 16)
+    capture_small_mixed_steps(monkeypatch)
     config = RunnerConfig(
         device="cpu",
         page_size=page_size,
@@ -215,9 +193,7 @@ def test_prompts_beside_decoding_rows_are_replayed(
     )
     captured, eager = (start_executor(replace(config, disable_cuda_graph=off), model) for off in (False, True))
     assert captured.steps.captured.mixed_steps == ((16, 1), (16, 3), (32, 1), (32, 3), (64, 1), (64, 3))
-    program, replayed = programs_of(captured)[CAPTURED_MIXED], []
-    run = program.run
-    monkeypatch.setattr(program, "run", lambda batch: replayed.append(batch.num_rows - 1) or run(batch))
+    replayed = replays(captured, CAPTURED_MIXED, monkeypatch)
     later = [PROMPTS[0], PROMPTS[2], PROMPTS[0][:5], PROMPTS[1]]
     for chunk in (7, 15, 64):
         mine, plain = (Driver.start(worker, [*CHOICES, GREEDY]) for worker in (captured, eager))
@@ -225,7 +201,7 @@ def test_prompts_beside_decoding_rows_are_replayed(
         assert mine.join(later, chunk)[0] == plain.join(later, chunk)[0]
         assert mine.decode(3) == plain.decode(3)
     # Four rows find no room, and then the prompt's program takes the step.
-    assert set(replayed) == {1, 2, 3}
+    assert {batch.num_rows - 1 for batch in replayed} == {1, 2, 3}
 
 
 def test_plans_of_attention_go_with_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
