@@ -1,12 +1,15 @@
 """Graphs of captured steps on CUDA."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from mysglang.srt.platforms.cuda import CudaPlatform
+from mysglang.srt.platforms.interface import CannotCapture
 
 NUMBERS, SIZE = 64, 1 << 20
 
@@ -40,3 +43,20 @@ def test_garbage_waits_for_the_end_of_a_capture() -> None:
         graph, left = recorder.record(step)
     graph.replay()
     assert left.unique().tolist() == [7] and stays
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x + torch.ones(4).cuda(), lambda x: x.cpu()],
+    ids=["a number", "a size", "memory that is not pinned", "a copy"],
+)
+def test_a_step_in_which_the_host_waits(wait: Callable[[Tensor], Any]) -> None:
+    """The reason names the place, and other steps are captured afterwards."""
+    ones = torch.ones(4, device="cuda")
+    with torch.inference_mode(), CudaPlatform().recorder() as recorder:
+        with pytest.raises(CannotCapture, match=r"the host waits for the device in .* \(test_graphs.py, line \d+\)"):
+            recorder.record(lambda: wait(ones))
+        graph, left = recorder.record(lambda: ones + 1)
+    graph.replay()
+    assert left.tolist() == [2] * 4
+    assert torch.rand(3, device="cuda").max() < 1

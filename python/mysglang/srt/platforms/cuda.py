@@ -5,16 +5,26 @@ What runs beside them, copies of KV pages, has streams of its own, and events be
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from mysglang.srt.platforms.interface import DeviceMemory, Event, Graph, GraphRecorder, Platform, SideQueue
+from mysglang.srt.platforms.interface import (
+    CannotCapture,
+    DeviceMemory,
+    Event,
+    Graph,
+    GraphRecorder,
+    Platform,
+    SideQueue,
+)
 from mysglang.srt.platforms.profile import DeviceProfile, profile_of
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.process import paused_gc
@@ -95,6 +105,7 @@ class CudaRecorder:
     def __init__(self, free: Callable[[], int]) -> None:
         """`free` returns the number of free bytes on the device."""
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._checked = False
         self._free = free
         self._free_before = free()
 
@@ -104,6 +115,10 @@ class CudaRecorder:
 
     def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
         step()
+        if not self._checked:
+            # A capture that fails would leave torch's allocator and its random generator as if it still went on.
+            check_waits_for_nothing(step)
+            self._checked = True
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # torch.cuda.graph is not used: it collects garbage and empties caches before every capture. During the capture,
@@ -115,6 +130,24 @@ class CudaRecorder:
             finally:
                 graph.capture_end()
         return CudaGraph(graph, step), left
+
+
+def check_waits_for_nothing(step: Callable[[], object]) -> None:
+    """Runs the step. Raises CannotCapture if the host waits for the device in it, as a capture does not allow: to read
+    a number, or to copy from memory that is not pinned.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"the host waits for the device in {place.name} ({Path(place.filename).name}, line {place.lineno})"
+        raise CannotCapture(reason) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class CudaPlatform(Platform):
