@@ -70,6 +70,7 @@ SHAPES = {
     "qwen3-30b-a3b": Shape(experts=128, top_k=8, width=2048, inner=768),
     "deepseek-v2-lite": Shape(experts=64, top_k=6, width=2048, inner=1408),
     "gpt-oss-20b": Shape(experts=32, top_k=4, width=2880, inner=2880),
+    "qwen3-next": Shape(experts=512, top_k=10, width=2048, inner=512),
     "qwen3-235b-a22b": Shape(experts=128, top_k=8, width=4096, inner=1536),
 }
 

@@ -40,6 +40,9 @@ TUNED: Mapping[Shape, tuple[tuple[int, Plan], ...]] = {
     (128, 8, 2048, 768): (  # Qwen3-30B-A3B
         (1, Gemv(outputs=2, inputs=512, warps=2)),
         (2, blocks_of(16, 64, 128, 4, 4, sort=False)),
+        (DIRECT_ROWS, DIRECT),
+        (48, SOME),
+        (640, blocks_of(32, 64, 256, 4, 3, copied=True, across=True)),
     ),
     (64, 6, 2048, 1408): ((1, Gemv(outputs=4, inputs=256)),),  # DeepSeek-V2-Lite
 }
