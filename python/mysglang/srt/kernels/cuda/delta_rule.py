@@ -19,9 +19,10 @@ from mysglang.srt.kernels.linear_attention import CHUNK, NORM_EPS, Runs
 STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
 STEP_WARPS, CHUNK_WARPS = 2, 4
-SOLVERS = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "tf32"}
+SOLVERS = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16: "fp16"}
 """How the float32 of a triangular system is multiplied, by the dtype of the inputs, to which its inverse is rounded.
-For bfloat16, tf32 adds at most as much error as this rounding, even where all keys of a chunk are nearly the same.
+For bfloat16, numbers of ten bits (float16, as tf32) add at most as much error as this rounding, even where all keys of
+a chunk are nearly the same. No entry of the inverse is greater than a strength can be, so float16 holds them all.
 """
 
 
@@ -160,8 +161,13 @@ def _inverse(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     half = 2
     while half < SIZE:
         below = tl.where((i // (2 * half) == j // (2 * half)) & (i // half != j // half), system, 0.0)
-        product = tl.dot(inverse, below, input_precision=PRECISION)
-        inverse -= tl.dot(product, inverse, input_precision=PRECISION)
+        if PRECISION == "fp16":
+            rounded = inverse.to(tl.float16)
+            product = tl.dot(rounded, below.to(tl.float16))
+            inverse -= tl.dot(product.to(tl.float16), rounded)
+        else:
+            product = tl.dot(inverse, below, input_precision=PRECISION)
+            inverse -= tl.dot(product, inverse, input_precision=PRECISION)
         half *= 2
     return inverse
 
