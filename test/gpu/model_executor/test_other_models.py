@@ -15,8 +15,9 @@ from fixtures.tiny_checkpoints import SIZES, VOCAB_SIZE, save_random
 from fixtures.vectors import DECODERS, ENCODERS, PROMPTS, run
 from fixtures.worker_driver import GREEDY, Choice, Driver
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS, COMPILED_DECODE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.cuda import CudaPlatform
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -42,6 +43,24 @@ def test_code_of_transformers(family: str, tmp_path: Path) -> None:
         worker = start_executor(changed, config)
         assert (CAPTURED_PROMPTS in programs_of(worker)) == (not changed.disable_cuda_graph)
         assert Driver.start(worker, CHOSEN).generate(prompts, 12, 16) == expected
+
+
+# Positions of a table; rotary ones, windows and experts; two calls of attention in a layer.
+@pytest.mark.parametrize("family", ["gpt2", "dots1", "diffllama"])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "captured"])
+def test_compiled_layers(family: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of up to four rows have layers that torch.compile made."""
+    monkeypatch.setattr(CudaPlatform, "why_not_compiled", "")
+    save_random(FOREIGN[family](), tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32", impl="transformers")
+    compiled = replace(CUDA, disable_cuda_graph=eager, torch_compile_max_bs=4, torch_compile_backend="inductor")
+    worker = start_executor(compiled, config)
+    said = worker.programs[COMPILED_DECODE]
+    assert said.startswith("decode steps of up to 4 rows" if eager else "not used: captured decode steps"), said
+    expected = start_executor(CPU, config)
+    for rows in (1, 3, 5):
+        mine, plain = (Driver.start(each, CHOSEN[:rows]).generate(PROMPTS[:rows], 12) for each in (worker, expected))
+        assert mine == plain
 
 
 def check(saved: Saved) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo import lookup_backend
 from torch._dynamo.backends.registry import CompiledFn, CompilerFn
 
+from fixtures.captured_steps import Rerunning, replays
 from fixtures.executors import programs_of, start_executor
 from fixtures.foreign_checkpoints import FOREIGN
 from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, save_random
@@ -25,12 +26,13 @@ from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.managers.worker_factory import make_worker
+from mysglang.srt.model_executor import executor
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.programs import COMPILED_DECODE
+from mysglang.srt.model_executor.programs import CAPTURED_DECODE, COMPILED_DECODE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.models.checkpoint_model import OWN_KERNELS, DecodesRows
 from mysglang.srt.models.transformers_backend import compiled
-from mysglang.srt.models.transformers_backend.model import TransformersCausalLM
+from mysglang.srt.models.transformers_backend.model import CompiledDecoder, TransformersCausalLM
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.server_args import ServerArgs
 
@@ -41,8 +43,8 @@ PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n
 ANSWERS = [np.random.default_rng(9 + i).integers(3, VOCAB_SIZE, 4).tolist() for i in range(6)]
 
 
-def started(folder: Path, config: RunnerConfig) -> Executor:
-    return start_executor(config, ModelConfig.from_path(str(folder), dtype="float32", impl="transformers"))
+def started(folder: Path, config: RunnerConfig, dtype: str = "float32") -> Executor:
+    return start_executor(config, ModelConfig.from_path(str(folder), dtype=dtype, impl="transformers"))
 
 
 class Reversed:
@@ -122,6 +124,38 @@ def test_why_it_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         check("compiled layers compute other values than plain ones", wrong)
         monkeypatch.setattr(CpuPlatform, "why_not_compiled", "this device has none")
         check("this device has none", fails)
+
+
+def test_captured_steps_have_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device captures such code: steps of up to so many rows; larger ones have the model's own layers."""
+    save_random(FAMILIES["llama"](head_dim=64), tmp_path)
+    monkeypatch.setattr(executor, "platform_named", lambda name: Rerunning())
+    monkeypatch.setattr(Rerunning, "captures_compiled", True)
+    rows_of: list[int] = []
+    forward = CompiledDecoder.forward
+
+    def noting(layers: CompiledDecoder, batch: ForwardBatch) -> Tensor:
+        rows_of.append(len(batch.input_ids))
+        return forward(layers, batch)
+
+    monkeypatch.setattr(CompiledDecoder, "forward", noting)
+    # In float32 the CPU captures nothing.
+    captured = started(tmp_path, replace(COMPILED, cuda_graph_bs=(1, 2, 4, 6)), "bfloat16")
+    plain = started(tmp_path, replace(PLAIN, disable_cuda_graph=True), "bfloat16")
+    assert captured.programs[COMPILED_DECODE] == "not used: captured decode steps of up to 4 rows have its layers"
+    replayed = replays(captured, CAPTURED_DECODE, monkeypatch)
+    for rows in (1, 2, 3, 6):
+        rows_of.clear()
+        (chosen, lines), (expected, plain_lines) = (
+            Driver.start(worker, [GREEDY] * rows).teach(PROMPTS[:rows], ANSWERS[:rows]) for worker in (captured, plain)
+        )
+        assert chosen == expected
+        assert np.abs(lines - plain_lines).max() <= 1e-2
+        steps = len(ANSWERS[0]) - 1
+        assert rows_of == ([{3: 4}.get(rows, rows)] * steps if rows <= MOST_ROWS else [])
+    assert len(replayed) == 4 * steps
+    not_captured = started(tmp_path, COMPILED)
+    assert COMPILED_DECODE in programs_of(not_captured) and CAPTURED_DECODE not in programs_of(not_captured)
 
 
 def test_own_code_is_not_compiled(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""compiled_decode: decode steps of models whose layers torch.compile can compile, without a captured graph.
+"""compiled_decode: decode steps of models whose layers torch.compile can compile.
 
     --enable-torch-compile not given   NOTHING_COMPILED
     it cannot compile here             no program, and the reason, which the log and /server_info show
+    steps with it can be captured      the layers of captured steps
     else                               CompiledDecode, asked before the captured steps
 
 All code is made at the start: one version for a single row, and one for any other number of rows.
@@ -19,6 +20,7 @@ import torch
 
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import decode_capture
 from mysglang.srt.model_executor.eager_program import EagerProgram
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.model_launch import Setup
@@ -37,6 +39,10 @@ class CompiledSteps:
     programs: Sequence[Program] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Name of a program -> why it is missing, a clause."""
+    to_capture: DecodesRows | None = None
+    """Layers for captured steps; None: those steps have the model's own."""
+    most_rows: int = 0
+    """Rows of the largest captured step with these layers."""
 
 
 NOTHING_COMPILED = CompiledSteps()
@@ -75,17 +81,21 @@ def compiled_steps(
     try:
         if setup.platform.why_not_compiled:
             raise NotCompiled(setup.platform.why_not_compiled)
-        layers = hidden(model.compiled(setup.config.torch_compile_backend))
+        layers = model.compiled(setup.config.torch_compile_backend)
+        compiled = hidden(layers)
         with torch.inference_mode():
             for rows in sorted({1, min(2, most), most}):
-                _compare(layers, hidden(model), padding(rows))
+                _compare(compiled, hidden(model), padding(rows))
     except NotCompiled as error:
         reason = str(error)
     except Exception as error:  # the compiler is not ours: any error of it is the reason why it is not used
         reason = f"torch.compile failed ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]})"
     else:
         logger.info("Compiled decode steps of up to %d rows in %.1f s.", most, time.perf_counter() - began)
-        return CompiledSteps((CompiledDecode(EagerProgram(layers, parts.logits, parts.end), most),))
+        if setup.platform.captures_compiled and setup.graph_sizes and decode_capture(parts.backend) is not None:
+            reason = f"captured decode steps of up to {most} rows have its layers"
+            return CompiledSteps(left_out={COMPILED_DECODE: reason}, to_capture=layers, most_rows=most)
+        return CompiledSteps((CompiledDecode(EagerProgram(compiled, parts.logits, parts.end), most),))
     logger.warning("--enable-torch-compile has no effect: %s.", reason)
     return CompiledSteps(left_out={COMPILED_DECODE: reason})
 

@@ -368,8 +368,11 @@ class TokenCaptures:
             whole = whole_steps(cast(CausalLM, self._model), memory.pool, memory.tables.pages, setup.graph_sizes)
         except DoesNotCover as error:
             captured.left_out[WHOLE_STEP] = str(error)
+        compiled = self._compiled
         general = LayerByLayer(self._model, self._parts.logits, backend)
-        layered = {size: general for size in setup.graph_sizes if size not in whole}
+        small = LayerByLayer(compiled.to_capture or self._model, self._parts.logits, backend)
+        sizes = [size for size in setup.graph_sizes if size not in whole]
+        layered = {size: small if size <= compiled.most_rows else general for size in sizes}
         with measured(setup.startup_times, "cuda_graph_decode"), setup.platform.recorder() as recorder:
             made = [
                 DecodeGraphRunner(name, steps, self._parts, recorder, keep_hidden=hidden)

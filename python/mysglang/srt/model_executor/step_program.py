@@ -19,7 +19,7 @@ from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.checkpoint_model import TokenModel
+from mysglang.srt.models.checkpoint_model import DecodesRows
 
 PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
 
@@ -49,14 +49,14 @@ class StepProgram(Protocol):
 class LayerByLayer:
     """Runs the model layer by layer. One program for all sizes."""
 
-    def __init__(self, model: TokenModel, logits: MakesLogits, backend: GraphAttentionBackend) -> None:
-        self._model = model
+    def __init__(self, layers: DecodesRows, logits: MakesLogits, backend: GraphAttentionBackend) -> None:
+        self._layers = layers
         self._logits = logits
         self.backend = backend
 
     def run(self, batch: ForwardBatch) -> StepTensors:
         self.backend.begin_step(batch)
-        hidden = self._model.forward(batch)
+        hidden = self._layers.forward(batch)
         logits = self._logits.next_token_logits(hidden, None)
         return StepTensors(logits, greedy_tokens(logits), hidden)
 

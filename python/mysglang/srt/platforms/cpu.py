@@ -51,6 +51,7 @@ class CpuPlatform(Platform):
     invariant_attention_backends = ("invariant_cpu", "invariant_torch")
     sampling_backends = ("pytorch",)
     why_not_compiled = ""
+    captures_compiled = False  # a recording knows our own ops
 
     @property
     def device(self) -> torch.device:

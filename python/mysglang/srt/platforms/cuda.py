@@ -164,6 +164,7 @@ class CudaPlatform(Platform):
     invariant_attention_backends = ("invariant_triton",)
     sampling_backends = ("triton", "pytorch")
     why_not_compiled = "torch.compile is used on the CPU only, since compiled steps have not been run on a GPU"
+    captures_compiled = True
 
     @property
     def device(self) -> torch.device:

@@ -111,6 +111,8 @@ class Platform(ABC):
     sampling_backends: tuple[str, ...]
     why_not_compiled: str
     """Why torch.compile is not used here, a clause; empty if it may be."""
+    captures_compiled: bool
+    """True if a captured step may run code that torch.compile made."""
 
     @property
     @abstractmethod
