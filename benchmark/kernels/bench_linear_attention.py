@@ -25,9 +25,13 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateRun, StateRuns
-from mysglang.srt.kernels import linear_attention as ops
+from mysglang.srt.kernels.delta_rule import delta_runs, delta_step
+from mysglang.srt.kernels.gated_norm import gated_group_norm, gated_rms_norm
 from mysglang.srt.kernels.op import Op
 from mysglang.srt.kernels.selective_scan import selective_runs, selective_step
+from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
+from mysglang.srt.kernels.state_space import scan_runs, scan_step
+from mysglang.srt.kernels.states import CHUNK
 from mysglang.srt.model_executor.state_tables import runs_over, tables_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -72,7 +76,7 @@ class DeltaShape:
     @property
     def chunk_operations(self) -> int:
         """Operations of one chunk of all value heads: k k, q k, written, taken, inside; S read twice, written."""
-        small, large = ops.CHUNK**2 * self.dim, ops.CHUNK * self.dim**2
+        small, large = CHUNK**2 * self.dim, CHUNK * self.dim**2
         return 2 * self.value_heads * (5 * small + 3 * large)
 
     def call(self, tokens: int, states: Tensor, where: Tensor | StateRuns) -> Call:
@@ -85,12 +89,12 @@ class DeltaShape:
             a, bias = drawn(tokens, self.value_heads, self.dim), drawn(self.value_heads, self.dim, dtype=torch.float32)
         # Decays from nearly 1 to those that forget within a few tokens.
         rates = torch.linspace(-6, 2, self.value_heads, device="cuda")
-        op = ops.delta_runs if isinstance(where, StateRuns) else ops.delta_step
+        op = delta_runs if isinstance(where, StateRuns) else delta_step
         return op, (*heads, a, b, rates, bias, states, where)
 
     def norms(self, tokens: int) -> list[Call]:
         x = drawn(tokens, self.value_heads, self.dim)
-        return [(ops.gated_rms_norm, (x, drawn(self.dim), drawn(*x.shape), 1e-6))]
+        return [(gated_rms_norm, (x, drawn(self.dim), drawn(*x.shape), 1e-6))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,8 @@ class MambaShape:
     @property
     def chunk_operations(self) -> int:
         """Operations of one chunk of all heads: c b of each group, inside, S read and written."""
-        of_head = ops.CHUNK**2 * self.dim + 2 * ops.CHUNK * self.state_size * self.dim
-        return 2 * (self.heads * of_head + self.groups * ops.CHUNK**2 * self.state_size)
+        of_head = CHUNK**2 * self.dim + 2 * CHUNK * self.state_size * self.dim
+        return 2 * (self.heads * of_head + self.groups * CHUNK**2 * self.state_size)
 
     def call(self, tokens: int, states: Tensor, where: Tensor | StateRuns) -> Call:
         rows = self.groups * self.state_size
@@ -126,12 +130,12 @@ class MambaShape:
         heads = (x.unflatten(-1, (-1, self.dim)), *(each.unflatten(-1, (self.groups, -1)) for each in (b, c)))
         rates = torch.linspace(-6, 2, self.heads, device="cuda")
         numbers = (drawn(self.heads, dtype=torch.float32), rates, drawn(self.heads, dtype=torch.float32))
-        op = ops.scan_runs if isinstance(where, StateRuns) else ops.scan_step
+        op = scan_runs if isinstance(where, StateRuns) else scan_step
         return op, (*heads, drawn(tokens, self.heads), *numbers, states, where)
 
     def norms(self, tokens: int) -> list[Call]:
         x = drawn(tokens, self.outputs)
-        return [(ops.gated_group_norm, (x, drawn(self.outputs), drawn(*x.shape), 1e-6, self.groups))]
+        return [(gated_group_norm, (x, drawn(self.outputs), drawn(*x.shape), 1e-6, self.groups))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,7 @@ def steps(shape: Shape, rows: int, ceilings: dict[str, Any], with_old: bool) -> 
     found = [timed(calls[0][0].name, f"{rows}", calls, floor, with_old=with_old, error=f"{error:.0e}")]
     recent = drawn(turns * rows + 1, 3, shape.channels)
     taps = drawn(shape.channels, 4)
-    conv: list[Call] = [(ops.conv_step, (drawn(rows, shape.channels), taps, recent, at)) for at in order]
+    conv: list[Call] = [(conv_step, (drawn(rows, shape.channels), taps, recent, at)) for at in order]
     # The window and the new inputs are read, the window and the result are written.
     found.append(timed("conv_step", f"{rows}", conv, 2 * 8 * rows * shape.channels / copied, with_old=with_old))
     for norm in shape.norms(rows):
@@ -248,11 +252,11 @@ def prompts(shape: Shape, rows: int, length: int, ceilings: dict[str, Any], with
     error = check(shape.call(565, drawn(5, *shape.state, dtype=torch.float32), some))
     copied, rate = float(ceilings["copy_tb_s"]) * 1e6, float(ceilings["gemm_bf16_tflop_s"]) * 1e6
     moved = 2 * tokens * (shape.channels + shape.outputs) + 2 * rows * states[0].nbytes
-    floor = max(moved / copied, tokens / ops.CHUNK * shape.chunk_operations / rate)
+    floor = max(moved / copied, tokens / CHUNK * shape.chunk_operations / rate)
     size = f"{rows}x{length}"
     found = [timed(call[0].name, size, [call], floor, with_old=with_old, error=f"{error:.0e}")]
     recent = drawn(rows + 1, 3, shape.channels)
-    conv: Call = (ops.conv_runs, (drawn(tokens, shape.channels), drawn(shape.channels, 4), recent, runs))
+    conv: Call = (conv_runs, (drawn(tokens, shape.channels), drawn(shape.channels, 4), recent, runs))
     found.append(timed("conv_runs", size, [conv], 2 * 2 * tokens * shape.channels / copied, with_old=with_old))
     return found
 

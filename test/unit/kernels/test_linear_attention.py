@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures.state_runs import one_run
-from mysglang.srt.kernels.linear_attention import CHUNK, conv_runs, conv_step, delta_runs, delta_step, gated_rms_norm
+from mysglang.srt.kernels.delta_rule import delta_runs, delta_step
+from mysglang.srt.kernels.gated_norm import gated_rms_norm
+from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
+from mysglang.srt.kernels.states import CHUNK
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 6, 16, 24
 CHANNELS, KERNEL = 20, 4

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures.state_runs import one_run
-from mysglang.srt.kernels.linear_attention import CHUNK
 from mysglang.srt.kernels.selective_scan import selective_runs, selective_step
+from mysglang.srt.kernels.states import CHUNK
 
 CHANNELS, STATE = 10, 6
 AT = 3

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures.state_runs import one_run
-from mysglang.srt.kernels.linear_attention import CHUNK, gated_group_norm, scan_runs, scan_step
+from mysglang.srt.kernels.gated_norm import gated_group_norm
+from mysglang.srt.kernels.state_space import scan_runs, scan_step
+from mysglang.srt.kernels.states import CHUNK
 
 HEADS, HEAD_DIM, GROUPS, STATE = 6, 24, 2, 16
 AT = 3

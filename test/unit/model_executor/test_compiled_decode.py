@@ -127,7 +127,7 @@ def test_why_it_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_captured_steps_have_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a device captures such code: steps of up to so many rows; larger ones have the model's own layers."""
+    """On a device that captures such code, steps of up to so many rows; larger ones have the model's own layers."""
     save_random(FAMILIES["llama"](head_dim=64), tmp_path)
     monkeypatch.setattr(executor, "platform_named", lambda name: Rerunning())
     monkeypatch.setattr(Rerunning, "captures_compiled", True)

@@ -170,12 +170,12 @@ class StateRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRuns:
-    """Rows of a step with several new tokens, or with a checkpoint, for `kernels.linear_attention`."""
+    """Rows of a step with several new tokens, or with a checkpoint, for the ops of `kernels.states`."""
 
     spans: Iterable[StateRun]
     """In order; those of one row follow one another."""
     cuts: Tensor
-    """[S, 5] int32: the spans on the device. See `kernels.linear_attention.Runs`, also for those below."""
+    """[S, 5] int32: the spans on the device. See `kernels.states.Runs`, also for those below."""
     rows: Tensor
     """[P + 1] int32 on the device: the first span of each row, and the number of spans."""
     turns: Tensor

@@ -5,7 +5,7 @@ input x and a time step d of the channel, and rows b and c [state_size] that all
 
     s = exp(d A) s + d x b,    y = c . s + D x
 
-A (negative) is a row of numbers for each channel, and D a number. States lie in stores as in `linear_attention.py`. All
+A (negative) is a row of numbers for each channel, and D a number. States lie in stores as in `states.py`. All
 is computed in float32. On CUDA many tokens have a kernel; one token of each row is plain torch on every device.
 """
 
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.kernels.linear_attention import CHUNK, Runs, take_runs
 from mysglang.srt.kernels.op import Op
+from mysglang.srt.kernels.states import CHUNK, Runs, take_runs
 
 
 def _selective_step(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateRun, StateRuns, StateStep
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.kernels.linear_attention import CHUNK
+from mysglang.srt.kernels.states import CHUNK
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, FillsColumns, HostColumns
 from mysglang.srt.mem_cache.kv_pool.states import StatePool
 from mysglang.srt.model_executor.state_tables import entries, runs_of, states_of, tables_of, turn_sizes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateRun, StateRuns
 from mysglang.srt.forward.worker_batch import Ints, Longs, ModelWorkerBatch, StateColumns
-from mysglang.srt.kernels.linear_attention import CHUNK
+from mysglang.srt.kernels.states import CHUNK
 from mysglang.srt.model_executor.padding import no_states
 
 

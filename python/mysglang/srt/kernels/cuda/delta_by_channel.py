@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mysglang.srt.kernels.cuda.state_space import softplus
-from mysglang.srt.kernels.linear_attention import NORM_EPS, Runs
+from mysglang.srt.kernels.delta_rule import NORM_EPS
+from mysglang.srt.kernels.states import Runs
 
 VALUES = 32
 """Columns of a state that a program takes through the tokens."""
@@ -125,7 +126,7 @@ def delta_runs_by_channel(
     runs: Runs,
     strongest: float = 1.0,
 ) -> Tensor:
-    """Implements `delta_runs` of `kernels/linear_attention.py` for decays by channel. Rows of all inputs may lie in
+    """Implements `delta_runs` of `kernels/delta_rule.py` for decays by channel. Rows of all inputs may lie in
     wider ones; their heads are side by side.
     """
     heads, value_dim = v.shape[1:]

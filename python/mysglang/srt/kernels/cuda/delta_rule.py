@@ -1,4 +1,4 @@
-"""The gated delta rule in Triton. The formulas are in `kernels/linear_attention.py`.
+"""The gated delta rule in Triton. The formulas are in `kernels/delta_rule.py`.
 
 step   (row, value head, values)   the state [key_dim, values] is read once and written once
 """
@@ -14,7 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mysglang.srt.kernels.cuda.delta_by_channel import delta_runs_by_channel
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, softplus, tile, warps
-from mysglang.srt.kernels.linear_attention import CHUNK, NORM_EPS, Runs
+from mysglang.srt.kernels.delta_rule import NORM_EPS
+from mysglang.srt.kernels.states import CHUNK, Runs
 
 STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
@@ -112,7 +113,7 @@ def delta_step(
     at: Tensor,
     strongest: float = 1.0,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side. Rows
+    """See `kernels/delta_rule.py`. Rows of all inputs may lie in wider ones; their heads are side by side. Rows
     without a state get zeros.
     """
     count, heads, value_dim = v.shape
@@ -340,7 +341,7 @@ def delta_runs(
     runs: Runs,
     strongest: float = 1.0,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
+    """See `kernels/delta_rule.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
     if a.dim() == 3:
         return delta_runs_by_channel(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
     tokens, heads, value_dim = v.shape

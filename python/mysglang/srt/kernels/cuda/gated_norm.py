@@ -68,14 +68,14 @@ def _gated_norm_kernel(
 
 
 def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, sigmoid: bool = False) -> Tensor:
-    """See `kernels/linear_attention.py`. x, gate: [N, groups, D], the last dimension dense; weight: [D] or [groups, D],
+    """See `kernels/gated_norm.py`. x, gate: [N, groups, D], the last dimension dense; weight: [D] or [groups, D],
     in x's dtype.
     """
     return _normed(x, weight, gate, eps, gate_first=False, sigmoid=sigmoid)
 
 
 def gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of x and gate may lie in wider ones."""
+    """See `kernels/gated_norm.py`. Rows of x and gate may lie in wider ones."""
     parts, gains, gates = (each.unflatten(-1, (groups, x.shape[1] // groups)) for each in (x, weight, gate))
     return _normed(parts, gains, gates, eps, gate_first=True).view(x.shape)
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mysglang.srt.kernels.cuda.state_space import softplus
-from mysglang.srt.kernels.linear_attention import Runs
+from mysglang.srt.kernels.states import Runs
 
 TOKENS, CHANNELS = 16, 16
 """Tokens that a program takes at a time, and channels of a program."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.linear_attention import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs
 
 STEP_CHANNELS = 256
 RUN_TOKENS = 16
@@ -162,7 +162,7 @@ def _conv_windows_kernel(x, recent, cuts, rows, x_stride, channels, KERNEL: tl.c
 def conv_step(
     x: Tensor, weight: Tensor, recent: Tensor, at: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of x may lie in wider ones. Rows without a state get zeros, or the bias
+    """See `kernels/short_convolution.py`. Rows of x may lie in wider ones. Rows without a state get zeros, or the bias
     and silu of it.
     """
     count, channels = x.shape
@@ -190,7 +190,7 @@ def conv_step(
 def conv_runs(
     x: Tensor, weight: Tensor, recent: Tensor, runs: Runs, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of x may lie in wider ones."""
+    """See `kernels/short_convolution.py`. Rows of x may lie in wider ones."""
     count, channels = x.shape
     out = torch.zeros(count, channels, dtype=x.dtype, device=x.device)
     kernel, blocks = weight.shape[1], triton.cdiv(channels, RUN_CHANNELS)

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence in Triton. The formulas are in `kernels/linear_attention.py`.
+"""Mamba-2's recurrence in Triton. The formulas are in `kernels/state_space.py`.
 
 step   (row, head, columns)   the state [state_size, columns] is read once and written once
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.linear_attention import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs
 
 STEP_COLUMNS = 64
 """Columns of a state that a program of a step updates: 256 bytes of each of its rows."""
@@ -153,7 +153,7 @@ def scan_step(
     matrix: Tensor,
     at: Tensor,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
+    """See `kernels/state_space.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
     side. Rows without a state get zeros.
     """
     count, heads, dim = x.shape
@@ -324,7 +324,7 @@ def scan_runs(
     matrix: Tensor,
     runs: Runs,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
+    """See `kernels/state_space.py`. Rows of all inputs may lie in wider ones; their heads and groups are side by
     side.
     """
     tokens, heads, dim = x.shape

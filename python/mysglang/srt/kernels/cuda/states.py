@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mysglang.srt.kernels import linear_attention
+from mysglang.srt.kernels import states
 
 WORD_BYTES = 8
 COPIES = (4, 32, 256)
@@ -47,10 +47,10 @@ def _copy_states_kernel(
 
 
 def copy_states(sources: Tensor, targets: Tensor, buffers: Sequence[Tensor]) -> None:
-    """See `kernels.linear_attention.copy_states`."""
+    """See `kernels.states.copy_states`."""
     count = len(sources)
     if count > COPIES[-1]:
-        linear_attention.copy_states.reference(sources, targets, buffers)
+        states.copy_states.reference(sources, targets, buffers)
         return
     alike: dict[int, list[int]] = defaultdict(list)
     for buffer in buffers:

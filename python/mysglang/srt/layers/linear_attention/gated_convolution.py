@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
-from mysglang.srt.kernels.linear_attention import Runs, conv_runs, conv_step
+from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
+from mysglang.srt.kernels.states import Runs
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer

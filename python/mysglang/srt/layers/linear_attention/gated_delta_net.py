@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
-from mysglang.srt.kernels.linear_attention import Runs, conv_runs, conv_step, delta_runs, delta_step, gated_rms_norm
+from mysglang.srt.kernels.delta_rule import delta_runs, delta_step
+from mysglang.srt.kernels.gated_norm import gated_rms_norm
+from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
+from mysglang.srt.kernels.states import Runs
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
-from mysglang.srt.kernels.linear_attention import Runs, scan_runs, scan_step
+from mysglang.srt.kernels.state_space import scan_runs, scan_step
+from mysglang.srt.kernels.states import Runs
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import SplitRMSNorm
 from mysglang.srt.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear

@@ -19,16 +19,11 @@ from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
+from mysglang.srt.kernels.gated_norm import gated_group_norm, gated_rms_norm
 from mysglang.srt.kernels.gemm import linear
-from mysglang.srt.kernels.linear_attention import (
-    Runs,
-    conv_runs,
-    conv_step,
-    gated_group_norm,
-    gated_rms_norm,
-    scan_runs,
-    scan_step,
-)
+from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
+from mysglang.srt.kernels.state_space import scan_runs, scan_step
+from mysglang.srt.kernels.states import Runs
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import RowParallelLinear, SectionsLinear, split_kv_heads
 from mysglang.srt.layers.linear_attention.state_layer import ShortConvolution, StateLayer

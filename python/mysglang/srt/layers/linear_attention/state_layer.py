@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StateSpec
-from mysglang.srt.kernels.linear_attention import Runs
+from mysglang.srt.kernels.states import Runs
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import Section, WeightParameter
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import StateSpec
-from mysglang.srt.kernels.linear_attention import copy_states
+from mysglang.srt.kernels.states import copy_states
 from mysglang.srt.platforms.zeros import release, resume, zeros
 
 

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysgl_kernel.cpu.recording import recorded_whole
-from mysglang.srt.kernels import linear_attention
-from mysglang.srt.kernels.linear_attention import CHUNK, Runs, delta_gates, heads_of, take_runs
+from mysglang.srt.kernels.delta_rule import by_channel, delta_gates, delta_run, heads_of
+from mysglang.srt.kernels.state_space import scan_run
+from mysglang.srt.kernels.states import CHUNK, Runs, take_runs
 
 PIECE = 2 * CHUNK
 """Tokens of a prompt whose chunks are computed together. What is made of all chunks of a long prompt leaves the caches:
@@ -37,10 +38,10 @@ def delta_step(
     at: Tensor,
     strongest: float = 1.0,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`: o = S^T q = S_before^T (a q) + (k q) u."""
+    """See `kernels/delta_rule.py`: o = S^T q = S_before^T (a q) + (k q) u."""
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
-    values, kept = v.float(), linear_attention.by_channel(decay).exp().unsqueeze(-1)
+    values, kept = v.float(), by_channel(decay).exp().unsqueeze(-1)
     asked, overlap = torch.stack((keys, queries), dim=-2) * kept.mT, (queries * keys).sum(dim=-1, keepdim=True)
     out = torch.empty_like(values)
     for row, entry in enumerate(at.tolist()):
@@ -66,13 +67,11 @@ def delta_runs(
     runs: Runs,
     strongest: float = 1.0,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`, which computes each piece."""
+    """See `kernels/delta_rule.py`, which computes each piece."""
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
 
     def run(part: slice, entry: int) -> Tensor:
-        return torch.cat(
-            [linear_attention.delta_run(q[i], k[i], v[i], decay[i], strength[i], matrix, entry) for i in pieces(part)]
-        )
+        return torch.cat([delta_run(q[i], k[i], v[i], decay[i], strength[i], matrix, entry) for i in pieces(part)])
 
     return take_runs(runs, v.new_empty(v.shape), matrix, run)
 
@@ -94,7 +93,7 @@ def scan_step(
     matrix: Tensor,
     at: Tensor,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`: y = S^T c + D x = a S_before^T c + (b c) d x + D x, with a = exp(d A)."""
+    """See `kernels/state_space.py`: y = S^T c + D x = a S_before^T c + (b c) d x + D x, with a = exp(d A)."""
     steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
     shared = x.shape[1] // b.shape[1]
     write, read = b.float(), c.float()
@@ -122,12 +121,10 @@ def scan_runs(
     matrix: Tensor,
     runs: Runs,
 ) -> Tensor:
-    """See `kernels/linear_attention.py`, which computes each piece."""
+    """See `kernels/state_space.py`, which computes each piece."""
     steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
 
     def run(part: slice, entry: int) -> Tensor:
-        return torch.cat(
-            [linear_attention.scan_run(x[i], b[i], c[i], steps[i], rate, skip, matrix, entry) for i in pieces(part)]
-        )
+        return torch.cat([scan_run(x[i], b[i], c[i], steps[i], rate, skip, matrix, entry) for i in pieces(part)])
 
     return take_runs(runs, x.new_empty(x.shape), matrix, run)
