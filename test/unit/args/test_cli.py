@@ -31,6 +31,12 @@ def test_flags_of_what_is_always_on_are_taken() -> None:
     assert parse(flags) == {flag[2:].replace("-", "_"): True for flag in flags}
 
 
+def test_flags_with_underscores() -> None:
+    """As in a --config file. A value keeps its underscores, and an unknown flag is named as it was written."""
+    argv = ["--base_gpu_id", "0", "--model_path=my_model", "--served-model-name", "a_b"]
+    assert parse(argv) == {"base_gpu_id": 0, "model_path": "my_model", "served_model_name": "a_b"}
+
+
 def test_a_negative_number_is_a_value() -> None:
     assert parse(["--chunked-prefill-size", "-1"]) == {"chunked_prefill_size": -1}
 
@@ -45,6 +51,7 @@ def test_what_does_not_parse_stays_text_for_the_judge() -> None:
         (["--dp-size", "2", "--prot=1"], ["--dp-size is an option of SGLang", "--prot is not an option"]),
         (["--port"], ["--port: expected one argument"]),
         (["llama"], ["'llama' follows no option; to name a model, write --model-path llama"]),
+        (["-tp", "2"], ["-tp is a short flag of vLLM; write --tp-size."]),
         (["--page", "4"], ["--page is not an option"]),
         (["--dp", "2"], ["--dp is not an option. --dp-size is an option of SGLang"]),
         (["--ep=2", "--data-parallel"], ["--ep is an option of SGLang", "--data-parallel-size is an option of SGLang"]),

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils import checkpoint_files
 from mysglang.srt.utils.checkpoint_files import INDEX, MAX_HEADERS, MAX_SHARDS, find_weights, stored_tensors
+from mysglang.srt.utils.model_source import FolderSource
 
 WHOLE = "model.safetensors"
 
@@ -128,3 +129,18 @@ def test_a_pipe_in_place_of_the_weights(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{name} is a pipe"):
         find_weights(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [(), (WHOLE,), ("model-00001-of-00001.safetensors",)], ids=str)
+def test_an_adapter_is_no_model(beside: tuple[str, ...], tmp_path: Path) -> None:
+    """Neither alone, nor beside the weights of its base, which transformers would serve with it."""
+    for name in ("adapter_model.safetensors", *beside):
+        save_file({"base_model.model.lora_A.weight": torch.zeros(2, 2)}, tmp_path / name)
+    with pytest.raises(ConfigError, match=r"LoRA adapter \(adapter_model.safetensors\).*merge_and_unload"):
+        find_weights(tmp_path)
+
+
+def test_an_adapter_without_a_config(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is a LoRA adapter, .*merge_and_unload"):
+        FolderSource(tmp_path).config()

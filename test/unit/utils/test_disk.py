@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mysglang.srt.errors import NoRoom
-from mysglang.srt.utils.disk import append_whole, room_for
+from mysglang.srt.errors import ConfigError, NoRoom
+from mysglang.srt.utils.disk import append_whole, map_shared, room_for
 
 
 def full_after(taken: int) -> Callable[[int, Any], int]:
@@ -46,3 +46,19 @@ def test_no_room_is_told_from_a_broken_disk(number: int) -> None:
         raise OSError(number, "full")
     with pytest.raises(OSError, match="broken"), room_for("this file"):
         raise OSError(errno.EIO, "broken")
+
+
+def test_shared_memory_is_reserved_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a length alone would end the process at the first write to a full disk."""
+    path = tmp_path / "shared"
+    first, second = map_shared(path, 100), map_shared(path, 100)
+    first[99:] = b"x"
+    assert second[:] == bytes(99) + b"x"
+    assert path.stat().st_blocks > 0
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=f"{tmp_path} has no room for 100 bytes .* TMPDIR"):
+        map_shared(tmp_path / "other", 100)
+
+
+def full(*_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

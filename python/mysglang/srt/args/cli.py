@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mysglang.srt.args.field import Option, flag_of
-from mysglang.srt.args.groups import GROUP_TITLES, ArgGroups, group_options, unknown
+from mysglang.srt.args.groups import GROUP_TITLES, ArgGroups, group_options, option_named, unknown
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.help_text import HelpFormatter
 from mysglang.srt.utils.version import __version__
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str], usage: Usage = LAUNCH_SERVER) -> dict[str, Any]:
 
     Raises ConfigError; exits after --help and --version.
     """
-    found, rest = make_parser(usage).parse_known_args(argv)
+    found, rest = make_parser(usage).parse_known_args([_dashed(word) for word in argv])
     if problems := _strangers(rest):
         raise ConfigError(*problems)
     given = vars(found)
@@ -115,12 +115,25 @@ def _add(part: argparse._ArgumentGroup, option: Option) -> None:
     part.add_argument(*flags, dest=option.name, metavar=metavar, nargs=nargs, help=text)
 
 
+def _dashed(word: str) -> str:
+    """Writes a flag of ours with dashes, if it is written with underscores."""
+    flag, equals, value = word.partition("=")
+    known = option_named(flag[2:]) if flag.startswith("--") and "_" in flag else None
+    return word if known is None else flag.replace("_", "-") + equals + value
+
+
+SHORT = {"-tp": "--tp-size", "-pp": "--pp-size", "-q": "--quantization"}
+"""Short flags of vLLM, for which there are long ones here."""
+
+
 def _strangers(rest: Sequence[str]) -> list[str]:
     """Returns a line for each argument that is not an option of ours. Values after an unknown flag belong to it."""
     problems: list[str] = []
     for word in rest:
         if word.startswith("--"):
             problems.append(unknown(word.partition("=")[0]))
+        elif word in SHORT:
+            problems.append(f"{word} is a short flag of vLLM; write {SHORT[word]}.")
         elif not problems:
             problems.append(f"{word!r} follows no option; to name a model, write --model-path {word}")
     return problems

@@ -64,10 +64,15 @@ class Option:
 
     def _range(self) -> str:
         if self.at_most is None:
-            return f"at least {self.at_least:g}"
+            return "" if self.at_least is None else f"at least {written(self.at_least)}"
         if self.at_least is None:
-            return f"at most {self.at_most:g}"
-        return f"between {self.at_least:g} and {self.at_most:g}"
+            return f"at most {written(self.at_most)}"
+        return f"between {written(self.at_least)} and {written(self.at_most)}"
+
+
+def written(bound: float) -> str:
+    """Writes a bound, whole numbers with all their digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def arg(

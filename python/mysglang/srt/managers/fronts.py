@@ -31,6 +31,7 @@ import numpy.typing as npt
 from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
+from mysglang.srt.utils.disk import map_shared
 
 NUMBER_BYTES = 8
 BUCKETS, WAYS = 4096, 16
@@ -76,9 +77,7 @@ class Board:
         """Returns the board in the file `path`, which is created if it does not exist. The file may be removed
         afterwards.
         """
-        with path.open("a+b") as file:
-            file.truncate(board_bytes(num_fronts))
-            return cls(mmap.mmap(file.fileno(), board_bytes(num_fronts)), front)
+        return cls(map_shared(path, board_bytes(num_fronts)), front)
 
     def write(self, column: Column, number: int) -> None:
         """Writes a number into this front's row."""
@@ -141,10 +140,7 @@ class SharedNames:
         """Returns the table in the file `path`, which is made if it does not exist. The file may be removed
         afterwards.
         """
-        size = names_bytes(num_fronts)
-        with path.open("a+b") as file:
-            file.truncate(size)
-            return cls(mmap.mmap(file.fileno(), size), front)
+        return cls(map_shared(path, names_bytes(num_fronts)), front)
 
     def note(self, owner: str, names: Collection[str]) -> str | None:
         keys = np.asarray([_key(owner, name) for name in names], dtype=np.int64)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
+from mysglang.srt.utils.disk import map_shared
+
 NUMBER_BYTES = 8
 
 
@@ -98,12 +100,9 @@ class Sheet:
     @classmethod
     def at(cls, path: Path, layout: Layout, num_rows: int, row: int) -> Sheet:
         """Returns the sheet in the file `path`, which is created if it does not exist. The file may be removed
-        afterwards.
+        afterwards. Raises ConfigError if there is no room for it.
         """
-        size = num_rows * layout.width * NUMBER_BYTES
-        with path.open("a+b") as file:
-            file.truncate(size)
-            return cls(layout, mmap.mmap(file.fileno(), size), row)
+        return cls(layout, map_shared(path, num_rows * layout.width * NUMBER_BYTES), row)
 
     def add(self, counter: Counter | Level, amount: float = 1.0) -> None:
         """Adds `amount` to a counter or level; of a level it may be negative."""

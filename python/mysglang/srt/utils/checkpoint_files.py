@@ -54,6 +54,11 @@ def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
 
     Raises ConfigError naming the file that is to blame.
     """
+    if adapters := sorted(folder.glob("adapter_model*")):
+        raise ConfigError(
+            f"{folder} holds a LoRA adapter ({adapters[0].name}), and adapters are not supported. Merge it into its "
+            "base model (merge_and_unload of the library peft), save that, and serve the result."
+        )
     for name in FORMATS if load_format == "auto" else [load_format]:
         paths = FORMATS[name].find(folder)
         if len(paths) > MAX_SHARDS:

@@ -5,13 +5,14 @@ that a disk without room is told from one that is broken.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mysglang.srt.errors import NoRoom
+from mysglang.srt.errors import ConfigError, NoRoom
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is being written. Such a file is useless after a restart."""
@@ -29,6 +30,22 @@ def room_for(what: str) -> Iterator[None]:
         if error.errno not in _NO_ROOM:
             raise
         raise NoRoom(f"The server's disk has no room for {what}.") from error
+
+
+def map_shared(path: Path, size: int) -> mmap.mmap:
+    """Returns `size` bytes of the file `path`, which processes share. The file is made if it does not exist, and may be
+    removed afterwards. Raises ConfigError if there is no room for it.
+    """
+    with path.open("a+b") as file:
+        try:
+            # A file that only has the length would end the process (SIGBUS) when it is written on a full disk.
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise ConfigError(
+                f"{path.parent} has no room for {size} bytes that processes of the server share ({error.strerror}). "
+                "Make room, or name another folder by the environment variable TMPDIR."
+            ) from error
+        return mmap.mmap(file.fileno(), size)
 
 
 def try_folder(folder: Path) -> None:

@@ -52,6 +52,11 @@ class FolderSource:
 
     def config(self) -> dict[str, Any]:
         if not is_there(self._folder / "config.json"):
+            if is_there(self._folder / "adapter_config.json"):
+                raise ConfigError(
+                    f"{self._folder} is a LoRA adapter, and adapters are not supported. Merge it into its base model "
+                    "(merge_and_unload of the library peft), save that, and serve the result."
+                )
             raise ConfigError(
                 f"{self._folder} has no config.json; give the directory of a model in Hugging Face format"
             )
