@@ -74,7 +74,7 @@ async def test_one_line_in_one_line_out(caplog: pytest.LogCaptureFixture) -> Non
     received, finished = caplog.messages
     assert "1 x text of 8 characters" in received
     assert "temperature=0.5" in received and "stop=1 entries" in received
-    assert finished.startswith("Finish: rid=r1, length, 3 prompt tokens (1 cached), 2 new, ")
+    assert finished.startswith("Finish: call 1, rid=r1, length, 3 prompt tokens (1 cached), 2 new, ")
     assert SECRET not in caplog.text
 
 
@@ -95,7 +95,7 @@ async def test_a_failure_is_told_and_passed_on(caplog: pytest.LogCaptureFixture)
     with pytest.raises(Overloaded):
         async for _ in logged(TwoChunks(Overloaded("full"))).generate_request(GenerateReqInput(text="x", rid="r2")):
             pass
-    assert caplog.messages[-1].startswith("Fail: rid=r2, Overloaded")
+    assert caplog.messages[-1].startswith("Fail: call 1, rid=r2, Overloaded")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """LoggedManager: the TokenizerManager with a line in the log for each request that comes and each answer that ends.
 
-Sizes, parameters and times; never what a request or an answer says. The operator may also have whole requests kept in
+Sizes, parameters and times; never what a request or an answer says. Lines of one call have its number: a rid may only be
+made after the first of them, and a call may have several. The operator may also have whole requests kept in
 files (`request_dump.py`). Both can be switched while the server runs, and cost nothing while they are off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -40,6 +42,7 @@ class LoggedManager:
         self._manager = manager
         self._crash_records = crash_records
         self._settings = settings
+        self._calls = itertools.count(1)
 
     @property
     def signs(self) -> Signs:
@@ -64,18 +67,19 @@ class LoggedManager:
     async def _logged(
         self, obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None]
     ) -> AsyncGenerator[GenerationChunk, None]:
-        begun = time.perf_counter()
+        begun, call = time.perf_counter(), next(self._calls)
         if not obj.no_logs:
-            logger.info("Receive: %s", _coming(obj))
+            logger.info("Receive: call %d, %s", call, _coming(obj))
         try:
             async with contextlib.aclosing(coming) as chunks:
                 async for chunk in chunks:
                     if chunk.finish_reason is not None and not obj.no_logs:
-                        logger.info("Finish: %s, %.3f s", _ending(chunk), time.perf_counter() - begun)
+                        logger.info("Finish: call %d, %s, %.3f s", call, _ending(chunk), time.perf_counter() - begun)
                     yield chunk
         except Exception as error:
             if not obj.no_logs:
-                logger.info("Fail: rid=%s, %s, %.3f s", _shown(obj), type(error).__name__, time.perf_counter() - begun)
+                kind, seconds = type(error).__name__, time.perf_counter() - begun
+                logger.info("Fail: call %d, rid=%s, %s, %.3f s", call, _shown(obj), kind, seconds)
             raise
 
     def notify_fronts(self, order: FrontOrder) -> None:
