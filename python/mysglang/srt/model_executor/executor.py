@@ -128,7 +128,7 @@ class Executor:
         self.steps = StepPrograms(served, runnable)
         self.slot_buffers = (*tables.declared, *runnable.slot_buffers)
         """Every tensor that the device keeps for slots between steps."""
-        logger.info("The device keeps for each request: %s.", "; ".join(map(str, self.slot_buffers)))
+        logger.debug("The device keeps for each request: %s.", "; ".join(map(str, self.slot_buffers)))
         pools = [memory.pool for memory in memories]
         states = [memory.states for memory in memories if memory.states is not None]
         self.occupation = DeviceOccupation(weights, [*pools, *states], self.steps, platform, every)
@@ -136,7 +136,7 @@ class Executor:
         # 5. What the scheduler may know of all that.
         self.device_name = platform.device_name
         self.device_profile = described(platform.profile, platform.device_name)
-        logger.info("Steps are planned with the figures of this device: %s.", self.device_profile)
+        logger.debug("Steps are planned with the figures of this device: %s.", self.device_profile)
         self.attention_backend = served.attention
         memory_bytes = {
             "weights": sum(weight_bytes(model.model) for model in models),
@@ -212,8 +212,10 @@ class StepPrograms:
         self._always = (*runnable.special, runnable.eager)
         self._programs: tuple[Program, ...] = self._always
         self.restore()
+        # What is not used, and why, is of interest to whoever misses it; /server_info has it, too.
+        used = [program.name for program in self._programs]
         for name, line in self.described().items():
-            logger.info("Program %s: %s.", name, line)
+            logger.log(logging.INFO if name in used else logging.DEBUG, "Program %s: %s.", name, line)
 
     @property
     def complete(self) -> bool:
