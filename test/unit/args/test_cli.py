@@ -32,7 +32,7 @@ def test_flags_of_what_is_always_on_are_taken() -> None:
 
 
 def test_flags_with_underscores() -> None:
-    """They are taken, as in a --config file. A value keeps its underscores, and an unknown flag is named as it was written."""
+    """They are taken, as in a --config file. A value keeps its underscores."""
     argv = ["--base_gpu_id", "0", "--model_path=my_model", "--served-model-name", "a_b"]
     assert parse(argv) == {"base_gpu_id": 0, "model_path": "my_model", "served_model_name": "a_b"}
 

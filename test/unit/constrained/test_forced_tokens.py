@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from typing import cast
 
 import numpy as np
 import pytest
 
 from fixtures.grammar_walk import TOKENIZER, VOCABULARY, WORDS, backend_named, compiled
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, AnswerMasks
-from mysglang.srt.constrained.backend import GrammarBackend, JsonStyle
+from mysglang.srt.constrained.backend import GrammarBackend, JsonStyle, Matcher
 from mysglang.srt.constrained.forced_tokens import cutter
 
 SCHEMA = {
@@ -71,6 +72,31 @@ def test_the_last_token_of_a_forced_text_is_the_models(backend: GrammarBackend) 
     assert len(allowed(backend, grammar)) > 1
 
 
+@pytest.mark.parametrize("words", [["é", "è"], ["日本", "日光"], ["a🙂", "a🙃"]], ids=str)
+def test_texts_that_part_inside_a_character(backend: GrammarBackend, words: list[str]) -> None:
+    """The first bytes are forced, but they are no text. The answer is one of the words all the same."""
+    grammar = AnswerGrammar(compiled(backend, "json_schema", json.dumps({"enum": words})).matcher(), (), cut=CUT)
+    tokens: list[int] = []
+    while not grammar.finished:
+        tokens.append((list(grammar.forced()) or allowed(backend, grammar))[0])
+        assert grammar.accept(tokens[-1])
+    assert json.loads(text_of(tokens[:-1])) in words
+
+
+class Faulty:
+    """A matcher of a library that fails."""
+
+    finished = False
+
+    def forced_text(self) -> str:
+        raise RuntimeError("a fault of the library")
+
+
+def test_a_matcher_that_fails_forces_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert list(AnswerGrammar(cast(Matcher, Faulty()), (), cut=CUT).forced()) == []
+    assert "this answer goes on without it" in caplog.text
+
+
 def test_taking_back_forgets_what_was_forced(backend: GrammarBackend) -> None:
     grammar = answer(backend)
     first, second, *_ = forced = list(grammar.forced())
@@ -127,3 +153,28 @@ def test_a_text_that_the_tokenizer_does_not_give_back_is_not_forced() -> None:
     special = TOKENIZER.special_tokens["eos_token"]
     assert CUT(f"a {special} b") == ()
     assert CUT("") == ()
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "llguidance"])
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("^[^é]+$", "èa🙂", "é"),
+        ("^[^日本]+$", "月a", "日"),
+        ("^[^🙂]+$", "🙃é", "🙂"),
+        (r"^[^\u0600-\u06ff]+$", "é日", "\u0627"),
+        (r"^\S+$", "aé🙂", "\u00a0"),
+        (r"^[\s\S]+$", "a é", ""),
+        (r"^[^a]+$", "bé🙂", "a"),
+    ],
+)
+def test_characters_that_a_class_leaves_out(name: str, pattern: str, inside: str, outside: str) -> None:
+    grammar = compiled(backend_named(name), "json_schema", json.dumps({"type": "string", "pattern": pattern}))
+
+    def takes(text: str) -> bool:
+        matcher = grammar.matcher()
+        ids = TOKENIZER.encode(json.dumps(text, ensure_ascii=False), add_special_tokens=False)
+        return all(matcher.accept(token) for token in ids)
+
+    assert takes(inside)
+    assert not any(takes(f"{inside}{each}") for each in outside)

@@ -375,6 +375,8 @@ PARAMS: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
         DRAWN | {"max_new_tokens": 9, "stop": ["x"], "sampling_seed": 3},
     ),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA_OF_A}}}, FORM),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}}}, {"json_schema": {"type": "object"}}),
+    (RESPONSES, {"text": {"format": {"type": "json_object", "schema": SCHEMA_OF_A}}}, FORM),
     (OLLAMA_CHAT, OLLAMA_OPTIONS, OLLAMA_PARAMS),
     (OLLAMA_GENERATE, OLLAMA_OPTIONS, OLLAMA_PARAMS),
     (OLLAMA_GENERATE, OLLAMA_OPTIONS | {"raw": True}, OLLAMA_PARAMS),

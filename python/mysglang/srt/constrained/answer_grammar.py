@@ -106,8 +106,15 @@ class AnswerGrammar:
         if run := self._known_run():
             return run
         if not (self._runs and self._runs[0][0] == self._ruled):
-            self._runs.appendleft((self._ruled, self._cut(self.matcher.forced_text())))
+            self._runs.appendleft((self._ruled, self._cut(self._forced_text())))
         return self._runs[0][1]
+
+    def _forced_text(self) -> str:
+        try:
+            return self.matcher.forced_text()
+        except LIBRARY_FAULTS:
+            logger.exception("The matcher of a grammar could not say what is forced; this answer goes on without it.")
+            return ""
 
     def _known_run(self) -> tuple[int, ...]:
         """Returns the rest of the run that the answer is in; empty if it is in none, or that is not worked out yet."""

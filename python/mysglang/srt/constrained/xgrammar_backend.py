@@ -59,7 +59,10 @@ class XGrammarMatcher:
             self._bytes.narrow(self._kinds[-1], bits)
 
     def forced_text(self) -> str:
-        text: str = self.handle.find_jump_forward_string()
+        try:
+            text: str = self.handle.find_jump_forward_string()
+        except UnicodeDecodeError:  # what is forced ends inside a character, and the mask says how it may go on
+            return ""
         return text
 
     def rollback(self, count: int) -> None:

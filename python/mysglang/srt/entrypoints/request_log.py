@@ -1,8 +1,8 @@
 """LoggedManager: the TokenizerManager with a line in the log for each request that comes and each answer that ends.
 
-Sizes, parameters and times; never what a request or an answer says. Lines of one call have its number: a rid may only be
-made after the first of them, and a call may have several. The operator may also have whole requests kept in
-files (`request_dump.py`). Both can be switched while the server runs, and cost nothing while they are off.
+Sizes, parameters and times; never what a request or an answer says. Lines of one call have its number: a rid may only
+be made after the first of them, and a call may have several. The operator may also have whole requests kept in files
+(`request_dump.py`). Both can be switched while the server runs, and cost nothing while they are off.
 """
 
 from __future__ import annotations

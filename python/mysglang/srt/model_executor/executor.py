@@ -212,7 +212,7 @@ class StepPrograms:
         self._always = (*runnable.special, runnable.eager)
         self._programs: tuple[Program, ...] = self._always
         self.restore()
-        # What is not used, and why, is of interest to whoever misses it; /server_info has it, too.
+        # /server_info says, too, which programs are not used and why.
         used = [program.name for program in self._programs]
         for name, line in self.described().items():
             logger.log(logging.INFO if name in used else logging.DEBUG, "Program %s: %s.", name, line)

@@ -231,12 +231,16 @@ def _space(style: JsonStyle) -> str:
     return r"[ \n\r\t]*" if style.max_whitespace is None else rf"[ \n\r\t]{{0,{style.max_whitespace}}}"
 
 
+LAST_ASCII = 0x7F
+
+
 def ebnf_class(ranges: Ranges) -> str:
     """Returns a class of characters as text. Escapes have a fixed length: a digit after a shorter one would become part
     of it.
 
     Ranges on both sides of the surrogates are joined, because `utf8.py` keeps surrogates out of answers anyway. A
-    class with the last character is written as a negated one, which the library stores best.
+    class with the last character is written as a negated one, which the library stores best, unless it leaves out
+    characters beyond ASCII: xgrammar allows these in a negated class.
     """
     whole: list[tuple[int, int]] = []
     for first, last in ranges:
@@ -244,10 +248,11 @@ def ebnf_class(ranges: Ranges) -> str:
             whole[-1] = whole[-1][0], last
         else:
             whole.append((first, last))
-    negated = whole[-1][1] == END - 1
+    starts = [0, *(last + 1 for _, last in whole[:-1])]
+    between = [(start, first - 1) for start, (first, _) in zip(starts, whole, strict=True) if start < first]
+    negated = whole[-1][1] == END - 1 and all(last <= LAST_ASCII for _, last in between)
     if negated:
-        starts = [0, *(last + 1 for _, last in whole[:-1])]
-        whole = [(start, first - 1) for start, (first, _) in zip(starts, whole, strict=True) if start < first]
+        whole = between
     if negated and not whole:
         return r"[\0-\U0010ffff]"
     members = "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in whole)

@@ -158,4 +158,4 @@ def _tool_choice(choice: str | ChosenFunction) -> object:
 def _response_format(body: ResponsesRequest) -> dict[str, Any]:
     if isinstance(body.text.format, SchemaFormat):
         return {"type": "json_schema", "json_schema": body.text.format.model_dump(by_alias=True, exclude={"type"})}
-    return body.text.format.model_dump()
+    return body.text.format.model_dump(by_alias=True, exclude_unset=True)
