@@ -8,41 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fixtures.executors import programs_of, start_executor
+from fixtures.as_on_cpu import CHOSEN, CPU, CUDA, check_tokens
+from fixtures.executors import start_executor
 from fixtures.foreign_checkpoints import FOREIGN
 from fixtures.pooling_checkpoints import Saved, describe_modules, save_decoder, save_dense, save_encoder
-from fixtures.tiny_checkpoints import SIZES, VOCAB_SIZE, save_random
+from fixtures.tiny_checkpoints import SIZES, save_random
 from fixtures.vectors import DECODERS, ENCODERS, PROMPTS, run
-from fixtures.worker_driver import GREEDY, Choice, Driver
+from fixtures.worker_driver import Driver
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS, COMPILED_DECODE
-from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.programs import COMPILED_DECODE
 from mysglang.srt.platforms.cuda import CudaPlatform
 
 pytestmark = pytest.mark.timeout(400)
-
-CPU = RunnerConfig(
-    device="cpu",
-    max_total_tokens=2000,
-    max_running_requests=8,
-    disable_hybrid_swa_memory=True,
-)
-# Tests that run beside these may hold most of the device's memory.
-CUDA = replace(CPU, device="cuda", cuda_graph_bs=(2, 5), mem_fraction_static=0.98)
-CHOSEN = [Choice(0.9, top_p=0.95, top_k=50, seed=1), GREEDY, Choice(1.2, min_p=0.05, seed=9), GREEDY, GREEDY]
 
 
 @pytest.mark.parametrize("family", FOREIGN)
 def test_code_of_transformers(family: str, tmp_path: Path) -> None:
     """Eager and captured; prompts in chunks, too."""
     save_random(FOREIGN[family](), tmp_path)
-    config = ModelConfig.from_path(str(tmp_path), dtype="float32", impl="transformers")
-    prompts = [[min(token, VOCAB_SIZE - 1) for token in prompt] for prompt in PROMPTS]
-    expected = Driver.start(start_executor(CPU, config), CHOSEN).generate(prompts, 12)
-    for changed in (replace(CUDA, disable_cuda_graph=True), replace(CUDA, page_size=16)):
-        worker = start_executor(changed, config)
-        assert (CAPTURED_PROMPTS in programs_of(worker)) == (not changed.disable_cuda_graph)
-        assert Driver.start(worker, CHOSEN).generate(prompts, 12, 16) == expected
+    check_tokens(ModelConfig.from_path(str(tmp_path), dtype="float32", impl="transformers"), PROMPTS)
 
 
 # Positions of a table; rotary ones, windows and experts; two calls of attention in a layer.
@@ -64,7 +48,7 @@ def test_compiled_layers(family: str, eager: bool, tmp_path: Path, monkeypatch: 
 
 
 def check(saved: Saved) -> None:
-    """Vectors are the normed last states, scores are as they are."""
+    """Compares vectors or scores with what transformers makes of each prompt."""
     worker = start_executor(CUDA, ModelConfig.from_path(str(saved.folder), dtype="float32"))
     found = torch.from_numpy(run(worker, PROMPTS))
     expected = torch.stack([saved.reference(prompt, None) for prompt in PROMPTS])

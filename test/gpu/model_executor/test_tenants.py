@@ -10,20 +10,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from fixtures.as_on_cpu import CUDA, check_tokens
 from fixtures.attention_cases import PLAIN, Step, check_story, every_story
 from fixtures.executors import programs_of, start_executor
 from fixtures.invariant_attention import SCALES
 from fixtures.speculating import CHOICES, MODEL, NEW, PROMPTS, WIDTH, Speculating, decode
 from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
-from fixtures.worker_driver import GREEDY, Choice, Driver
+from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
-from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention import sgl_kernel_backend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
-from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
-from mysglang.srt.model_executor.runner_config import RunnerConfig
 
 CHOOSE_KEYS = {"deepseek_v32", "glm_moe_dsa"}
 """Families whose steps are not captured: the host gathers the keys that their layers choose from."""
@@ -32,29 +30,14 @@ NEAR = 0.25
 
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
 
-CPU = RunnerConfig(
-    device="cpu",
-    max_total_tokens=2000,
-    max_running_requests=6,
-    disable_hybrid_swa_memory=True,
-)
-# Tests that run beside these may hold most of the device's memory.
-CUDA = replace(CPU, device="cuda", cuda_graph_bs=(2, 5), mem_fraction_static=0.98)
 MANY = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1, 25))]
-CHOSEN = [Choice(0.9, top_p=0.95, top_k=50, seed=1), GREEDY, Choice(1.2, min_p=0.05, seed=9), GREEDY, GREEDY]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_in_float32_give_the_tokens_of_the_cpu(family: str, tmp_path: Path) -> None:
     """Eager and captured; prompts in chunks, too."""
     make_checkpoint(family, tmp_path)
-    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
-    expected = Driver.start(start_executor(CPU, config, LoadConfig()), CHOSEN).generate(MANY, 12)
-    for changed in (replace(CUDA, disable_cuda_graph=True), replace(CUDA, page_size=16)):
-        worker = start_executor(changed, config, LoadConfig())
-        captures = not changed.disable_cuda_graph and family not in CHOOSE_KEYS
-        assert (CAPTURED_PROMPTS in programs_of(worker)) == captures
-        assert Driver.start(worker, CHOSEN).generate(MANY, 12, 16) == expected
+    check_tokens(ModelConfig.from_path(str(tmp_path), dtype="float32"), MANY, captures=family not in CHOOSE_KEYS)
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["late", "exact"])

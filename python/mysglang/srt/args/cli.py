@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from mysglang.srt.args.field import Option, flag_of
 from mysglang.srt.args.groups import GROUP_TITLES, ArgGroups, group_options, option_named, unknown
+from mysglang.srt.args.vllm_flags import VLLM_SHORT
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.help_text import HelpFormatter
 from mysglang.srt.utils.version import __version__
@@ -122,18 +123,14 @@ def _dashed(word: str) -> str:
     return word if known is None else flag.replace("_", "-") + equals + value
 
 
-SHORT = {"-tp": "--tp-size", "-pp": "--pp-size", "-q": "--quantization"}
-"""Short flags of vLLM, for which there are long ones here."""
-
-
 def _strangers(rest: Sequence[str]) -> list[str]:
     """Returns a line for each argument that is not an option of ours. Values after an unknown flag belong to it."""
     problems: list[str] = []
     for word in rest:
         if word.startswith("--"):
             problems.append(unknown(word.partition("=")[0]))
-        elif word in SHORT:
-            problems.append(f"{word} is a short flag of vLLM; write {SHORT[word]}.")
+        elif word in VLLM_SHORT:
+            problems.append(f"{word} is a short flag of vLLM; write {VLLM_SHORT[word]}.")
         elif not problems:
             problems.append(f"{word!r} follows no option; to name a model, write --model-path {word}")
     return problems

@@ -63,10 +63,11 @@ class Option:
         return below or (self.at_most is not None and not item <= self.at_most)
 
     def _range(self) -> str:
-        if self.at_most is None:
-            return "" if self.at_least is None else f"at least {written(self.at_least)}"
         if self.at_least is None:
+            assert self.at_most is not None, "nothing is outside without a bound"
             return f"at most {written(self.at_most)}"
+        if self.at_most is None:
+            return f"at least {written(self.at_least)}"
         return f"between {written(self.at_least)} and {written(self.at_most)}"
 
 

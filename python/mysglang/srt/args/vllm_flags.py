@@ -14,6 +14,9 @@ _CHUNKED = "leave it out, since long prompts are cut by default, and --chunked-p
 _OVERLAPPED = "leave it out, since this is the default, and --disable-overlap-schedule turns it off"
 _NONE = "leave it out, since there is no such thing here"
 
+VLLM_SHORT: Mapping[str, str] = MappingProxyType({"-tp": "--tp-size", "-pp": "--pp-size", "-q": "--quantization"})
+"""Short flags of vLLM, and the long ones that they stand for, which are also ours."""
+
 VLLM_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "allowed_origins": "give --cors-allow-origins",

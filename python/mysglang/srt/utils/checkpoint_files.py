@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.gguf.files import gguf_parts, ggufs_in, listed_files
-from mysglang.srt.utils.hf import read_json
+from mysglang.srt.utils.hf import adapter_refused, read_json
 from mysglang.srt.utils.plain_files import check_plain, is_there
 from mysglang.srt.utils.weight_headers import (
     MAX_HEADERS,
@@ -55,10 +55,7 @@ def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
     Raises ConfigError naming the file that is to blame.
     """
     if adapters := sorted(folder.glob("adapter_model*")):
-        raise ConfigError(
-            f"{folder} holds a LoRA adapter ({adapters[0].name}), and adapters are not supported. Merge it into its "
-            "base model (merge_and_unload of the library peft), save that, and serve the result."
-        )
+        raise adapter_refused(f"{folder} holds a LoRA adapter ({adapters[0].name})")
     for name in FORMATS if load_format == "auto" else [load_format]:
         paths = FORMATS[name].find(folder)
         if len(paths) > MAX_SHARDS:

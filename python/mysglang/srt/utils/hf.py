@@ -138,3 +138,11 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def adapter_refused(found: str) -> ConfigError:
+    """Returns the error for a LoRA adapter in place of a model. `found`: a clause that says where it is."""
+    return ConfigError(
+        f"{found}, and adapters are not supported. Merge it into its base model (merge_and_unload of the library "
+        "peft), save that, and serve the result."
+    )

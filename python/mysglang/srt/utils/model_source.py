@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.hf import adapter_refused, read_json, read_json_if_there
 from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, check_tokenizer_files, is_there, read_plain, size_limit
 
 MAX_TEMPLATES = 64
@@ -53,10 +53,7 @@ class FolderSource:
     def config(self) -> dict[str, Any]:
         if not is_there(self._folder / "config.json"):
             if is_there(self._folder / "adapter_config.json"):
-                raise ConfigError(
-                    f"{self._folder} is a LoRA adapter, and adapters are not supported. Merge it into its base model "
-                    "(merge_and_unload of the library peft), save that, and serve the result."
-                )
+                raise adapter_refused(f"{self._folder} is a LoRA adapter")
             raise ConfigError(
                 f"{self._folder} has no config.json; give the directory of a model in Hugging Face format"
             )
