@@ -71,8 +71,8 @@ class KernelArgs:
     )
     enable_torch_compile: bool = arg(
         False,
-        help="Run decode steps of models with transformers' layers as code of torch.compile. CPU only. Measure first: "
-        "captured steps are often faster.",
+        help="Run decode steps of models with transformers' layers as code of torch.compile. Measure first: on a "
+        "CPU captured steps, which these steps replace, are often faster.",
     )
     torch_compile_max_bs: int | None = arg(
         None,

@@ -79,8 +79,6 @@ def compiled_steps(
     began = time.perf_counter()
     padding = partial(padding_decode, slot=tables.padding_slot, spaces=tables.num_spaces)
     try:
-        if setup.platform.why_not_compiled:
-            raise NotCompiled(setup.platform.why_not_compiled)
         layers = model.compiled(setup.config.torch_compile_backend)
         compiled = hidden(layers)
         with torch.inference_mode():

@@ -50,7 +50,6 @@ class CpuPlatform(Platform):
     attention_backends = ("cpu", "torch_native")
     invariant_attention_backends = ("invariant_cpu", "invariant_torch")
     sampling_backends = ("pytorch",)
-    why_not_compiled = ""
     captures_compiled = False  # a recording knows our own ops
 
     @property

@@ -109,8 +109,6 @@ class Platform(ABC):
     invariant_attention_backends: tuple[str, ...]
     """Backends whose results do not depend on the rest of a step, the best first."""
     sampling_backends: tuple[str, ...]
-    why_not_compiled: str
-    """Why torch.compile is not used here, a clause; empty if it may be."""
     captures_compiled: bool
     """True if a captured step may run code that torch.compile made."""
 

@@ -61,7 +61,7 @@ def huge_empty(nbytes: int) -> Tensor:
     memory stops at the end of each page.
     """
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # of a system that has none
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
     weight: [width], bfloat16 or float32.
     """
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = x.new_empty(x.shape)
     residual_at = None if residual is None else residual.data_ptr()
     gain = (weight.data_ptr(), weight.dtype is torch.float32)
     _rms_norm()(out.data_ptr(), x.data_ptr(), x.stride(0), residual_at, *gain, *x.shape, eps)
@@ -70,7 +70,7 @@ def rope_and_store(
 
 def greedy_tokens(logits: Tensor) -> Tensor:
     """[S, vocab], rows at any distance -> [S] int64: the first of the largest; -1 where a logit is not finite."""
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+    tokens = logits.new_empty(logits.shape[0], dtype=torch.int64)
     _greedy()(tokens.data_ptr(), logits.data_ptr(), logits.stride(0), *logits.shape)
     return tokens
 
@@ -88,7 +88,7 @@ def draw_tokens(
     uniforms: [S] float64 in [0, 1). temperature, top_p, min_p: [S] float32. top_k: [S] int32. All are dense. A filter
     that is None lets every token pass.
     """
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+    tokens = logits.new_empty(logits.shape[0], dtype=torch.int64)
     filters = [None if values is None else values.data_ptr() for values in (top_k, top_p, min_p)]
     numbers = (uniforms.data_ptr(), temperature.data_ptr())
     _draw()(tokens.data_ptr(), logits.data_ptr(), logits.stride(0), *numbers, *filters, *logits.shape)

@@ -85,7 +85,7 @@ def weighted_sum(each: Tensor, gates: Tensor) -> Tensor:
     """Sums the experts' outputs by their gates: [N, k, width] and [N, k] float32 -> [N, width] in the dtype of `each`,
     added in float32 in the order of k.
     """
-    total = torch.zeros(each.shape[0], each.shape[2])
+    total = each.new_zeros(each.shape[0], each.shape[2], dtype=torch.float32)
     for place in range(each.shape[1]):
         total += gates[:, place, None] * each[:, place]
     return total.to(each.dtype)

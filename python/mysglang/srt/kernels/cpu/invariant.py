@@ -82,9 +82,9 @@ def sigmoid_scores(logits: Tensor) -> Tensor:
     """See `kernels/experts.py`. Padded to whole vectors."""
     width = logits.shape[-1]
     whole = -(-width // VECTORS) * VECTORS
-    out = torch.empty(logits.shape)
+    out = logits.new_empty(logits.shape, dtype=torch.float32)
     for part in _parts(logits, width=whole):
-        block = torch.zeros(len(out[part]), whole)
+        block = out.new_zeros(len(out[part]), whole)
         block[:, :width] = logits[part]
         out[part] = block.sigmoid_()[:, :width]
     return out
@@ -154,12 +154,12 @@ def log_probabilities(logits: Tensor) -> Tensor:
 def most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """See `kernels/sampling.py`. Among equal values the lower id wins, for any `count`."""
     values = logprobs.new_empty(len(logprobs), count)
-    ids = torch.empty(values.shape, dtype=torch.int64)
+    ids = values.new_empty(values.shape, dtype=torch.int64)
     if count:
         for row, line in enumerate(logprobs):
             lowest = line.topk(count).values[-1]
             # At least `count`, and more if some equal the lowest. A row of NaN has none, and keeps its order.
-            found = (line >= lowest).nonzero().squeeze(1) if not lowest.isnan() else torch.arange(count)
+            found = (line >= lowest).nonzero().squeeze(1) if not lowest.isnan() else torch.arange(count, device="cpu")
             ranked, order = line[found].sort(descending=True, stable=True)
             values[row], ids[row] = ranked[:count], found[order[:count]]
     return values, ids
@@ -215,7 +215,7 @@ def _places_are_alike(weight: Tensor, rows: int) -> bool:
     """True if a row gets the same products at every place of a block. Shapes and threads decide which code runs."""
     draw = torch.Generator().manual_seed(rows)
     for _ in range(PROBES):
-        row = torch.randn(1, weight.shape[1], generator=draw).to(weight.dtype)
+        row = torch.randn(1, weight.shape[1], generator=draw, device="cpu").to(weight.dtype)
         products = gemm.linear(row.expand(rows, -1).contiguous(), weight, None)
         if not torch.equal(products, products[:1].expand(rows, -1)):
             return False

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import torch
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import lookup_backend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
@@ -129,7 +130,8 @@ class CompiledBody:
             *places,
             *(mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in self._tensors),
         ]
-        with mode:
+        # Without the Python dispatcher, torch 2.11's matmul would take the number of rows for a fixed one.
+        with mode, enable_python_dispatcher():
             graph: torch.fx.GraphModule = make_fx(run)(*inputs)
         _keep_angles(graph)
         # Inductor's own compiler processes would outlive the start.
