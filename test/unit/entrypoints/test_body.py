@@ -149,6 +149,10 @@ async def test_json_by_any_spelling(kind: str) -> None:
         (b'{"a": NaN}', "line 1 column 7"),
         (b'{"a": -Infinity}', "not valid JSON"),
         (b'{"a": 1e999}', "not valid JSON"),
+        (
+            b'{"a": 123456789012345678901}',
+            "cannot be read as it is: the integer 123456789012345678901 has more than 64",
+        ),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"a": "\xff"}', "UTF-8"),
         (b"[1]", "must be a JSON object, got an array"),
@@ -357,6 +361,8 @@ async def test_a_long_body_is_dropped_when_its_client_leaves() -> None:
         (b'{"a": "' + b"x" * (17 << 20) + b'"}', "more than 16777216 bytes in memory"),
         (b'{"a": ' + b"[" * 100_000, f"deeper than {MAX_DEPTH} levels"),
         (b'{"a": 1,\n "b": tru, "c": "' + LONG + b'"}', "not valid JSON: .*line 2 column"),
+        (b'{"a": 123456789012345678901, "c": "' + LONG + b'"}', "the integer 123456789012345678901 has more"),
+        (b'{"ids": [123456789012345678901' + b", 1" * 100_000 + b"]}", "the integer 123456789012345678901 has more"),
         (b"[1]" + LONG, "must be a JSON object, got an array"),
     ],
 )

@@ -139,7 +139,16 @@ async def test_nothing_that_is_sent_makes_us_fail(path: str, stream: bool) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", '"x"', '{"a":', '{"a": "\\ud800"}', '{"a": NaN}', '{"a":' * 300 + "1" + "}" * 300]
+    "text",
+    [
+        "[1]",
+        '"x"',
+        '{"a":',
+        '{"a": 123456789012345678901}',
+        '{"a": "\\ud800"}',
+        '{"a": NaN}',
+        '{"a":' * 300 + "1" + "}" * 300,
+    ],
 )
 def test_arguments_that_are_no_object_are_not_lost(text: str) -> None:
     assert arguments_object(text) == {INVALID: text}

@@ -21,6 +21,8 @@ from fixtures.dialects import (
 )
 from fixtures.scripted_engine import CONTEXT_LEN, endless, serve
 
+CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
 REFUSALS: list[tuple[Dialect, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": []}, "messages", "at least 1"),
     (CHAT, {"messages": "Hi"}, "messages", "list"),
@@ -72,6 +74,37 @@ REFUSALS: list[tuple[Dialect, dict[str, Any], str | None, str]] = [
     ),
     (CHAT, {"guided_choice": [""]}, "guided_choice", "guided_choice must have 1 to"),
     (CHAT, {"structured_outputs": {"regex": ""}}, "structured_outputs", "structured_outputs must have 1 to"),
+    (
+        CHAT,
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "structured_outputs",
+        "only one of regex and choice",
+    ),
+    (
+        CHAT,
+        {"structured_outputs": {"json": {}, "json_object": True}},
+        "structured_outputs",
+        "only one of json and json_object",
+    ),
+    (CHAT, {"thinking": False, "enable_thinking": True}, "enable_thinking", "on, and thinking switches it off"),
+    (CHAT, {"thinking": {"type": "enabled"}, "enable_thinking": False}, "thinking", "and enable_thinking switches"),
+    (CHAT, {"reasoning_effort": "none", "thinking": True}, "thinking", "on, and reasoning_effort switches it off"),
+    (CHAT, {"reasoning": {"enabled": False}, "thinking": True}, "thinking", "on, and reasoning switches it off"),
+    (
+        CHAT,
+        {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
+        "enable_thinking",
+        "on, and chat_template_kwargs.enable_thinking switches it off",
+    ),
+    (
+        CHAT,
+        {
+            "messages": [*USER, {"role": "assistant", "content": "a", "tool_calls": CALLS}],
+            "continue_final_message": True,
+        },
+        "messages",
+        "needs a final message without tool_calls",
+    ),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not hold"),
     (CHAT, {"continue_final_message": True}, "messages", "final message of the assistant"),
     (CHAT, {"rid": ""}, "rid", "1 to"),
@@ -98,7 +131,7 @@ REFUSALS: list[tuple[Dialect, dict[str, Any], str | None, str]] = [
         COMPLETIONS,
         {"prompt": [5] * CONTEXT_LEN},
         "prompt",
-        f"({CONTEXT_LEN} tokens) is longer than the model's context length",
+        f"({CONTEXT_LEN} tokens) leaves no room for an answer",
     ),
     (COMPLETIONS, {"guided_choice": [""]}, "guided_choice", "guided_choice must have 1 to"),
     (COMPLETIONS, {"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),

@@ -213,8 +213,9 @@ class TestLengths:
     @pytest.mark.parametrize(
         ("prompt", "max_new", "param", "words"),
         [
-            (40, 1, "input_ids", "The input (40 tokens) is longer than the model's context length (40 tokens)."),
-            (30, None, "input_ids", "The input (30 tokens) is longer than the KV cache can hold (30 tokens)."),
+            (41, 1, "input_ids", "The input (41 tokens) is longer than the model's context length (40 tokens)."),
+            (40, 1, "input_ids", "The input (40 tokens) leaves no room for an answer in the model's context length"),
+            (31, None, "input_ids", "The input (31 tokens) is longer than the KV cache can hold (30 tokens)."),
             (10, 31, "max_new_tokens", "together exceed the model's context length (40 tokens)."),
             (10, 21, "max_new_tokens", "together exceed what the KV cache can hold (30 tokens)."),
         ],

@@ -32,6 +32,8 @@ from mysglang.srt.entrypoints.strict_model import UNSUPPORTED
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool, checkpoint
 from mysglang.srt.messages.generate import REFUSED, FieldReport
+from mysglang.srt.utils import exact_json
+from mysglang.srt.utils.exact_json import InexactInteger
 from mysglang.srt.utils.json_types import json_type
 
 MAX_BODY_BYTES = 32 << 20
@@ -197,7 +199,10 @@ def parse_json(body: bytes, limits: JsonLimits = LIMITS) -> dict[str, object]:
     """Returns the JSON object in `body`. Raises InvalidRequest with line and column, or with the limit that it
     exceeds.
     """
-    data = _parse_short(body) if len(body) < LONG_BODY else _parse_long(body, limits)
+    try:
+        data = _parse_short(body) if len(body) < LONG_BODY else _parse_long(body, limits)
+    except InexactInteger as error:
+        raise InvalidRequest(f"The body cannot be read as it is: {error}.") from None
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object, got {json_type(data)}.")
     return data
@@ -205,7 +210,7 @@ def parse_json(body: bytes, limits: JsonLimits = LIMITS) -> dict[str, object]:
 
 def _parse_short(body: bytes) -> object:
     try:
-        data = orjson.loads(body)
+        data = exact_json.loads(body)
     except orjson.JSONDecodeError as error:
         if error.msg.startswith("depth limit"):  # the parser's own, which is far beyond ours
             raise _too_nested() from None

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from mysglang.srt.entrypoints.json_layout import JsonLayout
+from mysglang.srt.utils import exact_json
 
 PIECE = 1 << 16
 """Bytes that are parsed at once: about a millisecond of work. A longer piece is one string."""
@@ -119,7 +120,7 @@ class PieceReader:
     def _parse(self, text: bytes | memoryview, place: int) -> Any:
         self._checkpoint()
         try:
-            return orjson.loads(text)
+            return exact_json.loads(text)
         except orjson.JSONDecodeError as error:
             raise JsonFault(error.msg, place + error.pos) from None
 

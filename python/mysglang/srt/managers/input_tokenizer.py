@@ -320,7 +320,7 @@ class InputTokenizer:
                 message = f"text holds half a surrogate pair at character {error.start}."
                 raise InvalidRequest(message, param="text") from None
             at_least = len(text) // longest_token
-            if at_least >= self._limits.context_len:
+            if at_least > self._limits.context_len:
                 # A text that cannot fit is refused before the seconds that tokenizing it would take.
                 raise self._too_long(f"at least {at_least}")
 
@@ -367,13 +367,14 @@ class InputTokenizer:
         limits, params = self._limits, prompt.params
         if length == 0:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", param=_field(prompt))
-        if length + spare > limits.context_len:
-            raise self._too_long(str(length), _field(prompt))
-        if length + spare > limits.max_req_len:
-            raise ContextTooLong(
-                f"The input ({length} tokens) is longer than the KV cache can hold ({limits.max_req_len} tokens).",
-                param=_field(prompt),
-            )
+        no_room = "leaves no room for an answer in"
+        for limit, longer, full in (
+            (limits.context_len, "is longer than the model's context length", f"{no_room} the model's context length"),
+            (limits.max_req_len, "is longer than the KV cache can hold", f"{no_room} what the KV cache can hold"),
+        ):
+            if length + spare > limit:
+                what = longer if length > limit else full
+                raise ContextTooLong(f"The input ({length} tokens) {what} ({limit} tokens).", param=_field(prompt))
         room = limits.max_req_len - length
         asked = room if params.max_new_tokens is None else params.max_new_tokens
         if asked > room and self._strict_max_tokens and not prompt.clip_max_new_tokens:

@@ -94,6 +94,10 @@ async def test_a_conversation_is_what_chat_would_send() -> None:
         prompt = len(served.engine.requests[0].input_ids) // 4
         open_end = {"messages": HI, "add_generation_prompt": False}
         shorter = (await served.post("/tokenize", open_end)).json()
+        neutral = {"messages": HI, "add_special_tokens": False}
+        assert (await served.post("/tokenize", neutral)).json() == counted
+        neutral = {"prompt": "a", "tools": [], "add_generation_prompt": True}
+        assert (await served.post("/tokenize", neutral)).status_code == 200
     assert counted["count"] == prompt
     assert shorter["count"] < prompt
 
@@ -104,6 +108,10 @@ async def test_a_conversation_is_what_chat_would_send() -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": HI}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("/tokenize", {"messages": HI, "add_special_tokens": True}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [1, "a"]}, "tokens"),

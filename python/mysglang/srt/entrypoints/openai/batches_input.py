@@ -12,13 +12,15 @@ from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from mysglang.srt.entrypoints.body import MAX_BODY_BYTES, MAX_DEPTH, too_deep
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault
 from mysglang.srt.messages.generate import REFUSED, FieldReport
+from mysglang.srt.utils import exact_json
+from mysglang.srt.utils.exact_json import InexactInteger
 from mysglang.srt.utils.json_types import json_type
 
 MAX_LINES = 50_000
@@ -124,7 +126,7 @@ def read_request(path: Path, line: InputLine) -> tuple[str, dict[str, object]]:
         file.seek(line.offset)
         raw = file.read(line.length)
     try:
-        data = orjson.loads(raw)
+        data: Any = exact_json.loads(raw)
         custom_id, body = data["custom_id"], data["body"]
     except (ValueError, TypeError, KeyError):
         custom_id, body = "", {}
@@ -158,7 +160,9 @@ def _checked(raw: bytes, endpoint: str, number: int, fields: FieldReport) -> str
     if len(raw) > MAX_BODY_BYTES:
         raise _fault("line_too_long", f"A line may have {MAX_BODY_BYTES} bytes.", number)
     try:
-        data = orjson.loads(raw)
+        data = exact_json.loads(raw)
+    except InexactInteger as error:
+        raise _fault("invalid_json_line", f"This line cannot be read as it is: {error}.", number) from None
     except orjson.JSONDecodeError as error:
         # The error's position is left out, because it would say "line 1" in every line.
         raise _fault("invalid_json_line", f"This line is not valid JSON: {error.msg}.", number) from None

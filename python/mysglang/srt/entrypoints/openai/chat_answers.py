@@ -30,7 +30,6 @@ from mysglang.srt.entrypoints.openai.answer_parser import (
 )
 from mysglang.srt.entrypoints.openai.chat_prompt import (
     PER_MESSAGE,
-    THINKING_SWITCHES,
     ThinkingWords,
     render_chat,
     thinking_kwargs,
@@ -39,7 +38,7 @@ from mysglang.srt.entrypoints.openai.chat_prompt import (
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, NO_NAMES, own_words
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
-from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.entrypoints.openai.protocol import THINKING_SWITCHES, ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_params
 from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
 from mysglang.srt.entrypoints.openai.usage import finish_words

@@ -9,14 +9,11 @@ from typing import Any
 
 from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatMessage
+from mysglang.srt.entrypoints.openai.protocol import THINKING_SWITCHES, ChatCompletionRequest, ChatMessage
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, checkpoint
 from mysglang.srt.parser.template_guard import NotQuick
 from mysglang.srt.parser.template_manager import TOOL_SIZE, TemplateManager
-
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Names of the switch in templates: Qwen's and GLM's, and DeepSeek's."""
 
 MANY = 256
 PER_MESSAGE = 64

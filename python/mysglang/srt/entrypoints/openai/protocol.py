@@ -28,6 +28,9 @@ from mysglang.srt.messages.generate import REFUSED, FieldReport
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 USUAL_EFFORT: ReasoningEffort = "medium"
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Names of the switch in templates: Qwen's and GLM's, and DeepSeek's."""
+
 AS_MANY_AS_FIT = 1 << 30
 """Tokens: more than any context."""
 
@@ -335,7 +338,23 @@ class ChatCompletionRequest(GenerationRequest):
             raise InvalidRequest(message, param="max_tokens")
         if None not in (self.reasoning, self.reasoning_effort) and self.effort != self.reasoning_effort:
             raise InvalidRequest("reasoning and reasoning_effort differ; send one of them.", param="reasoning")
+        self._thinking_agrees()
         return self
+
+    def _thinking_agrees(self) -> None:
+        """Raises InvalidRequest if two fields switch thinking on and off."""
+        thinking = self.thinking.on if isinstance(self.thinking, ThinkingSwitch) else self.thinking
+        kwargs = ((f"chat_template_kwargs.{name}", self.chat_template_kwargs.get(name)) for name in THINKING_SWITCHES)
+        said = {
+            "enable_thinking": self.enable_thinking,
+            "thinking": thinking,
+            **{name: value for name, value in kwargs if isinstance(value, bool)},
+            # An effort asks for thoughts only if there are some: beside a switch that is off it means nothing.
+            **({"reasoning_effort" if self.reasoning is None else "reasoning": False} if self.effort == "none" else {}),
+        }
+        on, off = ([name for name, value in said.items() if value is each] for each in (True, False))
+        if on and off:
+            raise InvalidRequest(f"{on[0]} switches thinking on, and {off[0]} switches it off.", param=on[0])
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -450,6 +469,15 @@ class TokenizeRequest(StrictModel):
     def _one_of(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Exactly one of prompt and messages is required.", param="prompt")
+        if self.messages is not None:
+            if "add_special_tokens" in self.model_fields_set and self.add_special_tokens:
+                message = "add_special_tokens: the chat template of messages writes them; leave it out."
+                raise InvalidRequest(message, param="add_special_tokens")
+            return self
+        unset = TokenizeRequest.model_construct()
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+            if getattr(self, name) != getattr(unset, name):
+                raise InvalidRequest(f"{name}: is for messages, not for a prompt; leave it out.", param=name)
         return self
 
 

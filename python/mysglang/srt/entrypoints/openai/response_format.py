@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
@@ -108,6 +108,18 @@ class StructuredOutputs(StrictModel):
     json_object: bool = False
     structural_tag: str | None = None
     idle = not_here("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "disable_fallback")
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> StructuredOutputs:
+        both = {
+            "regex and choice": self.regex is not None and self.choice is not None,
+            "json and json_object": self.json_ is not None and self.json_object,
+        }
+        for names, given in both.items():
+            if given:
+                message = f"structured_outputs: only one of {names} can say what the answer must be."
+                raise InvalidRequest(message, param="structured_outputs")
+        return self
 
     def grammars(self) -> dict[str, str]:
         """Returns each grammar by the name of its sampling parameter."""

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import orjson
-
 from mysglang.srt.entrypoints.body import too_deep
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
 from mysglang.srt.entrypoints.openai.chat_stream import new_call_id
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
+from mysglang.srt.utils import exact_json
 
 INVALID = "INVALID_JSON"
 """The key, Anthropic's word, under which arguments stand that are no JSON object, such as those of a call cut off."""
@@ -19,11 +18,11 @@ INVALID = "INVALID_JSON"
 
 def arguments_object(text: str) -> dict[str, Any]:
     """Returns the arguments as an object, for dialects that require one. Other arguments are wrapped, so that they are
-    not lost.
+    not lost, and so are those with an integer that would be rounded.
     """
     try:
-        found = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
+        found = exact_json.loads((text or "{}").encode())
+    except ValueError:
         found = None
     return found if isinstance(found, dict) and not too_deep(found) else {INVALID: text}
 
