@@ -193,3 +193,26 @@ def test_options_of_keys_are_refused_where_layers_keep_states_alone(
     model = ModelConfig.from_path(str(tmp_path), dtype="float32")
     with pytest.raises(ConfigError, match=says):
         start_executor(replace(CPU, **options), model, PLAIN)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "kimi_linear", "jamba", "minimax"])
+def test_states_that_are_kept_in_bfloat16(family: str, tmp_path: Path) -> None:
+    """They take half the memory, and the probabilities after given answers differ by little: prompts in chunks."""
+    make_checkpoint(family, tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    prompts, answers = [PROMPT * 8, PROMPT[::-1]], [list(range(5 + i, 25 + i)) for i in range(2)]
+    exact, rounded = (start_executor(replace(CPU, mamba_ssm_dtype=dtype), config) for dtype in (None, "bfloat16"))
+    (_, expected), (_, found) = (
+        Driver.start(each, [GREEDY] * 2).teach(prompts, answers, 16) for each in (exact, rounded)
+    )
+    error, apart = (np.abs(a - b).sum(-1).mean() for a, b in ((found, expected), (expected[0], expected[1])))
+    assert 0 < error < 0.05 * apart
+    halved = {(was.dtype, now.dtype) for was, now in zip(states_of(exact), states_of(rounded), strict=True)}
+    assert (torch.float32, torch.bfloat16) in halved
+
+
+def test_a_dtype_of_states_that_no_layer_keeps(tmp_path: Path) -> None:
+    make_checkpoint("lfm2", tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    with pytest.raises(ConfigError, match="--mamba-ssm-dtype bfloat16: no layer of the model keeps a recurrent state"):
+        start_executor(replace(CPU, mamba_ssm_dtype="bfloat16"), config)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mysglang.srt.args.field import arg
-from mysglang.srt.configs.choices import KvCacheDtype
+from mysglang.srt.configs.choices import KvCacheDtype, MambaSsmDtype
 
 EvictionName = Literal["lru", "lfu", "fifo", "filo", "slru", "priority"]
 
@@ -75,6 +75,11 @@ class MemoryArgs:
         at_least=1,
         at_most=65536,
         help="Checkpoints of these states stand behind a multiple of so many prompt tokens and of a page; 64 if unset.",
+    )
+    mamba_ssm_dtype: MambaSsmDtype | None = arg(
+        None,
+        help="Data type in which these states are kept between steps; float32 if unset. bfloat16 takes half the memory"
+        " and time, and rounds a state after every token; see docs/memory.md.",
     )
     radix_eviction_policy: EvictionName = arg(
         "lru", help="Which cached prefix is evicted first. docs/scheduling.md says which policy suits which traffic."

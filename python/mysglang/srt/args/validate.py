@@ -88,6 +88,13 @@ RULES = (
         lambda a: f"--quantization {a.model.quantization} has kernels for --device cpu only; leave it out.",
     ),
     Rule(
+        lambda a, _: a.memory.mamba_ssm_dtype == "bfloat16" and a.kernels.enable_deterministic_inference,
+        lambda _: (
+            "--mamba-ssm-dtype bfloat16 cannot be combined with --enable-deterministic-inference: how often a state "
+            "is rounded depends on how a prompt is cut."
+        ),
+    ),
+    Rule(
         lambda a, _: a.model.quantization is not None and a.kernels.enable_deterministic_inference,
         lambda a: f"--quantization {a.model.quantization} cannot be combined with --enable-deterministic-inference.",
     ),

@@ -10,5 +10,8 @@ LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "gguf", "sharded_st
 KvCacheDtype: TypeAlias = Literal["auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 """Values of `--kv-cache-dtype`."""
 
+MambaSsmDtype: TypeAlias = Literal["float32", "bfloat16"]
+"""Values of `--mamba-ssm-dtype`."""
+
 Quantization: TypeAlias = Literal["int8wo"]
 """Values of `--quantization`."""

@@ -133,8 +133,8 @@ class StatePart(NamedTuple):
     """One tensor of a state."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None = None
-    """None: that of the model."""
+    is_recurrent: bool = False
+    """True: computed in float32, and kept between steps as the launch says. False: in the dtype of the model."""
 
 
 @dataclass(frozen=True, slots=True)

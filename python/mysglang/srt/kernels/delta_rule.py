@@ -48,18 +48,18 @@ def _delta_step(
     q, k: [R, key_heads, key_dim], neither of length 1 nor scaled. v: [R, value_heads, value_dim]; value_heads is a
     multiple of key_heads. a, b: [R, value_heads] in any dtype, what decay and strength are made of (`delta_gates`).
     log_rate, time_bias: [value_heads] float32. With a decay for each channel of the key, a is [R, value_heads, key_dim]
-    and time_bias [value_heads, key_dim]. matrix: [N, value_heads, key_dim, value_dim] float32, the states, which
-    are updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state. strongest: upper
-    bound of strengths.
+    and time_bias [value_heads, key_dim]. matrix: [N, value_heads, key_dim, value_dim], the states, which are
+    computed in float32 and updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state.
+    strongest: upper bound of strengths.
     """
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
-    state = matrix.index_select(0, at)
+    state = matrix.index_select(0, at).float()
     state.mul_(by_channel(decay).exp().unsqueeze(-1))
     said = (keys.unsqueeze(-2) @ state).squeeze(-2)
     new = (v.float() - said) * strength.unsqueeze(-1)
     state.addcmul_(keys.unsqueeze(-1), new.unsqueeze(-2))
-    matrix.index_copy_(0, at, state)
+    matrix.index_copy_(0, at, state.to(matrix.dtype))
     return (queries.unsqueeze(-2) @ state).squeeze(-2).to(v.dtype)
 
 
@@ -133,7 +133,7 @@ def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, 
     queries = queries * since_start
     to_end = keys * (log_decay[:, :, -1:] - log_decay).exp()
     whole = since_start[:, :, -1:].mT
-    state, out = matrix[at], torch.empty_like(values)
+    state, out = matrix[at].float(), torch.empty_like(values)
     for chunk in range(len(values)):
         new = written[chunk] - taken[chunk] @ state
         out[chunk] = queries[chunk] @ state + inside[chunk] @ new

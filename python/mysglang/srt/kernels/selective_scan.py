@@ -34,12 +34,12 @@ def _selective_step(
 
     x: [R, channels]. time: [R, channels] in any dtype; d = softplus(time + time_bias). b, c: [R, state_size].
     time_bias, skip: [channels]; log_rate: [channels, state_size]; all float32, with A = -exp(log_rate) and D = skip.
-    matrix: [N, channels, state_size] float32, the states, which are updated. at: [R] int64 entries of `matrix`,
-    distinct except for rows without a state.
+    matrix: [N, channels, state_size], the states, which are computed in float32 and updated.
+    at: [R] int64 entries of `matrix`, distinct except for rows without a state.
     """
     kept, added = _parts(x, time, b, time_bias, log_rate)
-    state = matrix.index_select(0, at).mul_(kept).add_(added)
-    matrix.index_copy_(0, at, state)
+    state = matrix.index_select(0, at).float().mul_(kept).add_(added)
+    matrix.index_copy_(0, at, state.to(matrix.dtype))
     return _read(state, x, c, skip)
 
 

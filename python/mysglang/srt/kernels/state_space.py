@@ -34,16 +34,16 @@ def _scan_step(
 
     x: [R, heads, head_dim]. b, c: [R, groups, state_size]; heads are in groups, side by side. time: [R, heads] in any
     dtype; d = softplus(time + time_bias). time_bias, log_rate, skip: [heads] float32; A = -exp(log_rate), D = skip.
-    matrix: [N, heads, state_size, head_dim] float32, the states, which are updated. at: [R] int64 entries of `matrix`,
-    distinct except for rows without a state.
+    matrix: [N, heads, state_size, head_dim], the states, which are computed in float32 and updated.
+    at: [R] int64 entries of `matrix`, distinct except for rows without a state.
     """
     steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
     write, read = _of_heads(b, c, x.shape[1])
     inputs = x.float()
-    state = matrix.index_select(0, at)
+    state = matrix.index_select(0, at).float()
     state.mul_((steps * rate).exp()[..., None, None])
     state.addcmul_(write.unsqueeze(-1), (inputs * steps.unsqueeze(-1)).unsqueeze(-2))
-    matrix.index_copy_(0, at, state)
+    matrix.index_copy_(0, at, state.to(matrix.dtype))
     return ((read.unsqueeze(-2) @ state).squeeze(-2) + inputs * skip.unsqueeze(-1)).to(x.dtype)
 
 
@@ -96,7 +96,7 @@ def scan_run(
     kept = (apart * (log_decay[..., -1:, None] - per_head).exp()).transpose(2, 3).flatten(3)
     added = write.mT @ kept
     # [groups, state_size, heads of the group, head_dim]
-    state = matrix[at].view(groups, -1, *matrix.shape[2:]).transpose(1, 2).contiguous()
+    state = matrix[at].float().view(groups, -1, *matrix.shape[2:]).transpose(1, 2).contiguous()
     for chunk in range(len(out)):
         before = (read[chunk] @ state.flatten(2)).view(groups, CHUNK, -1, dim).transpose(1, 2)
         out[chunk].addcmul_(since_start[chunk], before)

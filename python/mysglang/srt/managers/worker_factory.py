@@ -98,6 +98,7 @@ def _runner_config(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> 
         max_mamba_cache_size=memory.max_mamba_cache_size,
         mamba_full_memory_ratio=memory.mamba_full_memory_ratio,
         mamba_track_interval=memory.mamba_track_interval,
+        mamba_ssm_dtype=memory.mamba_ssm_dtype,
         host_tier=_host_tier(args),
         max_running_requests=schedule.max_running_requests,
         chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,

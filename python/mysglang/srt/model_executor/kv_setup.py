@@ -140,6 +140,7 @@ def check_no_states(config: RunnerConfig) -> None:
         "--max-mamba-cache-size": config.max_mamba_cache_size,
         "--mamba-full-memory-ratio": config.mamba_full_memory_ratio,
         "--mamba-track-interval": config.mamba_track_interval,
+        "--mamba-ssm-dtype": config.mamba_ssm_dtype,
     }
     for flag, value in given.items():
         if value is not None:

@@ -91,7 +91,13 @@ class Setup:
         found = stores_of(self.config, launch.config, launch.load, specs, launch.dtype)
         found_windows = () if launch.config.decoder is None else launch.config.decoder.windows
         windows = frozenset(window for window in found_windows if window is not None)
-        layout = StateLayout(tuple(states), launch.dtype) if states else None
+        asked = self.config.mamba_ssm_dtype
+        if asked is not None and states and not any(part.is_recurrent for spec in states for part in spec.parts):
+            raise ConfigError(
+                f"--mamba-ssm-dtype {asked}: no layer of the model keeps a recurrent state. Leave it out."
+            )
+        recurrent = torch.bfloat16 if asked == "bfloat16" else torch.float32
+        layout = StateLayout(tuple(states), launch.dtype, recurrent) if states else None
         return replace(found, windows=windows, states=layout)
 
     @property

@@ -37,6 +37,7 @@ def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, po
         # Some ropes are scaled by the longest request.
         "context_len": model.context_len,
         "dtype": model.dtype,
+        "states": config.mamba_ssm_dtype or "float32",
         # Which kernels compute, as far as it is asked that their results be the same.
         "kernels": config.numerics,
         # Which heads, and which layers.

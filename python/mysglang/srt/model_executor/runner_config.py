@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mysglang.srt.configs.choices import KvCacheDtype
+from mysglang.srt.configs.choices import KvCacheDtype, MambaSsmDtype
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.kernels.op import Numerics
 from mysglang.srt.mem_cache.kv_pool.host import MemLayout
@@ -52,6 +52,8 @@ class RunnerConfig:
     """Memory of these states, as a multiple of that of the KV cache."""
     mamba_track_interval: int | None = None
     """Tokens between checkpoints of these states."""
+    mamba_ssm_dtype: MambaSsmDtype | None = None
+    """In which numbers recurrent states are kept between steps; None: in float32."""
     host_tier: HostTierConfig | None = None
     """None: no pages on the host."""
     max_running_requests: int | None = None

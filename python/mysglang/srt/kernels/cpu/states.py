@@ -2,7 +2,8 @@
 
 A state of a large model takes 2 MB, more than most caches near a core. So a row reads and writes it as seldom as
 possible, and is done before the next row begins: one product reads the state, before it is updated, and what the token
-itself writes is read without it. A prompt is computed in pieces for the same reason.
+itself writes is read without it. A prompt is computed in pieces for the same reason. States that are kept in other
+numbers than float32 are computed by the references.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysgl_kernel.cpu.recording import recorded_whole
+from mysglang.srt.kernels import delta_rule, state_space
 from mysglang.srt.kernels.delta_rule import by_channel, delta_gates, delta_run, heads_of
 from mysglang.srt.kernels.state_space import scan_run
 from mysglang.srt.kernels.states import CHUNK, Runs, take_runs
@@ -39,6 +41,8 @@ def delta_step(
     strongest: float = 1.0,
 ) -> Tensor:
     """See `kernels/delta_rule.py`: o = S^T q = S_before^T (a q) + (k q) u."""
+    if matrix.dtype is not torch.float32:
+        return delta_rule.delta_step.reference(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest)
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
     values, kept = v.float(), by_channel(decay).exp().unsqueeze(-1)
@@ -68,6 +72,8 @@ def delta_runs(
     strongest: float = 1.0,
 ) -> Tensor:
     """See `kernels/delta_rule.py`, which computes each piece."""
+    if matrix.dtype is not torch.float32:
+        return delta_rule.delta_runs.reference(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
 
     def run(part: slice, entry: int) -> Tensor:
@@ -94,6 +100,8 @@ def scan_step(
     at: Tensor,
 ) -> Tensor:
     """See `kernels/state_space.py`: y = S^T c + D x = a S_before^T c + (b c) d x + D x, with a = exp(d A)."""
+    if matrix.dtype is not torch.float32:
+        return state_space.scan_step.reference(x, b, c, time, time_bias, log_rate, skip, matrix, at)
     steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
     shared = x.shape[1] // b.shape[1]
     write, read = b.float(), c.float()
@@ -122,6 +130,8 @@ def scan_runs(
     runs: Runs,
 ) -> Tensor:
     """See `kernels/state_space.py`, which computes each piece."""
+    if matrix.dtype is not torch.float32:
+        return state_space.scan_runs.reference(x, b, c, time, time_bias, log_rate, skip, matrix, runs)
     steps, rate = F.softplus(time.float() + time_bias), -log_rate.exp()
 
     def run(part: slice, entry: int) -> Tensor:

@@ -86,7 +86,7 @@ def _by_channel_kernel(
     size = HEADS * KEY_DIM * VALUE_DIM
     tile = matrix + (head * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
     own = tile + tl.load(cuts + first * 5 + 3).to(tl.int64) * size
-    state = tl.load(own, mask=some, other=0.0)
+    state = tl.load(own, mask=some, other=0.0).to(tl.float32)
     for number in range(first, last):
         start = tl.load(cuts + number * 5)
         end = tl.load(cuts + number * 5 + 1)

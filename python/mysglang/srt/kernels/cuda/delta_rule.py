@@ -79,7 +79,7 @@ def _delta_step_kernel(
         tl.store(target, tl.zeros((VALUES,), tl.float32), mask=dv < VALUE_DIM)
         return
     place = matrix + ((entry * HEADS + head) * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
-    state = tl.load(place, mask=inside, other=0.0)
+    state = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     within = (head // SHARED) * KEY_DIM + dk
     query = tl.load(q + row * q_stride + within, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
     key = tl.load(k + row * k_stride + within, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
@@ -296,7 +296,7 @@ def _delta_runs_kernel(
     size = HEADS * KEY_DIM * VALUE_DIM
     tile = matrix + (head * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
-    state = tl.load(tile + own, mask=some, other=0.0)
+    state = tl.load(tile + own, mask=some, other=0.0).to(tl.float32)
     within = (head // SHARED) * KEY_DIM + dk[None, :]
     for number in range(first, tl.load(rows + row + 1)):
         start = tl.load(cuts + number * 5)

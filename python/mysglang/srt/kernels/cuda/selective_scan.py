@@ -65,7 +65,7 @@ def _selective_runs_kernel(
     passed = tl.load(skip + channel, mask=inside, other=0.0)
     size = channels.to(tl.int64) * STATE
     own = matrix + tl.load(cuts + first * 5 + 3) * size + numbers
-    state = tl.load(own, mask=some, other=0.0)
+    state = tl.load(own, mask=some, other=0.0).to(tl.float32)
     for number in range(first, last):
         start = tl.load(cuts + number * 5)
         end = tl.load(cuts + number * 5 + 1)

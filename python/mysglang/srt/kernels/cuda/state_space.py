@@ -131,7 +131,7 @@ def _scan_step_kernel(
         tl.store(target, tl.zeros((COLUMNS,), tl.float32), mask=d < DIM)
         return
     place = matrix + ((entry * HEADS + head) * STATE + n)[:, None] * DIM + d[None, :]
-    state = tl.load(place, mask=inside, other=0.0)
+    state = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     within = (head // SHARED) * STATE + n
     write = tl.load(b + row * b_stride + within, mask=n < STATE, other=0.0).to(tl.float32)
     read = tl.load(c + row * c_stride + within, mask=n < STATE, other=0.0).to(tl.float32)
@@ -282,7 +282,7 @@ def _scan_runs_kernel(
     size = HEADS * STATE * DIM
     kept_at = matrix + (head * STATE + n)[:, None] * DIM + d[None, :]
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
-    state = tl.load(kept_at + own, mask=some, other=0.0)
+    state = tl.load(kept_at + own, mask=some, other=0.0).to(tl.float32)
     within = (head // SHARED) * STATE + n[None, :]
     for number in range(first, tl.load(rows + row + 1)):
         start = tl.load(cuts + number * 5)

@@ -69,7 +69,7 @@ class GatedDeltaNet(StateLayer):
         self.out_proj = RowParallelLinear(values, hidden_size, context=context.under("out_proj"))
         self.sizes = replace(sizes, key_heads=Section.split(sizes.key_heads, rank, ranks).size, value_heads=heads.size)
         matrix = (heads.size, sizes.key_dim, sizes.value_dim)
-        self.spec = StateSpec(layer_id, (StatePart((sizes.kernel - 1, channels)), StatePart(matrix, torch.float32)))
+        self.spec = StateSpec(layer_id, (StatePart((sizes.kernel - 1, channels)), StatePart(matrix, is_recurrent=True)))
 
     @abstractmethod
     def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:

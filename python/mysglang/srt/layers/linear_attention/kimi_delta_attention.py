@@ -73,7 +73,7 @@ class KimiDeltaAttention(StateLayer):
         self.o_proj = RowParallelLinear(width, hidden_size, context=context.under("o_proj"))
         self._shape = (heads.size, dim)
         self._widths = [dim, dim, heads.size]
-        matrix = StatePart((heads.size, dim, dim), torch.float32)
+        matrix = StatePart((heads.size, dim, dim), is_recurrent=True)
         self.spec = StateSpec(layer_id, (StatePart((kernel - 1, 3 * channels.size)), matrix))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

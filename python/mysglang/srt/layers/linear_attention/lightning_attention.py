@@ -67,7 +67,7 @@ class LightningAttention(StateLayer):
         self._log_rate = math.log(2) * (-8 / heads) * head + math.log(slope)
         self._one_step, self._nothing = torch.full((own.size,), ONE_STEP), torch.zeros(own.size)
         self._shape = (own.size, head_dim)
-        self.spec = StateSpec(layer_id, (StatePart((own.size, head_dim, head_dim), torch.float32),))
+        self.spec = StateSpec(layer_id, (StatePart((own.size, head_dim, head_dim), is_recurrent=True),))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Mixes the tokens: [T, hidden_size] -> [W, hidden_size], for the wanted tokens. All tokens update the

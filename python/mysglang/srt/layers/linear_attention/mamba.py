@@ -71,7 +71,7 @@ class MambaMixer(StateLayer):
         self.D = WeightParameter((own.size,), (own,), dtype=torch.float32)
         self.out_proj = RowParallelLinear(channels, hidden_size, bias=sizes.bias, context=context.under("out_proj"))
         self._widths = [sizes.rank, state, state]
-        matrix = StatePart((own.size, state), torch.float32)
+        matrix = StatePart((own.size, state), is_recurrent=True)
         self.spec = StateSpec(layer_id, (StatePart((sizes.kernel - 1, own.size)), matrix))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

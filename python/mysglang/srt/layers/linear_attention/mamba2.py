@@ -88,7 +88,7 @@ class Mamba2Mixer(StateLayer):
         self.sizes = sizes
         matrix = (heads.size, sizes.state_size, sizes.head_dim)
         self.spec = StateSpec(
-            layer_id, (StatePart((sizes.kernel - 1, sum(self.widths))), StatePart(matrix, torch.float32))
+            layer_id, (StatePart((sizes.kernel - 1, sum(self.widths))), StatePart(matrix, is_recurrent=True))
         )
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

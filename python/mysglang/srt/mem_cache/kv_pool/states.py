@@ -15,22 +15,27 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import StateSpec
+from mysglang.srt.forward.forward_batch import StatePart, StateSpec
 from mysglang.srt.kernels.states import copy_states
 from mysglang.srt.platforms.zeros import release, resume, zeros
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The states of these layers. `dtype`: of the model."""
+    """The states of these layers. `dtype`: of the model. `recurrent`: of the parts that are computed in float32."""
 
     specs: tuple[StateSpec, ...]
     dtype: torch.dtype
+    recurrent: torch.dtype = torch.float32
+
+    def kept_as(self, part: StatePart) -> torch.dtype:
+        """Returns the dtype of the part's numbers in the store."""
+        return self.recurrent if part.is_recurrent else self.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of one state, over all layers."""
-        return sum(prod(part.shape) * (part.dtype or self.dtype).itemsize for spec in self.specs for part in spec.parts)
+        return sum(prod(part.shape) * self.kept_as(part).itemsize for spec in self.specs for part in spec.parts)
 
 
 class StatePool:
@@ -42,7 +47,7 @@ class StatePool:
         entries = num_states + 1
         self._layers = {
             spec.layer_id: tuple(
-                zeros(entries, *part.shape, dtype=part.dtype or layout.dtype, device=device) for part in spec.parts
+                zeros(entries, *part.shape, dtype=layout.kept_as(part), device=device) for part in spec.parts
             )
             for spec in layout.specs
         }
