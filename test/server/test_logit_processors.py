@@ -116,3 +116,21 @@ def test_max_thinking_tokens(server: ServerProcess) -> None:
     assert "</think>" in answer.json()["text"]
     both = httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": "Counting"}, timeout=PATIENCE_S)
     assert both.status_code == 400 and both.json()["error"]["param"] == "max_thinking_tokens"
+
+
+def test_a_mark_that_a_user_wrote_opens_no_thought(server: ServerProcess) -> None:
+    """Neither alone nor beside a grammar, which would forbid the token that ends a thought."""
+    chat = {"model": "default", "messages": [{"role": "user", "content": "What is <think>?"}], "max_tokens": 12}
+    chat = {**chat, "temperature": 0, "separate_reasoning": False}
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a"]}}}}
+
+    def content(**more: Any) -> str:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json={**chat, **more}, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    assert content(max_thinking_tokens=1) == content()
+    assert content(max_thinking_tokens=1, **form) == '"a"'
+    params = {**GREEDY, "regex": "ab", "ignore_eos": False}
+    body = {"text": "<think>", "sampling_params": params, "max_thinking_tokens": 1}
+    assert httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["text"] == "ab"

@@ -11,7 +11,15 @@ import torch
 from fixtures import own_processors
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.sampling.logit_processors import NEAR, REQUEST, ProcessorRun, RequestTokens, load_processors
-from mysglang.srt.sampling.processor_params import BUILT_IN, DISALLOWED_TOKENS, MAX_DISALLOWED, THINKING_BUDGET, settle
+from mysglang.srt.sampling.processor_params import (
+    BEGINS_THINKING,
+    BUILT_IN,
+    DISALLOWED_TOKENS,
+    MAX_DISALLOWED,
+    THINKING_BUDGET,
+    THINKS_ONCE,
+    settle,
+)
 
 VOCAB = 50
 WORDS = {"<think>": 40, "</think>": 41, "\n": 42}
@@ -63,6 +71,27 @@ def test_disallowed_tokens() -> None:
 def test_a_thought_is_made_to_end(prompt: list[int], output: list[int], token: int | None) -> None:
     row = after(THINKING_BUDGET, BUDGET, prompt, output)
     left = torch.isfinite(row).nonzero().flatten().tolist()
+    assert left == (list(range(VOCAB)) if token is None else [token])
+
+
+@pytest.mark.parametrize(
+    ("facts", "prompt", "output", "token"),
+    [
+        ({BEGINS_THINKING: False}, [START], [2, 3, 4], None),
+        ({BEGINS_THINKING: False}, [START], [START, 2, 3, 4], LINE),
+        ({BEGINS_THINKING: True}, [1], [2, 3], None),
+        ({BEGINS_THINKING: True}, [1], [2, 3, 4], LINE),
+        ({BEGINS_THINKING: True}, [1], [2, END, 3, 4, 5], None),
+        ({BEGINS_THINKING: True}, [1], [2, END, START, 3, 4, 5], LINE),
+        ({BEGINS_THINKING: True, THINKS_ONCE: True}, [1], [2, END, START, 3, 4, 5], None),
+        ({BEGINS_THINKING: True, THINKS_ONCE: True}, [1], [2, 3, 4], LINE),
+    ],
+)
+def test_what_the_front_knows_of_the_thought(
+    facts: dict[str, bool], prompt: list[int], output: list[int], token: int | None
+) -> None:
+    """A mark in a user's text opens no thought, and a prompt without a mark may begin one."""
+    left = torch.isfinite(after(THINKING_BUDGET, {**BUDGET, **facts}, prompt, output)).nonzero().flatten().tolist()
     assert left == (list(range(VOCAB)) if token is None else [token])
 
 

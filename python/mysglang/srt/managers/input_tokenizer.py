@@ -15,6 +15,7 @@ import msgspec
 
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import Caller
+from mysglang.srt.managers.processor_choice import ProcessorChoice
 from mysglang.srt.managers.prompt_vectors import packed_vectors
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenize_job import PIECE_IDS, Job, Piece, Settled, packed_ids, packed_prompts, within
@@ -32,7 +33,6 @@ from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.messages.packing import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
 from mysglang.srt.sampling.drawing import TOP_K_ALL
-from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.ids import new_id
 from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
@@ -108,6 +108,7 @@ class InputTokenizer:
         self._seeds = random.Random(seed)
         self._keeps_keys_apart = keeps_keys_apart
         self._strict_max_tokens = strict_max_tokens
+        self._processors = ProcessorChoice(limits.logit_processors, limits.vocab_size, tokenizer)
 
     async def unfold(self, obj: GenerateReqInput, max_answers: int) -> Unfolded:
         """Splits `obj` into prompts, in a thread if that is long work. Raises InvalidRequest."""
@@ -184,7 +185,8 @@ class InputTokenizer:
         for number, (prompt, ids) in enumerate(zip(prompts, packed, strict=True), first):
             length = len(ids) // ID_BYTES
             settled = self._settled(job, prompt, self._max_new(prompt, length, spare=spare))
-            params, wish = settled.params, _logprob_request(prompt.logprobs, length)
+            params = self._processors.for_prompt(settled.processor, settled.params, ids)
+            wish = _logprob_request(prompt.logprobs, length)
             seed = job.seeds[number] if params.sampling_seed is None else params.sampling_seed
             embeds = self._embeds(prompt.content)
             # No other request shares their pages, but the copies of a prompt, and this one if it is computed again.
@@ -227,7 +229,7 @@ class InputTokenizer:
         grammar_after, thought_start = self._thinking(params, job.obj)
         if (bad_words := job.bad_words.get(id(prompt.params))) is None:
             bad_words = job.bad_words[id(prompt.params)] = self._bad_words(params.bad_words)
-        processor, custom_params = self._processor(prompt, params, job.obj.max_thinking_tokens)
+        processor, custom_params = self._processors.choose(prompt, params, job.obj)
         params = msgspec.structs.replace(params, bad_words=[], custom_params=custom_params)
         settled = job.settled[key] = Settled(params, bad_words, processor, grammar_after, thought_start)
         return settled
@@ -247,35 +249,6 @@ class InputTokenizer:
             message = "return_hidden_states: start the server with --enable-return-hidden-states."
             raise InvalidRequest(message, param="return_hidden_states")
         return prompt.hidden_states
-
-    def _processor(
-        self, prompt: Prompt, params: SamplingParams, max_thinking: int | None
-    ) -> tuple[str | None, dict[str, object] | None]:
-        """Returns the name of the prompt's logit processor, and its parameters."""
-        name, told = prompt.logit_processor, params.custom_params
-        if max_thinking is not None:
-            if name is not None:
-                message = "max_thinking_tokens is a logit processor's work, and a request may have one."
-                raise InvalidRequest(message, param="max_thinking_tokens")
-            if max_thinking < 0:
-                raise InvalidRequest("max_thinking_tokens must be at least 0.", param="max_thinking_tokens")
-            name, told = THINKING_BUDGET, {"thinking_budget": max_thinking}
-        if name is None:
-            if told is not None:
-                raise InvalidRequest("custom_params: only for a custom_logit_processor.", param="custom_params")
-            return None, None
-        if name not in self._limits.logit_processors:
-            known = ", ".join(self._limits.logit_processors) or "none"
-            message = f"custom_logit_processor: no code that a request brings is run; name one of {known}."
-            raise InvalidRequest(message, param="custom_logit_processor")
-        return name, dict(settle(name, told or {}, self._limits.vocab_size, self._token_id))
-
-    def _token_id(self, text: str) -> int | None:
-        """Returns the id of a text that is one token of the model."""
-        if self._tokenizer is None:
-            return None
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids[0] if len(ids) == 1 and ids[0] < self._limits.vocab_size else None
 
     def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[bytes]:
         """Returns the int32 bytes of each prompt, and checks that all ids are inside the vocabulary."""

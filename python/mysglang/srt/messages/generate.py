@@ -199,6 +199,8 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Text with which the model ends its thinking; a grammar begins only after it. None: there is no thinking."""
     think_start: str | None = None
     """Text with which the answer may begin a thought, if it does not begin in one. None: it does, or may not think."""
+    begins_thinking: bool | None = None
+    """True if the answer begins in a thought, False if it does not. None: only marks in the prompt can tell."""
     pool: bool = False
     """True if a vector of the prompt is wanted instead of text."""
     second_texts: list[int | None] | None = None
@@ -214,7 +216,7 @@ BESIDE_SAMPLING = declared_among(GenerateReqInput)
 
 # Clients cannot set these fields.
 INTERNAL = {
-    *("add_special_tokens", "clip_max_new_tokens", "think_end", "think_start"),
+    *("add_special_tokens", "clip_max_new_tokens", "think_end", "think_start", "begins_thinking"),
     *("pool", "second_texts", "tail_end"),
 }
 _OF_LOGPROBS = {"logprob_start_len", "top_logprobs_num", "token_ids_logprob"}

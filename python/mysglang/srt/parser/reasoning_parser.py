@@ -326,7 +326,8 @@ class HarmonyFormat:
         return HarmonyParser()
 
 
-_MARKED = TagFormat(THINK, THINK_END)
+MARKED = TagFormat(THINK, THINK_END)
+"""The format of most models; an answer begins in a thought only if the prompt ends with the mark."""
 _FIRST = TagFormat(THINK, THINK_END, thinks_first=True)
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
@@ -339,23 +340,23 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     "deepseek-r1": _FIRST,
-    "deepseek-v3": _MARKED,
-    "deepseek-v4": _MARKED,
+    "deepseek-v3": MARKED,
+    "deepseek-v4": MARKED,
     "gemma4": TagFormat("<|channel>thought", "<channel|>"),
     "glm45": TagFormat(THINK, THINK_END, interrupts=("<tool_call>",)),
     "gpt-oss": HarmonyFormat(),
-    "granite_thinking_parser": _MARKED,
+    "granite_thinking_parser": MARKED,
     "hunyuan": TagFormat(THINK, THINK_END, interrupts=("<tool_calls>",)),
-    "interns1": _MARKED,
+    "interns1": MARKED,
     "kimi": TagFormat("◁think▷", "◁/think▷"),
     "kimi_k2": TagFormat(THINK, THINK_END, interrupts=("<|tool_calls_section_begin|>",)),
-    "mimo": _MARKED,
+    "mimo": MARKED,
     "minimax": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<minimax:tool_call>",)),
     "minimax-append-think": AppendThinkFormat(),
     "minimax-m3": TagFormat("<mm:think>", "</mm:think>", interrupts=("]<]minimax[>[<tool_call>",)),
     "mistral": TagFormat("[THINK]", "[/THINK]"),
     "nemotron_3": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<tool_call>",)),
-    "qwen3": _MARKED,
+    "qwen3": MARKED,
     "qwen3-thinking": _FIRST,
     "step3": _FIRST,
     "step3p5": _FIRST,

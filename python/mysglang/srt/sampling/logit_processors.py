@@ -20,7 +20,14 @@ from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.sampling.feature import Act, Stage, places
-from mysglang.srt.sampling.processor_params import BUILT_IN, DISALLOWED_TOKENS, THINKING_BUDGET, own_name
+from mysglang.srt.sampling.processor_params import (
+    BEGINS_THINKING,
+    BUILT_IN,
+    DISALLOWED_TOKENS,
+    THINKING_BUDGET,
+    THINKS_ONCE,
+    own_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +70,8 @@ class ThinkingBudgetLogitProcessor:
     """A processor that ends a thought after `thinking_budget` tokens: first its line, if there is a token for that,
     then the thought itself.
 
-    The last mark in prompt and answer decides if the answer thinks.
+    The last mark in prompt and answer decides if the answer thinks. If the front knows whether the answer begins in a
+    thought (`BEGINS_THINKING`), the prompt's marks say nothing: a user may have written them.
     """
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
@@ -78,17 +86,22 @@ class ThinkingBudgetLogitProcessor:
         tokens: RequestTokens = params[REQUEST]
         prompt, output = tokens.origin_input_ids, tokens.output_ids
         thought: tuple[Ints, ...]
+        begins, end = params.get(BEGINS_THINKING), params["think_end_id"]
+        if params.get(THINKS_ONCE) and _last(output, end) >= 0:
+            return None
         if (begun := _last(output, params["think_start_id"])) >= 0:
             thought = (output[begun + 1 :],)
-        elif (begun := _last(prompt, params["think_start_id"])) >= 0:
+        elif begins:
+            thought = (output,)
+        elif begins is None and (begun := _last(prompt, params["think_start_id"])) >= 0:
             thought = (prompt[begun + 1 :], output)
         else:
             return None
-        end: int = params["think_end_id"]
         if sum(map(len, thought)) < params["thinking_budget"] or any(_last(part, end) >= 0 for part in thought):
             return None
         line: int | None = params.get("new_line_id")
-        return line if line is not None and len(output) and output[-1] != line else end
+        due: int = line if line is not None and len(output) and output[-1] != line else end
+        return due
 
 
 def _last(ids: Ints, token: int) -> int:

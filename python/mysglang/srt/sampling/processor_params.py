@@ -17,6 +17,14 @@ THINKING_BUDGET = "ThinkingBudgetLogitProcessor"
 BUILT_IN = (DISALLOWED_TOKENS, THINKING_BUDGET)
 """SGLang's names of its own."""
 
+BEGINS_THINKING = "begins_thinking"
+"""Parameter of the thinking budget that the front adds: True if the answer begins in a thought, False if not. Absent if
+only the prompt's marks can tell.
+"""
+THINKS_ONCE = "thinks_once"
+"""Parameter of the thinking budget that the front adds: true if what follows the first thought has none, because a
+grammar rules it."""
+
 MAX_DISALLOWED = 4096
 MAX_PARAMS_BYTES = 64 << 10
 """Limit for custom_params as JSON."""

@@ -47,6 +47,7 @@ from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import list_ids
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.parser.reasoning_parser import MARKED
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
@@ -193,6 +194,7 @@ class ChatAnswers:
             **beside_sampling(body),
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
+            begins_thinking=(reasoning or MARKED).begins_thinking(prompt),
         )
         own_names = CHAT_NAMES | body.own_names | body.grammar_names | dict.fromkeys(plan.grammar or (), "tools")
         return ChatCall(

@@ -87,7 +87,7 @@ def native_router(
         if owner is not None and obj.session_params is not None:
             return Relayed(owner, body)
         if obj.require_reasoning and reasoning is not None:
-            obj = msgspec.structs.replace(obj, think_end=reasoning.end)
+            obj = msgspec.structs.replace(obj, think_end=reasoning.end, begins_thinking=True)
         dicts = ResponseDicts(obj, front.tokenizer, incremental=incremental)
         if obj.stream:
             return talk_stream(lambda: _talk(sessions.generate_request(obj), dicts, front.text_pool))
