@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -134,3 +134,28 @@ def test_a_mark_that_a_user_wrote_opens_no_thought(server: ServerProcess) -> Non
     params = {**GREEDY, "regex": "ab", "ignore_eos": False}
     body = {"text": "<think>", "sampling_params": params, "max_thinking_tokens": 1}
     assert httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["text"] == "ab"
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "fields", "param"),
+    [
+        (range(4096), {}, "custom_params"),
+        ([300], {"allowed_token_ids": [300]}, "custom_params"),
+        ([0], {"allowed_token_ids": [0, 5], "bad_word_of": 5}, None),
+        (range(3, 4096), {"regex": "ab"}, None),
+        (range(3, 4096), {"min_new_tokens": 5, "stop_token_ids": [0, 1, 2]}, None),
+    ],
+)
+def test_rules_that_leave_no_token(
+    server: ServerProcess, forbidden: Sequence[int], fields: dict[str, Any], param: str | None
+) -> None:
+    """They are refused, or found in the step; a token that one of the rules forbids is never taken."""
+    fields = dict(fields)
+    if (token := fields.pop("bad_word_of", None)) is not None:
+        word = httpx.post(f"{server.url}/detokenize", json={"tokens": [token]}, timeout=PATIENCE_S).json()["text"]
+        fields["bad_words"] = [word]
+    answer = generate(server, "DisallowedTokensLogitsProcessor", {"token_ids": [*forbidden]}, **fields)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    assert error["param"] == param and ("forbids every token" if param else "No token is left") in error["message"]
+    assert_quiet(server.url)

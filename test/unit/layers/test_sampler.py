@@ -8,13 +8,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from mysglang.srt.forward.outputs import NO_TOKEN, NOT_FINITE
 from mysglang.srt.kernels.sampling import Filters
 from mysglang.srt.layers.logprobs import LogprobQuery
 from mysglang.srt.layers.sampler import OutputQuery, Sampler, SamplingOps, SamplingStep
 from mysglang.srt.sampling.drawing import Draw
 from mysglang.srt.sampling.feature import Act
 from mysglang.srt.sampling.logit_edits import Edits, Prohibitions
-from mysglang.srt.sampling.logit_processors import ProcessorRun
+from mysglang.srt.sampling.logit_processors import DisallowedTokensLogitsProcessor, ProcessorRun
 from mysglang.srt.sampling.penalties import Penalize, Penalties, PenaltyTable
 from mysglang.srt.sampling.token_mask import Masked
 
@@ -168,11 +169,21 @@ def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, ops: SamplingOps, l
 
 
 def test_a_mask_that_allows_nothing_disturbs_no_other_row(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
-    """The token of such a row is ignored, because the code that gave the mask refuses every token."""
+    """Such a row gets no token: the code that gave the mask might allow the one that was chosen all the same."""
     nothing = Masked(longs(2), torch.zeros(1, 2, dtype=torch.int32), ops.mask)
     filters = {"top_k": torch.full((ROWS,), 9, dtype=torch.int32), "top_p": torch.full((ROWS,), 0.9)}
     for free in (step_of(), step_of(drawing(ops)), step_of(drawing(ops, 1.0, **filters))):
         masked = sampler.sample(logits, free.then((nothing,))).tokens
         others = torch.arange(ROWS) != 2
         assert torch.equal(masked[others], sampler.sample(logits, free).tokens[others])
-        assert 0 <= int(masked[2]) < VOCAB
+        assert int(masked[2]) == NO_TOKEN
+
+
+def test_a_processor_and_a_mask_that_share_no_token(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
+    """Each of the two allows token 0, or others; together they allow none, and a broken row stays a broken one."""
+    logits[4, 3] = math.nan
+    forbids = ProcessorRun(DisallowedTokensLogitsProcessor(), longs(2, 4), [{"token_ids": [0]}] * 2)
+    only = Masked(longs(2, 3, 4), torch.tensor([[1, 0]] * 3, dtype=torch.int32), ops.mask)
+    for free in (step_of(), step_of(drawing(ops))):
+        tokens = sampler.sample(logits, free.then((forbids, only))).tokens.tolist()
+        assert tokens[2:] == [NO_TOKEN, 0, NOT_FINITE] and min(tokens[:2]) >= 0

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from mysglang.srt.forward.worker_batch import Floats, Ints, TokenMask
 
+NOT_FINITE = -1
+"""The token of a row whose logits were not finite."""
+NO_TOKEN = -3
+"""The token of a row whose masks and logit processor together allow none. Not -2, which says that there is no draft."""
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
@@ -28,7 +33,7 @@ class StepOutput:
 
     `counts[r]` tokens of `tokens` belong to row r of the batch: none for a row that yields no token, one in plain
     decoding, more in speculative decoding. Output logprobs stand for the tokens of rows that asked, in order.
-    A token of -1 says that the row's logits were not finite.
+    A negative token says why the row has none: NOT_FINITE or NO_TOKEN.
     """
 
     tokens: Ints

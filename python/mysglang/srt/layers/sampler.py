@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.distributed.groups import Group
+from mysglang.srt.forward.outputs import NO_TOKEN, NOT_FINITE
 from mysglang.srt.kernels import sampling
 from mysglang.srt.kernels.sampling import apply_token_bitmask
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs, join_logprobs
@@ -54,7 +55,7 @@ class SamplingStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The sampled tokens. tokens: [S] int64, -1 for a broken row."""
+    """The sampled tokens. tokens: [S] int64; NOT_FINITE in a broken row, NO_TOKEN where all are forbidden."""
 
     tokens: Tensor
     logprobs: Logprobs | None = None
@@ -82,7 +83,7 @@ class ChoosesTokens(Protocol):
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         """Samples tokens. logits: [S, vocab] as the model computes them; they are not changed. A row that cannot be
-        sampled gets -1.
+        sampled gets a negative token.
         """
         ...
 
@@ -124,14 +125,17 @@ class Sampler:
         if step.plain_greedy:
             return Sampled(tokens)
         broken = tokens < 0
+        empty = torch.zeros_like(broken)
         if any(act.stage < Stage.CHOOSE for act in step.acts):
             logits = logits.to(torch.float32, copy=True)
             for act in step.acts:
                 act.edit(logits, broken)
             tokens = logits.argmax(dim=-1)
+            # After all edits: a token may be forbidden by a processor, and the rest by a mask.
+            empty = logits.gather(1, tokens[:, None]).squeeze(1) == -torch.inf
         for act in step.acts:
             tokens = act.choose(logits, tokens)
-        tokens = torch.where(broken, -1, tokens)
+        tokens = torch.where(broken, NOT_FINITE, torch.where(empty, NO_TOKEN, tokens))
         logprobs = self._logprobs(logits, tokens, step)
         # Last: what fails before this has changed nothing.
         for act in step.acts:
@@ -170,7 +174,7 @@ def _sample_one(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
         return sample(logits, step)
     except Exception:
         logger.exception("A request could not be sampled and ends with an error; others are not affected.")
-    tokens = torch.full((1,), -1, dtype=torch.int64, device=logits.device)
+    tokens = torch.full((1,), NOT_FINITE, dtype=torch.int64, device=logits.device)
     if step.output_query is None:
         return Sampled(tokens)
     query = step.output_query.query

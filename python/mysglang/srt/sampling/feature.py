@@ -179,7 +179,7 @@ class Act(msgspec.Struct, frozen=True, eq=False):
         return tokens
 
     def chosen(self, tokens: Tensor) -> None:
-        """Takes the chosen tokens; -1 in broken rows."""
+        """Takes the chosen tokens; negative in rows that have none."""
 
     def alone(self, row: int) -> Act | None:
         """Returns this act for one row of the logits, as row 0 of a batch of one; None if that row does not use the

@@ -257,7 +257,7 @@ class PenaltyTable(DeviceSide):
         logits[penalties.rows] = rows
 
     def count(self, lines: Tensor, tokens: Tensor) -> None:
-        """Counts one more generated token for each line; a token of -1 counts nothing. Lines are distinct."""
+        """Counts one more generated token for each line; a negative token counts nothing. Lines are distinct."""
         at = (lines, tokens.clamp(min=0))
         self._counts[at] = self._counts[at] + 2 * (tokens >= 0).int()
 

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from mysglang.srt.forward.outputs import StepOutput
+from mysglang.srt.forward.outputs import NO_TOKEN, StepOutput
 from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints, LogprobColumns, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.books import by_row, hidden_by_row
 from mysglang.srt.scheduling.decode_planner import Growth
+from mysglang.srt.scheduling.grammar import Grammar
 from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -44,7 +45,10 @@ GRAMMAR_TOO_SLOW = Abort(
     kind="BadRequestError",
 )
 NOTHING_ALLOWED = Abort(
-    "No token is left that bad_words, allowed_token_ids and the grammar allow here.", status=400, kind="BadRequestError"
+    "No token is left that bad_words, allowed_token_ids, min_new_tokens, the logit processor and the grammar all allow "
+    "here.",
+    status=400,
+    kind="BadRequestError",
 )
 
 
@@ -101,15 +105,13 @@ class ResultProcessor:
         return ended + self._distrust.end(broken) if broken else ended
 
     def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
-        """Adds one token to each of `slots`. Returns those that end by it, and why. Token -1: the result is not
-        finite.
-        """
-        if np.minimum.reduce(tokens, initial=0) < 0:
-            finite = tokens >= 0
-            return [(slot, NOT_FINITE) for slot in slots[~finite].tolist()] + self._accept(
-                slots[finite], tokens[finite]
-            )
+        """Adds one token to each of `slots`. Returns those that end by it, and why. A negative token: there is none."""
         table = self._table
+        if np.minimum.reduce(tokens, initial=0) < 0:
+            there = tokens >= 0
+            missing = zip(slots[~there].tolist(), tokens[~there].tolist(), strict=True)
+            ended = [(slot, self._all_forbidden(slot) if token == NO_TOKEN else NOT_FINITE) for slot, token in missing]
+            return ended + self._accept(slots[there], tokens[there])
         known = table.known[slots]
         after = known + 1
         left = table.final_len[slots] - after
@@ -159,11 +161,26 @@ class ResultProcessor:
         if grammar is None:
             return None
         if not grammar.accept(token):
-            spec = req.sampling.grammar
-            if grammar.too_slow and spec is not None:
-                return replace(GRAMMAR_TOO_SLOW, param=spec.kind)
-            return GRAMMAR_FAILED
+            return self._grammar_failed(req, grammar)
         return Stop(token) if grammar.finished else None
+
+    def _all_forbidden(self, slot: int) -> FinishReason:
+        """Returns why the request in `slot` ends, for which every token is forbidden."""
+        req = self._table.req(slot)
+        if self._table.known[slot] >= self._table.final_len[slot]:
+            # max_new_tokens 0: the prompt was only to be computed.
+            return Length(0)
+        if req.grammar is not None and (req.grammar.too_slow or (req.rules is None and req.logit_processor is None)):
+            return self._grammar_failed(req, req.grammar)
+        return NOTHING_ALLOWED
+
+    @staticmethod
+    def _grammar_failed(req: Req, grammar: Grammar) -> FinishReason:
+        """Returns why a request ends whose grammar does not go on."""
+        spec = req.sampling.grammar
+        if grammar.too_slow and spec is not None:
+            return replace(GRAMMAR_TOO_SLOW, param=spec.kind)
+        return GRAMMAR_FAILED
 
     def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:
         """Returns the indices of rows whose token is an EOS that ends them."""
