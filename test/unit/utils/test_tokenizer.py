@@ -209,3 +209,41 @@ def test_the_largest_id(tmp_path: Path) -> None:
     assert tokenizer.token_text(tokenizer.largest_id)
     assert all(tokenizer.id_of(token) is None or tokenizer.id_of(token) <= tokenizer.largest_id for token in ("a", "b"))
     assert tokenizer.largest_id == tokenizer.vocab_size - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "text", ["The quick  brown\n\n fox", " The é你🎉! ", f"{BOS}Hi{TURN} {MARKER} x{EOS}", "", "Zürich "]
+)
+def test_where_tokens_begin(kind: str, text: str, tmp_path: Path) -> None:
+    """Each begins behind the text of those before it; half a character begins where the whole one does."""
+    ours = Tokenizer.load(small_tokenizer.write(tmp_path, kind))
+    ids, starts = ours.encode(text), ours.starts(text)
+    framed = kind == "metaspace"
+    own = ids[framed:]
+    texts = [b"".join(map(ours.token_bytes, own[:place])) for place in range(len(own))]
+    # The space that a tokenizer puts before a text is not in it.
+    dropped = len(b"".join(map(ours.token_bytes, own)).decode()) - len(text)
+    expected = [max(len(said.decode(errors="ignore")) - dropped, 0) for said in texts]
+    assert starts == [0] * framed + expected
+
+
+def test_where_tokens_begin_that_are_counted_without_their_spaces(tmp_path: Path) -> None:
+    """Byte-level tokenizers may cut spaces from spans, and put tokens around a text."""
+    folder = small_tokenizer.write(tmp_path, "byte_level")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    cutting = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    (folder / "tokenizer.json").write_text(json.dumps({**config, "post_processor": cutting}))
+    framing = Tokenizer.load(small_tokenizer.write(tmp_path / "framing", "byte_level", add_bos_token=True))
+    text = " The quick  brown\n\n fox "
+    whole = Tokenizer.load(small_tokenizer.write(tmp_path / "whole", "byte_level")).starts(text)
+    assert Tokenizer.load(folder).starts(text) == whole
+    assert framing.starts(text) == [0, *whole]
+
+
+def test_where_tokens_begin_of_a_text_that_a_tokenizer_changes(tmp_path: Path) -> None:
+    folder = small_tokenizer.write(tmp_path, "byte_level")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**config, "normalizer": {"type": "NFC"}}))
+    starts = Tokenizer.load(folder).starts("e\u0301e\u0301!")
+    assert (starts[0], starts[-1]) == (0, 4)

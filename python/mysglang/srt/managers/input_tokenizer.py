@@ -141,6 +141,16 @@ class InputTokenizer:
         """Returns the ids of `text`. Raises InvalidRequest."""
         return await self._pool.run(len(text), lambda: self._encode([text], add_special_tokens)[0])
 
+    async def starts(self, text: str) -> list[int]:
+        """Returns the character with which each token of `text` begins (`Tokenizer.starts`). Raises InvalidRequest."""
+        tokenizer = self._need_tokenizer("text")
+
+        def work() -> list[int]:
+            self._check_texts([text], tokenizer.longest_token)
+            return tokenizer.starts(text)
+
+        return await self._pool.run(len(text), work)
+
     async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
         """Returns the ids of two texts each, put together as the tokenizer does it, and where the second one begins.
 

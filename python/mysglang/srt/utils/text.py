@@ -37,6 +37,16 @@ class IncrementalDecoder:
         self._pending = data[used:]
         return text
 
+    def feed_at(self, token_id: int) -> tuple[int, str]:
+        """Adds one token. Returns at which character of the new text the token begins, and the new text.
+
+        A token that does not complete a character that others began begins behind the U+FFFD that stand for these.
+        """
+        held, piece = self._pending, self._pieces.join((token_id,))
+        text, used = utf_8_decode(held + piece, self._on_invalid, False)
+        self._pending = (held + piece)[used:]
+        return (0 if _goes_on(held, piece) else len(utf_8_decode(held, self._on_invalid, True)[0])), text
+
     def feed_one(self, token_id: int) -> str:
         """Adds one token, as they arrive in a stream: most are whole characters."""
         if not self._pending and self._texts is not None:
@@ -50,6 +60,15 @@ class IncrementalDecoder:
         text, _ = utf_8_decode(self._pending, self._on_invalid, True)
         self._pending = b""
         return text
+
+
+def _goes_on(held: bytes, piece: bytes) -> bool:
+    """True if `piece` goes on with the character that `held` begins."""
+    try:
+        utf_8_decode(held + piece[:1], "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Watch:

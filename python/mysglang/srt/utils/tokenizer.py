@@ -44,6 +44,9 @@ MAX_PREPENDED = 256
 IDS_PIECE = 1 << 14
 """Tokens, some third of a millisecond."""
 
+_NOWHERE = (0, 0)
+"""Span of a token that was put into a text from outside."""
+
 _MAX_ID = (1 << 32) - 1
 """Largest id the library takes."""
 
@@ -169,6 +172,29 @@ class Tokenizer:
         # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that are not used.
         return [_ids(encoding) for encoding in self._encode(list(texts), add_special_tokens=add_special_tokens)]
 
+    def starts(self, text: str) -> list[int]:
+        """Returns for each token of `encode(text)` the character of `text` with which it begins. A token within a
+        character has that character's place, and a token that the text does not contain, such as BOS, the place where
+        it was put in.
+        """
+        [encoding] = self._encode([text], add_special_tokens=True, offsets=True)
+        ids, spans = encoding.ids, encoding.offsets
+        last = max((place for place, span in enumerate(spans) if span != _NOWHERE), default=-1)
+        found: list[int] = []
+        end = 0
+        for place, (token_id, (start, stop)) in enumerate(zip(ids, spans, strict=True)):
+            if (start, stop) == _NOWHERE:
+                found.append(len(text) if place > last >= 0 else end)
+                continue
+            word = self.token_text(token_id)
+            spaces = len(word) - len(word.lstrip())
+            # Some tokenizers count a token from behind the spaces with which it begins.
+            if 0 < spaces <= start and not text[start:stop][:1].isspace() and text[start - spaces : start].isspace():
+                start -= spaces
+            found.append(start)
+            end = stop
+        return found
+
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
         """Returns the ids of two texts each, framed as the model expects it, and at which of them the second text
         begins; None for a tokenizer that does not tell the two apart.
@@ -177,13 +203,16 @@ class Tokenizer:
         return [(one.ids, one.type_ids.index(1) if 1 in one.type_ids else None) for one in encodings]
 
     def _encode(
-        self, texts: list[str] | list[tuple[str, str]], *, add_special_tokens: bool
+        self, texts: list[str] | list[tuple[str, str]], *, add_special_tokens: bool, offsets: bool = False
     ) -> list[tokenizers.Encoding]:
-        """Returns the ids of a text. Raises InvalidRequest for a text on which the library gives up, such as one that
-        cannot be split into words in a bounded number of steps.
+        """Returns the ids of texts, and with `offsets` the span of each in its text.
+
+        Raises InvalidRequest for a text on which the library gives up, such as one that cannot be split into words in a
+        bounded number of steps.
         """
         try:
-            return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+            return encode(texts, add_special_tokens=add_special_tokens)
         except BaseException as error:
             if not is_panic(error):
                 raise

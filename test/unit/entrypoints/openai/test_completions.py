@@ -200,6 +200,46 @@ async def test_the_echoed_prompt_has_logprobs_and_offsets(kind: str) -> None:
     assert columns == found
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_offsets_count_in_an_echo_with_special_tokens(kind: str, as_ids: bool) -> None:
+    """A text is echoed as it came, with the special tokens that are written in it; ids without them."""
+    tokenizer = small(kind)
+    text = "<s>The quick<|turn|>brown"
+    ids = tokenizer.encode(text)
+    prompt: object = ids if as_ids else text
+    async with serve(scored, kind=kind) as served:
+        choice = (await served.post(PATH, asked(prompt=prompt, logprobs=1, echo=True))).json()["choices"][0]
+    offsets, words = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+    assert choice["text"] == ("The quickbrown" if as_ids else text) + "é!"
+    said = list(zip(offsets, words, strict=True))[: len(ids)]
+    shown = [(place, word) for place, word in said if word.isalpha()]
+    assert [choice["text"][place:].startswith(word) for place, word in shown] == [True] * len(shown)
+    assert offsets[len(ids)] == len(choice["text"]) - 2 and offsets == sorted(offsets)
+    if not as_ids:
+        assert [place for place, word in said if word == "<|turn|>"] == [text.index("<|turn|>")]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offsets"),
+    [
+        ([b"\xc3", b"!"], [0, 1]),
+        ([b"a", b"\xe4", b"\xbd", b"!", b"b"], [0, 1, 1, 2, 3]),
+        ([b"\xe4", b"\xbd", b"\xa0", b"!"], [0, 0, 0, 1]),
+        ([b"\xc3", b"\xc3", b"\xa9", b"!"], [0, 1, 1, 2]),
+    ],
+)
+def test_offsets_after_half_a_character(pieces: list[bytes], offsets: list[int]) -> None:
+    """Its bytes are one character of the text, and the next token begins behind that."""
+    tokenizer = small("byte_level")
+    ids = [next(i for i in range(300) if tokenizer.token_bytes(i) == piece) for piece in pieces]
+    columns = CompletionLogprobs(tokenizer, skip_special_tokens=True, top_num=0)
+    assert columns.columns([TokenLogprob(i, -1.0, []) for i in ids])["text_offset"] == offsets
+    for place, (token, offset) in enumerate(zip(ids, offsets, strict=True)):
+        if pieces[place] in (b"!", b"b"):
+            assert tokenizer.decode(ids)[offset:].startswith(tokenizer.token_text(token))
+
+
 async def test_best_of_all_that_are_returned() -> None:
     async with serve() as served:
         answer = (await served.post(PATH, asked(n=2, best_of=2))).json()

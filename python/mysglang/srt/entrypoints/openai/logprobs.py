@@ -22,6 +22,15 @@ class TokenLogprob(NamedTuple):
     top: Sequence[tuple[int, float]]
 
 
+class Echo(NamedTuple):
+    """An echoed prompt."""
+
+    text: str
+    starts: Sequence[int] | None = None
+    """The character with which each token begins, of a prompt that came as text; None: the text is that of its tokens.
+    """
+
+
 def positions(found: TokenLogprobs) -> list[TokenLogprob]:
     """Converts the columns of a chunk to a list of positions."""
     columns = (found.ids.tolist(), found.vals.tolist(), found.top_ids.tolist(), found.top_vals.tolist())
@@ -57,7 +66,8 @@ class CompletionLogprobs:
     """`choices[].logprobs` of one plain completion, which may come in several frames.
 
     Offsets count characters from the start of the choice's text: 0 is where an echoed prompt starts, and without echo
-    the answer. A token in the midst of a character has that character's offset.
+    the answer. A token in the midst of a character has that character's offset, and a token that is not in the text
+    the offset of what comes next.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, top_num: int) -> None:
@@ -76,20 +86,21 @@ class CompletionLogprobs:
             "top_logprobs": [self._likeliest(position) for position in positions],
         }
 
-    def prompt_columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
+    def prompt_columns(self, positions: Sequence[TokenLogprob], echo: Echo) -> dict[str, list[object]]:
         """Returns the columns for the echoed prompt. Call it once, before the answer."""
         self._decoder = self._new_decoder(at_start=True)
         found = self.columns(positions)
-        self._offset += len(self._decoder.finish())
         self._decoder = self._new_decoder(at_start=False)
-        return found
+        self._offset = len(echo.text)
+        return found if echo.starts is None else {**found, "text_offset": [*echo.starts]}
 
     def _new_decoder(self, *, at_start: bool) -> IncrementalDecoder:
         return self._tokenizer.incremental_decoder(skip_special_tokens=self._skip_special, at_start=at_start)
 
     def _advance(self, token_id: int) -> int:
-        offset = self._offset
-        self._offset += len(self._decoder.feed([token_id]))
+        place, text = self._decoder.feed_at(token_id)
+        offset = self._offset + place
+        self._offset += len(text)
         return offset
 
     def _word(self, token_id: int) -> str:

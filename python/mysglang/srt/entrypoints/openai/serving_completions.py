@@ -10,7 +10,7 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.choice_extras import LastStates
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
-from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
+from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, Echo, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
@@ -97,15 +97,15 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
                 if wanted:
                     message = f"{field}: contains text, and this server runs without a tokenizer."
                     raise InvalidRequest(message, param=field)
-        echoes = [await self._text_of(prompt, body) for prompt in body.prompt] if body.echo else []
+        echoes = [await self._echo_of(prompt, body) for prompt in body.prompt] if body.echo else []
         return _ChoiceBuilder(body, echoes, self._front.tokenizer)
 
-    async def _text_of(self, prompt: str | list[int], body: CompletionRequest) -> str:
-        if isinstance(prompt, str):
-            return prompt
+    async def _echo_of(self, prompt: str | list[int], body: CompletionRequest) -> Echo:
         coder = self._front.tokenizer_manager.input_tokenizer
         with own_words(self.names):
-            return await coder.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+            if isinstance(prompt, str):
+                return Echo(prompt, None if body.logprobs is None else await coder.starts(prompt))
+            return Echo(await coder.decode(prompt, skip_special_tokens=body.skip_special_tokens))
 
 
 class _Frames:
@@ -158,7 +158,7 @@ def _text_choice(
 class _ChoiceBuilder:
     """Turns chunks into choices with what is new: the echoed prompt first, then the text."""
 
-    def __init__(self, body: CompletionRequest, echoes: list[str], tokenizer: Tokenizer | None) -> None:
+    def __init__(self, body: CompletionRequest, echoes: list[Echo], tokenizer: Tokenizer | None) -> None:
         self._body = body
         self._echoes = echoes
         self._tokenizer = tokenizer
@@ -192,7 +192,7 @@ class _ChoiceBuilder:
         if index in self._begun:
             return ""
         self._begun.add(index)
-        return self._echoes[index // self._body.candidates] if self._echoes else ""
+        return self._echoes[index // self._body.candidates].text if self._echoes else ""
 
     def _columns(self, chunk: GenerationChunk) -> dict[str, list[object]] | None:
         if chunk.logprobs is None or self._body.logprobs is None:
@@ -202,7 +202,9 @@ class _ChoiceBuilder:
         output = positions(chunk.logprobs.output)
         if not prompt and not output:
             return None
-        found = columns.prompt_columns(prompt) if prompt else {}
+        found: dict[str, list[object]] = {}
+        if prompt:
+            found = columns.prompt_columns(prompt, self._echoes[chunk.index // self._body.candidates])
         return {name: found.get(name, []) + column for name, column in columns.columns(output).items()}
 
     def _columns_of(self, index: int) -> CompletionLogprobs:
