@@ -6,20 +6,16 @@ and else a string.
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
-MAX_LITERAL = 1 << 16
-"""Characters of a Python literal that is read as one: its parser recurses, and takes long over what is no literal."""
+from mysglang.srt.function_call import python_literal
 
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
-_ESCAPED = "\n\r\\'\"abfnrtvxuUN01234567"
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _TYPES: dict[type, str] = {
     str: "string",
+    bytes: "string",
     bool: "boolean",
     int: "integer",
     float: "number",
@@ -54,17 +50,17 @@ class ArgumentsWriter:
 
 
 def json_text(value: object) -> str:
-    """Returns `value` as JSON that UTF-8 can encode: half a surrogate pair stays an escape. Raises ValueError,
-    TypeError.
+    """Returns `value` as JSON that UTF-8 can encode: half a surrogate pair stays an escape, and bytes are the text that
+    they encode. Raises ValueError, TypeError.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if text.isascii() or _encodable(text) else json.dumps(value, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_text_of)
+    return text if text.isascii() or _encodable(text) else json.dumps(value, allow_nan=False, default=_text_of)
 
 
 def unquoted(text: str, types: frozenset[str]) -> str:
     """Returns the JSON text of a value written without quotes, for a parameter that may have these `types`."""
     bare = text.strip()
-    for read in (_as_json, _as_word, _as_literal, _as_escaped_json):
+    for read in (_as_json, _as_word, _as_bare_literal, _as_escaped_json):
         found = read(bare)
         if found is not None and _allowed(found[1], types):
             return found[0]
@@ -95,13 +91,17 @@ def _as_word(text: str) -> tuple[str, str] | None:
 
 
 def _as_literal(text: str) -> tuple[str, str] | None:
-    if len(text) > MAX_LITERAL:
-        return None
     try:
-        value = ast.literal_eval(_ESCAPE.sub(_known_escape, text))
+        value = python_literal.read(text)
         return json_text(value), _type_of(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return None
+
+
+def _as_bare_literal(text: str) -> tuple[str, str] | None:
+    """Reads a literal, but no string with a prefix: in a format without quotes, that is a text as it stands."""
+    found = _as_literal(text)
+    return found if found is None or found[1] != "string" or text[:1] in "\"'" else None
 
 
 def _as_escaped_json(text: str) -> tuple[str, str] | None:
@@ -113,11 +113,6 @@ def _as_escaped_json(text: str) -> tuple[str, str] | None:
         return json_text(value), _type_of(value)
     except (ValueError, RecursionError):
         return None
-
-
-def _known_escape(found: re.Match[str]) -> str:
-    """Handles an escape that Python does not know: it stands for itself. Doubling its backslash avoids a warning."""
-    return found[0] if found[0][1] in _ESCAPED else "\\" + found[0]
 
 
 def _type_of(value: object) -> str:
@@ -137,6 +132,13 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _text_of(value: object) -> str:
+    """Returns the text of bytes in UTF-8. Raises TypeError for all that JSON cannot say."""
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError(type(value).__name__)
 
 
 def _refuse(constant: str) -> Any:

@@ -6,6 +6,7 @@ import re
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, literal
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
+from mysglang.srt.function_call.python_literal import QUOTES
 from mysglang.srt.parser.text_reader import Into, Steps, TextReader
 
 BEGIN, END = "[", "]"
@@ -86,11 +87,10 @@ def _expression(reader: TextReader, into: Into) -> Steps[bool]:
     closers = [")"]
     while True:
         yield from reader.run(_PLAIN, into)
-        char = yield from reader.read(1)
-        if char in "\"'":
-            into(char)
-            yield from _quoted(reader, char, into)
+        if (yield from reader.peek()) in _UNTIL:
+            yield from _quoted(reader, into)
             continue
+        char = yield from reader.read(1)
         if char in _CLOSER:
             closers.append(_CLOSER[char])
         elif char == closers[-1]:
@@ -100,20 +100,25 @@ def _expression(reader: TextReader, into: Into) -> Steps[bool]:
         into(char)
 
 
-def _quoted(reader: TextReader, quote: str, into: Into) -> Steps[None]:
-    """Reads the rest of a string, with its quote."""
-    plain = _UNTIL_DOUBLE if quote == '"' else _UNTIL_SINGLE
+def _quoted(reader: TextReader, into: Into) -> Steps[None]:
+    """Reads a string, with its quotes: one on either side, or three."""
+    quote = yield from reader.accept(*QUOTES, *_EMPTY)
+    into(quote)
+    if quote in _EMPTY:
+        return
     while True:
-        yield from reader.run(plain, into)
-        char = yield from reader.read(1)
-        into(char)
-        if char == quote:
+        yield from reader.run(_UNTIL[quote[0]], into)
+        ending = yield from reader.accept(quote, *_ESCAPING)
+        into(ending or (yield from reader.read(1)))
+        if ending == quote:
             return
-        into((yield from reader.read(1)))
+        if ending:
+            into((yield from reader.read(1)))
 
 
-_UNTIL_DOUBLE = re.compile(r'[^"\\]*')
-_UNTIL_SINGLE = re.compile(r"[^'\\]*")
+_EMPTY = ('""', "''")
+_ESCAPING = ("\\",)
+_UNTIL = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
 
 
 LFM2_END = "<|tool_call_end|>"
