@@ -112,6 +112,36 @@ async def test_ranks_by_angles() -> None:
     assert sum(one.prompt_tokens for one in ranked) == 3 + 4 + 5 + 6
 
 
+async def test_no_cosine_is_beyond_one() -> None:
+    vector = [0.1, 0.7, 0.3, 0.9]
+    for sign in (1, -1):
+        others = [[sign * scale * number for number in vector] for scale in np.linspace(0.1, 3, 500)]
+        found = await rerank(FakeManager([vector, *others]), EMBED, "q", ["a"] * 500)
+        assert all(-1 <= one.score <= 1 for one in found)
+        assert [one.score for one in found] == pytest.approx([sign] * 500)
+
+
+class RefusingManager(FakeManager):
+    """Refuses requests with one of these texts."""
+
+    def __init__(self, *refused: str) -> None:
+        super().__init__([[1, 0, 0, 0], [0, 1, 0, 0]])
+        self._refused = refused
+
+    async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        if set(self._refused) & {*([obj.text] if isinstance(obj.text, str) else obj.text or [])}:
+            raise InvalidRequest("text is not taken.", param="text")
+        async for chunk in super().generate_request(obj):
+            yield chunk
+
+
+@pytest.mark.parametrize(("refused", "param"), [("q", "query"), ("a", "text")])
+async def test_an_error_names_the_text_that_is_wrong(refused: str, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not taken") as caught:
+        await rerank(RefusingManager(refused), EMBED, "q", ["a"])
+    assert caught.value.param == param and caught.value.message.startswith(param)
+
+
 @pytest.mark.parametrize("config", [None, dataclasses.replace(CROSS, width=2), dataclasses.replace(CROSS, pairs=False)])
 async def test_others_rank_nothing(config: PoolingConfig | None) -> None:
     with pytest.raises(InvalidRequest, match="cannot rank"):

@@ -6,6 +6,7 @@ likelihoods from the next-token distribution of a model that generates, or from 
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -87,8 +88,21 @@ async def rerank(manager: Asked, config: PoolingConfig | None, query: str, docum
     if config is None or not (config.task == "embed" or (config.pairs and config.width == 1)):
         raise InvalidRequest(NO_RANKING)
     rank = _by_angle if config.task == "embed" else _by_pairs
-    found = await rank(manager, config, query, documents)
+    try:
+        found = await rank(manager, config, query, documents)
+    except InvalidRequest:
+        await _check_query(manager, query)
+        raise
     return sorted(found, key=lambda one: one.score, reverse=True)
+
+
+async def _check_query(manager: Asked, query: str) -> None:
+    """Raises InvalidRequest that names the query if it cannot be a prompt by itself: then no document is to blame."""
+    request = GenerateReqInput(text=query, sampling_params=NOTHING_NEW, pool=True)
+    try:
+        await pooled(manager.generate_request, request, None)
+    except InvalidRequest as error:
+        raise error.reworded(f"query: {re.sub(r'^text ', '', error.message)}", "query") from None
 
 
 async def _by_pairs(manager: Asked, config: PoolingConfig, query: str, documents: Texts) -> list[Ranked]:
@@ -114,7 +128,8 @@ async def _by_angle(manager: Asked, config: PoolingConfig, query: str, documents
     asked, *answers = await pooled(manager.generate_request, request, config)
     vectors = np.stack([answer.vector for answer in answers]).astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(asked.vector)
-    scores = (vectors @ asked.vector) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    cosines = (vectors @ asked.vector) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    scores = cosines.clip(-1.0, 1.0)  # rounding may lead beyond what a cosine can be
     ranked = [
         Ranked(index, score, answer.chunk.prompt_tokens, answer.chunk.rid)
         for index, (score, answer) in enumerate(zip(scores.tolist(), answers, strict=True))
