@@ -18,6 +18,7 @@ import msgspec
 from pydantic import Field
 
 from mysglang.srt.entrypoints.openai.files_record import DAY_S, MAX_LIFE_S, MIN_LIFE_S, MONTH_S
+from mysglang.srt.entrypoints.openai.protocol import Metadata
 from mysglang.srt.entrypoints.strict_model import StrictModel
 
 Ending = Literal["completed", "cancelled", "expired", "failed"]
@@ -25,9 +26,6 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
 """States that a batch does not leave."""
-
-MetadataKey = Annotated[str, Field(max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class OutputExpiresAfter(StrictModel):
@@ -43,7 +41,7 @@ class CreateBatchRequest(StrictModel):
     input_file_id: str
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
+    metadata: Metadata = {}
     output_expires_after: OutputExpiresAfter | None = None
 
 

@@ -38,6 +38,12 @@ MAX_TOP_LOGPROBS = 20
 """OpenAI's bound; the native route allows more."""
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""A client's own words about an object that is kept for it, with OpenAI's bounds."""
+
+
 def _prompts(value: object) -> object:
     """Returns the prompts as a list, also if there is one only."""
     match value:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from mysglang.srt.entrypoints.openai.protocol import ReasoningEffort
+from mysglang.srt.entrypoints.openai.protocol import Metadata, ReasoningEffort
 from mysglang.srt.entrypoints.openai.response_format import JsonObjectFormat, TextFormat
 from mysglang.srt.entrypoints.openai.tool_protocol import Name, ObjectSchema
 from mysglang.srt.entrypoints.sampling_body import ResponsesSampling
@@ -224,7 +224,7 @@ class ResponsesRequest(PromptOfResponse, ResponsesSampling):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     # Bookkeeping of the client's: taken, and without effect here.
-    metadata: dict[str, str] = {}
+    metadata: Metadata = {}
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
