@@ -261,3 +261,40 @@ async def test_the_tokens_of_a_prompt_are_counted(fields: dict[str, Any]) -> Non
     assert counted.json() == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
     assert usage["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "personality")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({str(number): "" for number in range(17)}, "16"),
+        ({"k" * 65: ""}, "64"),
+        ({"k": "v" * 513}, "512"),
+    ],
+)
+async def test_metadata_is_bounded(metadata: dict[str, str], words: str) -> None:
+    most = {str(number).zfill(64): "v" * 512 for number in range(16)}
+    async with serve() as served:
+        refused = await served.post(PATH, asked(metadata=metadata))
+        assert (await whole(served, metadata=most))["metadata"] == most
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"].startswith("metadata") and words in error["message"]
+
+
+async def test_an_id_names_one_item() -> None:
+    """Pages of a conversation go on after an id: with two of the same, they would never end."""
+    message = {"role": "user", "content": "a", "id": "msg_1"}
+    async with serve() as served:
+        first = await whole(served, input=[message])
+        twice = [message, {**message, "content": "b"}]
+        for more in ({"input": twice}, {"input": [message], "previous_response_id": first["id"]}):
+            refused = await served.post(PATH, asked(**more))
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+            assert "'msg_1'" in refused.json()["error"]["message"]
+        last = await whole(served, input=[{**message, "id": f"msg_{number}"} for number in range(5)])
+        seen: list[str] = []
+        page = {"has_more": True, "last_id": ""}
+        while page["has_more"]:
+            after = f"&after={page['last_id']}" if seen else ""
+            page = (await served.client.get(f"{PATH}/{last['id']}/input_items?limit=2{after}")).json()
+            seen += [item["id"] for item in page["data"]]
+    assert seen == [f"msg_{number}" for number in reversed(range(5))]

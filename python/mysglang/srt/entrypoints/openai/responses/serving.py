@@ -214,7 +214,7 @@ class OpenAIServingResponses:
         response_id = new_response_id()
 
         def translate() -> tuple[tuple[StoredItem, ...], ChatCompletionRequest]:
-            items = (*before, *stored_items(body.input))
+            items = (*before, *stored_items(body.input, before))
             return items, chat_request(body, items)
 
         with own_words(NAMES):

@@ -44,8 +44,17 @@ def new_item_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{secrets.token_hex(ID_BYTES)}"
 
 
-def stored_items(items: Sequence[Item]) -> list[StoredItem]:
-    """Returns the items of the client as they are stored: every item has an id."""
+def stored_items(items: Sequence[Item], before: Sequence[StoredItem] = ()) -> list[StoredItem]:
+    """Returns the items of the client as they are stored: every item has an id, which no other one has.
+
+    `before`: the conversation that they continue. Raises InvalidRequest.
+    """
+    known = {item["id"] for item in before}
+    for item in items:
+        if item.id in known:
+            raise InvalidRequest(f"input: two items of the conversation have the id {item.id!r}.", param="input")
+        if item.id:
+            known.add(item.id)
     return [
         {**item.model_dump(exclude_none=True), "id": item.id or new_item_id(item.type), "status": "completed"}
         for item in items
