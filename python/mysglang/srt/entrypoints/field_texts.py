@@ -145,7 +145,7 @@ _ANSWER: Mapping[str, str] = {
     "calls": "The calls that were found, in order.",
     "cancelled_at": f"When the batch was cancelled, {_SECONDS}; else null.",
     "cancelling_at": f"When a client asked to cancel the batch, {_SECONDS}; else null.",
-    "capabilities": "What the model can do: completion, tools, thinking.",
+    "capabilities": "What the model can do: completion, tools, thinking, embedding.",
     "changed": "Names of the tensors that differ from the snapshot.",
     "checksums": "Name of a tensor -> SHA-256 of its bytes, in hexadecimal.",
     "choices": "The answers, one for each of `n`.",

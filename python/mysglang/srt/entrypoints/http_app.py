@@ -261,7 +261,8 @@ class _Speaking:
         yield openai.openai_router(front, models, options.serving, answers)
         yield files
         on_gpu = options.server_info.get("device") == "cuda"
-        card = ModelCard(front, models, formats, options.model_path, options.model_info, on_gpu=on_gpu)
+        info, task = options.model_info, None if options.pooling is None else options.pooling.task
+        card = ModelCard(front, models, formats, options.model_path, info, task=task, on_gpu=on_gpu)
         yield dialects.dialects_router(answers, models, options.serving, card, len(options.owners))
         yield parsing_router(formats, front.text_pool)
         chat = OpenAIServingChat(front, models, options.serving, answers)

@@ -1,9 +1,13 @@
 """/api/*, beside what all dialects do (test_dialects.py): golden lines, the model, suffixes, options that are named."""
 
+from dataclasses import replace
+
 import pytest
 
 from fixtures.dialects import CALL, OLLAMA_CHAT, OLLAMA_GENERATE, OPTIONS, TEMPLATE, Dialect, says
 from fixtures.scripted_engine import CONTEXT_LEN, Step, Stop, endless, logprob_row, serve, small
+from mysglang.srt.configs.architectures import Task
+from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.messages.outputs import RowLogprobs
 from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.parser import completion_template
@@ -97,6 +101,14 @@ async def test_the_model() -> None:
     assert unknown.status_code == 404
     assert "'tiny:mine' does not exist" in unknown.json()["error"]
     assert version["version"]
+
+
+@pytest.mark.parametrize(("task", "capabilities"), [("embed", ["embedding"]), ("classify", [])])
+async def test_a_model_of_vectors_or_labels_completes_nothing(task: Task, capabilities: list[str]) -> None:
+    pooling = PoolingConfig(task=task, mode="cls", width=4, normalize=True)
+    async with serve(options=replace(OPTIONS, pooling=pooling), template=TEMPLATE) as served:
+        shown = (await served.post("/api/show", {"model": "tiny"})).json()
+    assert shown["capabilities"] == capabilities
 
 
 async def test_a_model_that_generates_makes_no_vectors() -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mysglang.srt.configs.architectures import Task
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -33,11 +34,13 @@ class ModelCard:
         model_path: str,
         model_info: Mapping[str, Any],
         *,
+        task: Task | None = None,
         on_gpu: bool = False,
     ) -> None:
-        """`model_info`: the answer of `/model_info`, from which the family is taken. `on_gpu`: True if the model is on
-        a GPU.
+        """`model_info`: the answer of `/model_info`, from which the family is taken. `task`: what a model does that
+        does not generate. `on_gpu`: True if the model is on a GPU.
         """
+        self._task = task
         self._on_gpu = on_gpu
         self._front = front
         self._models = models
@@ -108,10 +111,12 @@ class ModelCard:
         }
 
     def _capabilities(self) -> list[str]:
+        generates = self._task is None
         known = {
-            "completion": True,
-            "tools": self._formats.detector is not None,
-            "thinking": self._formats.reasoning is not None,
+            "completion": generates,
+            "tools": generates and self._formats.detector is not None,
+            "thinking": generates and self._formats.reasoning is not None,
+            "embedding": self._task == "embed",
         }
         return [name for name, there in known.items() if there]
 
