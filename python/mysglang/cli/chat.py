@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from mysglang.bench.flags import ToolParser
-from mysglang.bench.refused import Failed, Refused
+from mysglang.bench.refused import FAILED, Failed, Refused
 from mysglang.cli.answer import Answer, Call
 from mysglang.cli.api_client import ApiClient
 from mysglang.cli.arguments import add_sampling_flags, add_server_flags, sampling_fields
@@ -62,7 +62,7 @@ def main(argv: Sequence[str], prog: str) -> int:
         chat = Chat(client, fields, system=options.system, stats=options.stats)
         chat.greet(model)
         chat.run()
-    return 0
+    return chat.status
 
 
 def _read_tools(path: str) -> list[Any]:
@@ -90,6 +90,7 @@ class Chat:
         self._messages: list[dict[str, Any]] = []
         """The conversation so far, without the system message."""
         self._over = False
+        self._failures = 0
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/help": (self._help, "list what can be typed"),
             "/reset": (self._reset, "forget the conversation; the system message stays"),
@@ -103,6 +104,11 @@ class Chat:
         """The conversation as it is sent."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return [*system, *self._messages]
+
+    @property
+    def status(self) -> int:
+        """The exit status. At a terminal errors were seen; a script that pipes lines in learns of them by this."""
+        return FAILED if self._failures and not sys.stdin.isatty() else 0
 
     def greet(self, model: str) -> None:
         self._note(f"{harmless(model)} at {self._client.base_url}. /help lists commands; Ctrl-C stops an answer.")
@@ -161,7 +167,7 @@ class Chat:
             stopped = True
         except Failed as error:
             self._end_line(answer)
-            print(self._style.red(f"error: {harmless(str(error))}"))
+            self._error(harmless(str(error)))
             self._forget_question()
             return []
         finally:
@@ -211,6 +217,10 @@ class Chat:
             return line.rstrip("\n")
         return input(_for_readline(self._style, prompt))
 
+    def _error(self, text: str) -> None:
+        self._failures += 1
+        print(self._style.red(f"error: {text}"), flush=True)
+
     def _note(self, text: str) -> None:
         print(self._style.dim(text), flush=True)
 
@@ -234,7 +244,7 @@ class Chat:
         try:
             Path(path).expanduser().write_bytes(orjson.dumps(self.messages, option=orjson.OPT_INDENT_2))
         except OSError as error:
-            print(self._style.red(f"error: {path} cannot be written: {error.strerror}"))
+            self._error(f"{path} cannot be written: {error.strerror}")
         else:
             self._note(f"{len(self.messages)} messages are in {path}.")
 

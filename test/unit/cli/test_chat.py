@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -124,6 +125,19 @@ def test_commands(url: str, answers: Answers, tmp_path: Path) -> None:
         terminal.expect("empty")
         assert saved(terminal, tmp_path) == [{"role": "system", "content": "Be kind."}]
     assert "\x1b[2m" not in terminal.screen and "\x1b[1m" not in terminal.screen
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [("hello\n", 0), ("much " * 300 + "\nhello\n", 1), ("hello\n/save no/such/folder\n", 1)],
+)
+def test_a_script_learns_of_errors(url: str, answers: Answers, tmp_path: Path, lines: str, status: int) -> None:
+    """The lines after an error are still answered."""
+    answers.next = [THINKS]
+    command = [sys.executable, "-m", "mysglang", "chat", "--base-url", url]
+    environment = {**os.environ, "PYTHONPATH": python_path("python")}
+    done = subprocess.run(command, input=lines, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "Four." in done.stdout, "error: " in done.stdout) == (status, True, bool(status))
 
 
 def test_an_error_is_shown_and_the_talk_goes_on(url: str, answers: Answers, tmp_path: Path) -> None:
