@@ -87,6 +87,14 @@ def test_from_disk_over_http_and_back(http: httpx.Client, changed: Path) -> None
     assert say(http) == (before[0], "same")
 
 
+def test_tiny_names_the_embedded_model(http: httpx.Client) -> None:
+    """The name means what --model-path means by it. An error of a name that is no model names the field."""
+    assert post(http, "/update_weights_from_disk", {"model_path": "tiny"})["success"]
+    for wrong in ("tiny/none", str(TINY.parent)):
+        refused = http.post("/update_weights_from_disk", json={"model_path": wrong}, headers=ADMIN)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model_path"), refused.text
+
+
 def post_list(client: httpx.Client, name: str) -> list[Any]:
     response = client.post("/get_weights_by_name", json={"name": name, "truncate_size": 2}, headers=ADMIN)
     rows: list[Any] = response.json()

@@ -69,13 +69,13 @@ def resolve_model(args: ModelArgs, seed: int) -> ModelArgs:
     return replace(
         args,
         model_path=model_path,
-        tokenizer_path=model_path if args.tokenizer_path is None else _path_of(args.tokenizer_path),
+        tokenizer_path=model_path if args.tokenizer_path is None else path_of(args.tokenizer_path),
         random_seed=seed if args.random_seed is None else args.random_seed,
     )
 
 
-def _path_of(name: str) -> str:
-    """Returns the path of the model that a flag names."""
+def path_of(name: str) -> str:
+    """Returns the path of the model that a flag or a request names."""
     return str(EMBEDDED_MODEL) if is_embedded(name) else name
 
 
@@ -129,7 +129,7 @@ def resolve_speculative(args: SpeculativeArgs) -> SpeculativeArgs:
     if args.speculative_algorithm is None or args.complaint() is not None:
         return args
     if args.speculative_draft_model_path is not None:
-        args = replace(args, speculative_draft_model_path=_path_of(args.speculative_draft_model_path))
+        args = replace(args, speculative_draft_model_path=path_of(args.speculative_draft_model_path))
     if args.speculative_algorithm == "NGRAM":
         return replace(args, speculative_num_draft_tokens=args.speculative_num_draft_tokens or 1 + MOST_DRAFTS)
     tokens = args.speculative_num_draft_tokens or 1 + (args.speculative_num_steps or MODEL_DRAFTS)

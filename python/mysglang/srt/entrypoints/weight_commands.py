@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from mysglang.srt.args.resolve import path_of
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.errors import ConfigError, InvalidRequest, NoRoom
 from mysglang.srt.messages.control import ControlReqOutput
@@ -23,6 +24,7 @@ from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
 from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.hf import CONFIG_FILES, REMOTE_NOTE, resolve_model_path
+from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.private_dir import private_dir
 from mysglang.srt.utils.sharded_state import DEFAULT_PATTERN, ShardPlace
 
@@ -40,11 +42,12 @@ DEFAULT_GROUP = "weight_update_group"
 async def update_from_disk(
     manager: Manager, model_path: str, update: WeightUpdate, load_format: str = "auto"
 ) -> ControlReqOutput:
-    """Serve the checkpoint at `model_path`, a directory or a repository. Raises InvalidRequest if there is none in that
-    format, which is `auto` or `safetensors`.
+    """Serve the checkpoint at `model_path`: a directory, a repository, or `tiny`, as for --model-path. Raises
+    InvalidRequest if there is none in that format, which is `auto` or `safetensors`.
     """
     try:
-        folder = await asyncio.to_thread(resolve_model_path, model_path, load_format=load_format)
+        folder = await asyncio.to_thread(resolve_model_path, path_of(model_path), load_format=load_format)
+        await asyncio.to_thread(model_source(folder).config)
         if load_format != "auto":
             # The schedulers read the first format that is there, and safetensors are the first of all.
             await asyncio.to_thread(find_weights, folder, load_format)
