@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -119,6 +120,24 @@ async def test_the_file_is_for_its_owner(tmp_path: Path) -> None:
     [path] = (tmp_path / "new").rglob("crash_dump_*.jsonl")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(path.read_bytes().splitlines()) == 2
+
+
+async def test_a_dump_that_is_not_whole_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[list[str]] = []
+
+    def full(part: Path, _whole: Path) -> None:
+        seen.append([path.name for path in part.parent.iterdir()])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    records = RecentRequests(tmp_path, contents=False)
+    monkeypatch.setattr(Path, "replace", full)
+    await records.write(records.lines("it broke"))
+    assert "No space left on device" in caplog.text
+    [[name]] = seen
+    assert name.startswith(".crash_dump_") and name.endswith(".part")
+    assert not list(records._folder.iterdir())
 
 
 async def test_a_disk_that_takes_nothing_is_no_further_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

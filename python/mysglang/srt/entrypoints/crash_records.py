@@ -155,8 +155,14 @@ class RecentRequests:
     def _write(self, lines: list[bytes]) -> Path:
         name = f"crash_dump_{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
         path = self._folder / name
-        with open(path, "wb", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
-            file.write(b"\n".join(lines) + b"\n")
+        part = path.with_name(f".{name}.part")
+        # The process may end, or the disk be full, in the middle: only a whole dump gets the name.
+        try:
+            with open(part, "wb", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
+                file.write(b"\n".join(lines) + b"\n")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
         return path
 
 
