@@ -22,6 +22,7 @@ from mysglang.bench import report
 from mysglang.bench.flags import ToolParser, positive, result_file
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.bench.serving import run
+from mysglang.srt.utils.words import counted
 
 PROG = "python -m mysglang.bench_compare"
 
@@ -146,7 +147,11 @@ def table(found: dict[str, dict[str, float]]) -> str:
             line += f"{figures[figure.key]:>{width}.2f}"
             line += "" if at == 0 else f"{'-' if ratio is None else f'{ratio:.2f}':>8}"
         lines.append(line)
-    failed = [f"{name}: {figures['failed']:g} requests failed" for name, figures in found.items() if figures["failed"]]
+    failed = [
+        f"{name}: {counted(int(figures['failed']), 'request')} failed"
+        for name, figures in found.items()
+        if figures["failed"]
+    ]
     return "\n".join([*lines, *failed])
 
 

@@ -22,6 +22,7 @@ from mysglang.bench.flags import PROFILING, ToolParser, json_object, natural, po
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.bench.serving import Run, run
 from mysglang.srt.environ import BASE_URL
+from mysglang.srt.utils.words import counted
 
 PROG = "python -m mysglang.bench_serving"
 
@@ -105,7 +106,7 @@ def _remark(done: Run) -> None:
     """Prints what a reader of the table must know, such as failed requests."""
     if done.metrics.failed:
         first = next(record.error for record in done.load.records if not record.ok)
-        print(f"{done.metrics.failed} requests failed, the first with: {first}", file=sys.stderr)
+        print(f"{counted(done.metrics.failed, 'request')} failed, the first with: {first}", file=sys.stderr)
     share = done.client()["client_cpu_share"]
     if share > BUSY:
         print(f"This client used {share:.0%} of a core: its times may be its own, not the server's.", file=sys.stderr)

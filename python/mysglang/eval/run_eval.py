@@ -30,6 +30,7 @@ from mysglang.eval.examples import Example, Task, TaskOptions, Verdict
 from mysglang.eval.sandbox import cuts_network
 from mysglang.eval.tasks import Gsm8k, HumanEval, Mgsm, Mmlu
 from mysglang.srt.environ import API_KEY, BASE_URL
+from mysglang.srt.utils.words import counted
 
 PROG = "python -m mysglang.eval.run_eval"
 OK = 200
@@ -76,7 +77,7 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
         _save(options.save_answers, answered)
     print(table(figures))
     if failed := [each for each in answered if each.error]:
-        print(f"{len(failed)} requests failed, the first with: {failed[0].error}", file=sys.stderr)
+        print(f"{counted(len(failed), 'request')} failed, the first with: {failed[0].error}", file=sys.stderr)
     if options.output_file:
         report.append_json(options.output_file, [figures])
     print(orjson.dumps(figures).decode())

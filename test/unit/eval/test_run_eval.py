@@ -240,7 +240,7 @@ def test_requests_that_fail_count_as_wrong(tmp_path: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     found = json.loads(captured.out.splitlines()[-1])
     assert (found["failed"], found["score"]) == (1, pytest.approx(1 / 3))
-    assert "1 requests failed, the first with: status 500" in captured.err
+    assert "1 request failed, the first with: status 500" in captured.err
 
 
 def test_names_and_flags_that_are_not_there() -> None:

@@ -88,7 +88,7 @@ def test_a_pause_can_end_what_runs() -> None:
     scheduler = LateScheduler(Setup())
     scheduler.send("a", PROMPTS["a"], 20, ignore_eos=True)
     scheduler.turn(5)
-    assert ask(scheduler, PauseGenerationReq(id=1)).message == "Generation paused (abort); there were 1 requests."
+    assert ask(scheduler, PauseGenerationReq(id=1)).message == "Generation paused (abort); 1 request was open."
     assert isinstance(scheduler.answers["a"].finish, Abort)
     scheduler.send("b", PROMPTS["b"], 5, ignore_eos=True)
     scheduler.turn(5)

@@ -23,6 +23,7 @@ from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.network import http_url
 from mysglang.srt.utils.process import collect_rarely, freeze_heap, keep_heap_small
+from mysglang.srt.utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -133,12 +134,18 @@ async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
     runtime.drain()
     patience = runtime.server_args.serving.drain_timeout
     if open_requests := runtime.board.total(Column.OPEN_REQUESTS):
-        logger.info("Shutting down: %d open requests have %g s to end (--drain-timeout).", open_requests, patience)
+        opened = counted(open_requests, "open request has", "open requests have")
+        logger.info("Shutting down: %s %g s to end (--drain-timeout).", opened, patience)
     if await _emptied(runtime, patience):
         logger.info("The server has shut down.")
         return ExitCode.DONE
     open_requests = runtime.board.total(Column.OPEN_REQUESTS)
-    logger.warning("Shutting down: %d requests did not end in time (--drain-timeout) and are cut off.", open_requests)
+    late = counted(
+        open_requests,
+        "request did not end in time (--drain-timeout) and is cut off",
+        "requests did not end in time (--drain-timeout) and are cut off",
+    )
+    logger.warning("Shutting down: %s.", late)
     runtime.cut_off(f"it ends requests that are not complete {patience:g} s after it was told to (--drain-timeout)")
     await _emptied(runtime, LAST_WORDS_S)
     return ExitCode.CUT_OFF

@@ -23,6 +23,7 @@ from mysglang.srt.kernels import sampling
 from mysglang.srt.kernels.sampling import apply_token_bitmask
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs, join_logprobs
 from mysglang.srt.sampling.feature import Act, Stage, places
+from mysglang.srt.utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,8 @@ class Sampler:
         try:
             return self._sample(logits, step)
         except Exception:
-            logger.exception("%d requests could not be sampled together, so each is now sampled alone.", len(logits))
+            rows = counted(len(logits), "request")
+            logger.exception("%s could not be sampled in one go, so each is now sampled alone.", rows)
             return sample_apart(self._sample, logits, step)
 
     def _sample(self, logits: Tensor, step: SamplingStep) -> Sampled:

@@ -24,6 +24,7 @@ from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.messages.packing import pack_ids, unpack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
+from mysglang.srt.utils.words import counted
 
 Generate = Callable[[GenerateReqInput], AsyncGenerator[GenerationChunk, None]]
 
@@ -143,7 +144,9 @@ async def beam_search(
     requests = await coder.tokenize(alone, unfolded, unfolded.rids)
     tasks = [_Task(request, _search(request.sampling_params, limits)) for request in requests]
     if (beams := sum(task.search.width for task in tasks)) > max_answers:
-        message = f"beam_width: {beams} beams are more than the {max_answers} requests that this server holds."
+        message = (
+            f"beam_width: {beams} beams are more than the {counted(max_answers, 'request')} that this server holds."
+        )
         raise InvalidRequest(message, param="beam_width")
     aborted: Abort | None = None
     while aborted is None and (going := [task for task in tasks if not task.search.done]):

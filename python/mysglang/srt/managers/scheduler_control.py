@@ -44,6 +44,7 @@ from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Retraction
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.utils.process import freeze_heap
+from mysglang.srt.utils.words import counted
 
 
 class SchedulerControl:
@@ -84,7 +85,7 @@ class SchedulerControl:
         """
         busy = self._scheduler.holders
         flushed = busy == 0 and self._kv.flush()
-        text = "Cache flushed." if flushed else f"The cache was not flushed: {busy} requests are running or waiting."
+        text = "Cache flushed." if flushed else f"The cache was not flushed: {_busy(busy)}."
         self._to_tokenizer.send(FlushCacheReqOutput(id=message.id, success=flushed, message=text))
 
     def pause_generation(self, message: PauseGenerationReq) -> None:
@@ -97,7 +98,8 @@ class SchedulerControl:
             case "retract":
                 self._retraction.retract_all()
         self._scheduler.paused = True
-        self._done(message.id, f"Generation paused ({message.mode}); there were {count} requests.")
+        opened = counted(count, "request was open", "requests were open")
+        self._done(message.id, f"Generation paused ({message.mode}); {opened}.")
 
     def continue_generation(self, message: ContinueGenerationReq) -> None:
         """Continues to launch steps."""
@@ -226,7 +228,7 @@ class SchedulerMemory:
         def release() -> str:
             busy = self._scheduler.holders
             if busy:
-                raise InvalidRequest(f"{busy} requests are running or waiting; memory is given back by an idle engine.")
+                raise InvalidRequest(f"{_busy(busy)}; memory is given back by an idle engine.")
             freed = self._memory.release(frozenset(message.tags), self._scheduler.pulse)
             flushed = self._kv.flush()
             assert flushed, "nobody runs"
@@ -299,3 +301,7 @@ class CacheWatch:
             # Nodes that were used since the last heartbeat count as used now.
             node["idle_s"] = round(now - self._notes[at][1], 1) if at < len(counts) else 0.0
         self._to_tokenizer.send(ControlReqOutput(id=message.id, success=True, details=tree))
+
+
+def _busy(number: int) -> str:
+    return counted(number, "request is running or waiting", "requests are running or waiting")

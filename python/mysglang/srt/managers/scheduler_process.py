@@ -21,6 +21,7 @@ from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.logging import configure_logging, measured, timed
 from mysglang.srt.utils.process import ParentLink, freeze_heap, keep_imports, paused_gc, set_title
+from mysglang.srt.utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,10 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
             use_gpu(ranks.gpu)
         loop, facts = (build or _builder())(args, launch.port_args, ranks)
     logger.info(
-        "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each.",
+        "KV cache: %d tokens in %.2f GiB; at most %s at once, of %d tokens each.",
         facts.max_total_num_tokens,
         facts.memory_usage.get("kvcache", 0.0),
-        facts.max_running_requests,
+        counted(facts.max_running_requests, "request runs", "requests run"),
         facts.context_len,
     )
     if ranks.world.size > 1:

@@ -32,6 +32,7 @@ from mysglang.srt.messages.weights import (
 )
 from mysglang.srt.scheduling.output_streamer import WeightVersion
 from mysglang.srt.utils.sharded_state import ShardPlace
+from mysglang.srt.utils.words import counted
 
 ABORTED = "Aborted, since the weights change."
 
@@ -171,8 +172,8 @@ class SchedulerWeights:
             running = self._scheduler.lanes.size
             if update.flush_cache and running:
                 raise InvalidRequest(
-                    f"flush_cache: {running} requests hold the cache; pause with mode retract or abort, or send "
-                    "flush_cache=false.",
+                    f"flush_cache: {counted(running, 'request holds', 'requests hold')} the cache; pause with mode "
+                    "retract or abort, or send flush_cache=false.",
                     param="flush_cache",
                 )
             paused = len(self._scheduler.reqs)

@@ -16,6 +16,7 @@ from mysglang.srt.managers.text_pool import LONG_TEXT, checkpoint
 from mysglang.srt.messages.generate import MANY_IDS, GenerateReqInput, HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.ids import new_id
+from mysglang.srt.utils.words import counted
 
 MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024
@@ -99,7 +100,8 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
     # Before anything is made n times.
     if n >= 1 and len(contents) * n > max_answers:
         raise InvalidRequest(
-            f"{len(contents)} prompts with n = {n} are more than the {max_answers} requests that this server holds.",
+            f"{counted(len(contents), 'prompt')} with n = {n}: "
+            f"more than the {counted(max_answers, 'request')} that this server holds.",
             param="n",
         )
     different = {id(one): one for one in params}

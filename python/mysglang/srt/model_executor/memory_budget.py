@@ -12,6 +12,7 @@ from mysglang.srt.model_executor.device_tables import table_buffers
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.words import counted
 
 MIB = 1 << 20
 
@@ -306,7 +307,7 @@ def check_rows(config: RunnerConfig, row_bytes: int, room: int) -> None:
     if asked is not None and 1 <= most < asked:
         raise ConfigError(
             f"--max-running-requests {asked}: the tables of each request take {row_bytes / 1024:.1f} KiB, and "
-            f"{room / GIB:.2f} GiB are free for them, which is enough for {most} requests. Lower it."
+            f"{room / GIB:.2f} GiB are free for them, which is enough for {counted(most, 'request')}. Lower it."
         )
 
 

@@ -29,6 +29,7 @@ from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency, Retraction
+from mysglang.srt.utils.words import counted
 
 logger = logging.getLogger(__name__)
 NOT_FINITE = Abort(
@@ -266,8 +267,8 @@ class Distrust:
                 req.finish = NOT_FINITE
                 ended.append(req)
         logger.error(
-            "%d requests had logits that are NaN or infinite. %d of them end with an error; the others run again.",
-            len(broken),
-            len(ended),
+            "%s had logits that are NaN or infinite. %s with an error; the others run again.",
+            counted(len(broken), "request"),
+            counted(len(ended), "of them ends", "of them end"),
         )
         return ended
