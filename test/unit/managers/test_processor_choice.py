@@ -19,7 +19,6 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 VOCAB = 4096
 START = TOKENIZER.id_of("<think>")
 TURN = min(TOKENIZER.special_ids)
-CHOICE = ProcessorChoice(BUILT_IN, VOCAB, TOKENIZER)
 
 
 def told(prompt: list[int], vocab_size: int = VOCAB, **fields: Any) -> dict[str, Any] | None:
