@@ -47,9 +47,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 class TestChat:
     """`test_chat.py` has the terminal."""
 
-    def chat(self, monkeypatch: pytest.MonkeyPatch, typed: str, *words: str) -> None:
+    def chat(self, monkeypatch: pytest.MonkeyPatch, typed: str, *words: str, status: int = 0) -> None:
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-        assert run(["chat", *words]) == 0
+        assert run(["chat", *words]) == status
 
     def test_a_called_tool_is_answered_by_the_next_line(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -100,7 +100,7 @@ class TestChat:
             "/quit",
             "never read",
         ]
-        self.chat(monkeypatch, "\n".join(typed), "--base-url", url, "--temperature", "0", "--max-tokens", "8")
+        self.chat(monkeypatch, "\n".join(typed), "--base-url", url, "--temperature", "0", "--max-tokens", "8", status=1)
         said = "\n".join(lines(capsys))
         for words in ("did you mean /system?", "The system message is set.", "/save needs a file", "cannot be written"):
             assert words in said
@@ -115,7 +115,7 @@ class TestChat:
         self, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         talk = tmp_path / "talk.json"
-        self.chat(monkeypatch, f"hello\n/save {talk}\n", "--base-url", url, "--top-p", "7")
+        self.chat(monkeypatch, f"hello\n/save {talk}\n", "--base-url", url, "--top-p", "7", status=1)
         assert "error: the server answered 400" in capsys.readouterr().out
         assert json.loads(talk.read_text()) == []
 
