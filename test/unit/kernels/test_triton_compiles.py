@@ -251,6 +251,7 @@ from fixtures.attention_cases import LATENT, PLAIN, STORIES
 from fixtures.late_row_cases import random_case
 from fixtures.op_cases import OPS
 from fixtures.sampling_cases import random_draws
+from fixtures.state_cases import STATE_OPS, STATES_AT
 from mysglang.srt.kernels.cuda import invariant_gemm, late_rows, sampling
 from mysglang.srt.kernels.cuda.attention_sinks import weigh_sinks
 from mysglang.srt.kernels.cuda.kvcache import list_pages
@@ -262,6 +263,11 @@ for name, (op, make) in OPS.items():
     # Each shape of a mixture has the kernels of all plans.
     if op.name not in ("fused_experts", "experts_and_shared") or name in EXPERTS:
         op.choose("cpu")(*make("cpu", torch.bfloat16))
+for name in ("delta_step", "delta_runs", "delta_runs by channel", "scan_step", "scan_runs", "selective_runs"):
+    op, make = STATE_OPS[name]
+    arguments = list(make("cpu", torch.bfloat16))
+    arguments[STATES_AT] = arguments[STATES_AT].bfloat16()
+    op.choose("cpu")(*arguments)
 sampling.draw_tokens(*random_draws(3, rows=4, vocab=150, ties=False, k=True, p=True, m=True).arguments())
 sampling.greedy_tokens(torch.randn(6, 1000))
 numbers = torch.ones(2, dtype=torch.int32)
