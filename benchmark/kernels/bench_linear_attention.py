@@ -223,10 +223,10 @@ def timed(name: str, size: str, calls: Sequence[Call], floor: float, *, with_old
     return found | ({"old_us": round(old(calls[0]))} if with_old else {}) | more
 
 
-def steps(shape: Shape, rows: int, ceilings: dict[str, Any], with_old: bool) -> list[dict[str, Any]]:
-    store = drawn(1, *shape.state, dtype=torch.float32)
+def steps(shape: Shape, rows: int, ceilings: dict[str, Any], with_old: bool, kept: torch.dtype) -> list[dict[str, Any]]:
+    store = drawn(1, *shape.state, dtype=kept)
     turns = max(2, min(8, STORE_BYTES // (rows * store.nbytes)))
-    store = drawn(turns * rows + 1, *shape.state, dtype=torch.float32)
+    store = drawn(turns * rows + 1, *shape.state, dtype=kept)
     order = torch.randperm(turns * rows, device="cuda").view(turns, rows)
     calls = [shape.call(rows, store, at) for at in order]
     error = check(shape.call(rows, drawn(rows + 1, *shape.state, dtype=torch.float32), torch.arange(rows).cuda()))
@@ -244,9 +244,11 @@ def steps(shape: Shape, rows: int, ceilings: dict[str, Any], with_old: bool) -> 
     return found
 
 
-def prompts(shape: Shape, rows: int, length: int, ceilings: dict[str, Any], with_old: bool) -> list[dict[str, Any]]:
+def prompts(
+    shape: Shape, rows: int, length: int, ceilings: dict[str, Any], with_old: bool, kept: torch.dtype
+) -> list[dict[str, Any]]:
     tokens, runs = rows * length, runs_of([length] * rows)
-    states = drawn(rows + 1, *shape.state, dtype=torch.float32)
+    states = drawn(rows + 1, *shape.state, dtype=kept)
     call = shape.call(tokens, states, runs)
     some = runs_of([300, 64, 1, 200])
     error = check(shape.call(565, drawn(5, *shape.state, dtype=torch.float32), some))
@@ -266,16 +268,18 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
     parser.add_argument("--old", action="store_true", help="time the references too")
+    parser.add_argument("--states", choices=["float32", "bfloat16"], default="float32", help="how they are kept")
     arguments = parser.parse_args()
+    kept = getattr(torch, arguments.states)
     ceilings = measure()
     results: list[dict[str, Any]] = []
     work: list[tuple[str, Callable[[], list[dict[str, Any]]]]] = []
     for name in arguments.shapes:
         shape = SHAPES[name]
         for rows in arguments.rows:
-            work.append((name, lambda s=shape, r=rows: steps(s, r, ceilings, arguments.old)))
+            work.append((name, lambda s=shape, r=rows: steps(s, r, ceilings, arguments.old, kept)))
         for rows, length in PROMPTS:
-            work.append((name, lambda s=shape, r=rows, n=length: prompts(s, r, n, ceilings, arguments.old)))
+            work.append((name, lambda s=shape, r=rows, n=length: prompts(s, r, n, ceilings, arguments.old, kept)))
     with torch.inference_mode():
         for name, measured in work:
             for found in measured():
