@@ -6,9 +6,12 @@ Scheduler, detokenizer and further fronts are threads here; `test/server/test_pr
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +20,12 @@ import pytest
 from fixtures.open_streams import Stream, ended, open_streams
 from fixtures.patience import PATIENCE_S, answered, until
 from fixtures.threaded_children import SMALL, ThreadedChildren, one_process
+from mysglang.eval.exam import TINY
 from mysglang.srt.entrypoints.http_front import HttpFront
 from mysglang.srt.entrypoints.launcher import find_model
+from mysglang.srt.entrypoints.runtime import Runtime
 from mysglang.srt.entrypoints.server_life import serve
-from mysglang.srt.errors import WorkerDied
+from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.scheduler_builder import Makers
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode
@@ -142,6 +147,21 @@ async def test_a_start_that_fails_raises_its_cause() -> None:
 
     async with living(Makers(worker=no_worker)) as life:
         with pytest.raises(WorkerDied, match="scheduler: MemoryError: none is left"):
+            await life.ended()
+
+
+async def test_a_wrong_recommended_value_ends_the_start_before_weights_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(TINY / "config.json", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": -1.0}))
+
+    async def wait_ready(_: Runtime) -> None:
+        raise AssertionError("weights are waited for")
+
+    monkeypatch.setattr(Runtime, "wait_ready", wait_ready)
+    async with living(model_path=str(tmp_path), load_format="dummy", skip_tokenizer_init=True) as life:
+        with pytest.raises(ConfigError, match=r"generation_config.json: temperature"):
             await life.ended()
 
 

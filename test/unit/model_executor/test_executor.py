@@ -25,6 +25,7 @@ from mysglang.srt.forward.worker_batch import (
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS, EAGER, WHOLE_STEP, Program
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_loader import loader
 from mysglang.srt.platforms.slot_buffer import Keeping
 from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
 from mysglang.srt.sampling.logit_edits import edits
@@ -228,6 +229,24 @@ def test_a_broken_row_gets_minus_one_alone(make_worker, alone, monkeypatch: pyte
 def test_what_does_not_fit_is_refused(model_config: ModelConfig, change: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         start_executor(replace(CPU, **change), model_config, LoadConfig())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"attention_backend": "triton"}, "--attention-backend triton does not run here"),
+        ({"decode_attention_backend": "cpu"}, "--decode-attention-backend cpu: it does not compute in torch.float32"),
+    ],
+)
+def test_attention_that_does_not_run_here_is_refused_before_weights_are_read(
+    model_config: ModelConfig, change: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(loader, "fill_with_dummy_weights", read)
+    with pytest.raises(ConfigError, match=named):
+        start_executor(replace(CPU, **change), model_config, LoadConfig(load_format="dummy"))
 
 
 class Named:

@@ -15,6 +15,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.model_loader.weight_files import open_weight_files
 from mysglang.srt.model_loader.weight_update import SAME, first_difference
 from mysglang.srt.utils.checkpoint_files import stored_tensors
 
@@ -61,6 +62,10 @@ def test_the_same_model(family: str, tmp_path: Path) -> None:
         assert first_difference(name, getattr(ours, name), getattr(theirs, name)) is None
     assert (ours.context_len, ours.eos_token_ids) == (theirs.context_len, theirs.eos_token_ids)
     check_checkpoint(ours, stored_tensors(path))
+    for file in open_weight_files(path):
+        for name in file.names:
+            header, read = file.header(name), file.read(name)
+            assert (header.shape, header.dtype, header.is_meta) == (read.shape, read.dtype, True)
     expected, found = values(tmp_path), values(path)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
@@ -141,7 +146,7 @@ def test_names_are_strict(llama: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         values(write_gguf(llama / "model.gguf", metadata, stored))
     message = str(caught.value)
-    assert "lacks tensors for layers.1.self_attn.k_proj.weight" in message
+    assert "lacks tensors for model.layers.1.self_attn.k_proj.weight" in message
     assert "does not know: blk.0.attn_sinks.weight" in message
 
 

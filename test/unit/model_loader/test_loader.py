@@ -14,6 +14,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.layernorm import PlusOneRMSNorm
 from mysglang.srt.layers.parameter import weight_parameters
+from mysglang.srt.model_loader import loader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 
@@ -111,7 +112,42 @@ class TestWhatDoesNotFit:
     def test_missing(self, checkpoint: Path) -> None:
         edit(checkpoint, {"model.layers.1.self_attn.k_proj.weight": None, "model.norm.weight": None})
         message = problem(checkpoint)
-        assert "lacks" in message and "layers.1.self_attn.k_proj.weight, norm.weight" in message
+        assert "lacks" in message and "for model.layers.1.self_attn.k_proj.weight, model.norm.weight" in message
+
+    def test_missing_names_are_those_of_this_checkpoint(self, checkpoint: Path) -> None:
+        """A head never has the prefix, and a checkpoint of the transformer alone has none at all."""
+        edit(checkpoint, {"lm_head.weight": None, "model.embed_tokens.weight": None})
+        assert "lacks tensors for model.embed_tokens.weight, lm_head.weight" in problem(checkpoint)
+        tensors = load_file(checkpoint / "model.safetensors")
+        renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        save_file(renamed, checkpoint / "model.safetensors")
+        assert "lacks tensors for embed_tokens.weight, lm_head.weight" in problem(checkpoint)
+
+    def test_all_is_found_before_a_weight_is_read(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Reading takes minutes, and the header of a file has names, shapes and dtypes."""
+        edit(
+            checkpoint,
+            {
+                "model.layers.0.mlp.up_proj.weight": torch.zeros(136, 95),
+                "model.layers.1.mlp.up_proj.weight": torch.zeros(136, 96, dtype=torch.int8),
+                "model.norm.weight": None,
+                "x": torch.zeros(1),
+            },
+        )
+
+        def read(*_: object, **__: object) -> None:
+            raise AssertionError("weights are read")
+
+        monkeypatch.setattr(loader, "read_weights", read)
+        with pytest.raises(ConfigError) as caught:
+            load(checkpoint)
+        assert caught.value.problems == (
+            "tensor model.layers.0.mlp.up_proj.weight has shape [136, 95] in the checkpoint, but the model needs "
+            "[136, 96]",
+            "tensor model.layers.1.mlp.up_proj.weight is of int8, but the model needs float32",
+            "the checkpoint lacks tensors for model.norm.weight",
+            "the checkpoint has tensors that the model does not know: x",
+        )
 
     def test_left_over(self, checkpoint: Path) -> None:
         edit(checkpoint, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(96), "score.weight": torch.zeros(2)})
@@ -140,7 +176,7 @@ class TestWhatDoesNotFit:
         experts = "model.layers.2.mlp.experts"
         edit(tmp_path, {f"{experts}.7.up_proj.weight": None, f"{experts}.0.down_proj.weight": None})
         message = problem(tmp_path)
-        assert "lacks tensors for layers.2.mlp.experts.7.up_proj.weight, layers.2.mlp.experts.0.down" in message
+        assert f"lacks tensors for {experts}.7.up_proj.weight, {experts}.0.down" in message
         edit(tmp_path, {f"{experts}.9.up_proj.weight": torch.zeros(64, 96)})
         assert f"does not know: {experts}.9.up_proj.weight" in problem(tmp_path)
         edit(tmp_path, {f"{experts}.7.up_proj.weight": torch.zeros(63, 96)})

@@ -56,6 +56,9 @@ class TestFinding:
         torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
         torch.save({"x": torch.ones(2)}, tmp_path / "optimizer.pt")
         assert names_in(tmp_path) == ["a"]
+        (file,) = open_weight_files(tmp_path)
+        header = file.header("a")
+        assert (header.shape, header.dtype, header.is_meta) == ((2,), torch.float32, True)
         save(tmp_path / "model.safetensors", "bb")
         assert names_in(tmp_path) == ["bb"]
         assert [file.names for file in open_weight_files(tmp_path, LOAD_FORMATS["pt"])] == [["a"]]

@@ -12,6 +12,7 @@ import psutil
 
 from mysglang.srt.configs.architectures import Task
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.front_launch import FrontLaunch
 from mysglang.srt.entrypoints.http_front import HttpFront
 from mysglang.srt.entrypoints.launcher import Subprocesses
@@ -78,6 +79,8 @@ async def _live(runtime: Runtime, door: HttpFront, listener: socket.socket) -> D
     ready.
     """
     args = runtime.server_args
+    # Wrong values, such as those of generation_config.json, end the start now and not after the weights are read.
+    AppOptions.from_args(args, runtime.model_config)
     front = await runtime.wait_ready()
     await door.open(front, args, runtime.model_config)
     await _add_fronts(runtime, door, listener, front.facts)

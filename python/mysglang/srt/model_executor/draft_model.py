@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,7 +67,8 @@ FEATURES = (DRAWING, LOGIT_BIAS)
 def drafting(setup: Setup, launch: ModelLaunch) -> LoadHelp:
     """Returns a model that proposes drafts. Raises ConfigError for what cannot run here."""
     ops = SamplingOps.choose(reference=setup.wants_reference)
-    return lambda: DraftModel(setup, launch, setup.load(TokenModel, launch), ops)  # type: ignore[type-abstract]
+    check = partial(setup.check_attention, launch, keeps_dtype=True)
+    return lambda: DraftModel(setup, launch, setup.load(TokenModel, launch, check), ops)  # type: ignore[type-abstract]
 
 
 class DraftModel:

@@ -74,7 +74,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     ops = SamplingOps.choose(reference=setup.wants_reference)
 
     def load() -> GenerationModel:
-        model = setup.load(TokenModel, launch)  # type: ignore[type-abstract]
+        model = setup.load(TokenModel, launch, partial(setup.check_attention, launch))  # type: ignore[type-abstract]
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors, rows_by_kernel(setup, launch, features))
         work = work_of(setup.stage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -20,6 +20,7 @@ from mysglang.srt.layers.attention.factory import (
     AttentionTask,
     ChosenBackends,
     LateAttention,
+    check_backends,
     choose_backends,
     choose_for_late_rows,
     without_waiting,
@@ -31,8 +32,9 @@ from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_buffers import StepBuffers
-from mysglang.srt.model_executor.stored_numbers import stores_of
+from mysglang.srt.model_executor.stored_numbers import stored_dtype, stores_of
 from mysglang.srt.model_loader.loader import load_as
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.registry import Model
 from mysglang.srt.platforms.interface import Platform
 
@@ -75,12 +77,24 @@ class Setup:
     stage: Stage = WHOLE_MODEL
     """The layers of this pipeline stage, and the links to the other stages."""
 
-    def load(self, kind: type[Model], launch: ModelLaunch) -> Model:
+    def load(
+        self, kind: type[Model], launch: ModelLaunch, check: Callable[[Model], None] = lambda model: None
+    ) -> Model:
         """Load this rank's part of a model of this kind on the device. Raises ConfigError if the checkpoint is
-        invalid.
+        invalid. `check`: called before the weights are read, such as `check_attention`.
         """
         device = self.platform.device
-        return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=self.tp, stage=self.stage)
+        return load_as(
+            kind, launch.config, launch.load, device, launch.dtype, tp=self.tp, stage=self.stage, check=check
+        )
+
+    def check_attention(self, launch: ModelLaunch, model: TokenModel, *, keeps_dtype: bool = False) -> None:
+        """Raises ConfigError for attention that the user named and that does not run here, or not with these layers and
+        pages. `keeps_dtype`: the model's pages have the dtype of its computation, whatever the options say.
+        """
+        specs = model.attention_specs()
+        stored = launch.dtype if keeps_dtype else stored_dtype(self.config, launch.config, specs, launch.dtype)
+        check_backends(self.asked_backends, self._attentions(), AttentionTask(specs, launch.dtype, stored))
 
     def stores(
         self, launch: ModelLaunch, specs: Sequence[AttentionSpec], states: Sequence[StateSpec] = ()

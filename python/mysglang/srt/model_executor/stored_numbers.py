@@ -44,6 +44,16 @@ def stores_of(
 
     Raises ConfigError for scales that are wrong, or that nothing would use.
     """
+    stored = stored_dtype(config, model, specs, dtype)
+    return ModelStores(tuple(specs), stored, _scales(config, model, load, stored))
+
+
+def stored_dtype(
+    config: RunnerConfig, model: ModelConfig, specs: Sequence[AttentionSpec], dtype: torch.dtype
+) -> torch.dtype:
+    """Returns the dtype of the numbers in KV pages. Raises ConfigError for one that these layers cannot be kept in, and
+    for scales that it does not use.
+    """
     name = config.kv_cache_dtype
     if name == "auto":
         name = kv_cache_dtype_of(model.hf) or "auto"
@@ -55,7 +65,7 @@ def stores_of(
         )
     if config.quantization_param_path is not None and stored is not SCALED:
         raise ConfigError("--quantization-param-path: its scales are for --kv-cache-dtype fp8_e4m3 only.")
-    return ModelStores(tuple(specs), stored, _scales(config, model, load, stored))
+    return stored
 
 
 def _scales(config: RunnerConfig, model: ModelConfig, load: LoadConfig, stored: torch.dtype) -> Mapping[int, KvScales]:

@@ -8,6 +8,8 @@ are copied at launch, and read when the step is complete.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from torch import Tensor
 
@@ -35,7 +37,9 @@ from mysglang.srt.platforms.upload import Uploader
 
 def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
     """Returns a decoder that makes vectors. Raises ConfigError for what cannot run here."""
-    return lambda: PoolingModel(setup, launch, setup.load(PoolingDecoder, launch))
+    return lambda: PoolingModel(
+        setup, launch, setup.load(PoolingDecoder, launch, partial(setup.check_attention, launch))
+    )
 
 
 class PoolingModel:

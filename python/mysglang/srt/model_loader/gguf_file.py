@@ -49,6 +49,11 @@ class GgufFile:
             values = values.float() - 1
         return values.view(part.shape)
 
+    def header(self, name: str) -> Tensor:
+        part = self._parts[name]
+        dtype = torch.float32 if part.one_more else PLAIN.get(part.stored.type.name, torch.float32)
+        return torch.empty(part.shape, dtype=dtype, device="meta")
+
     def stored_bytes(self, name: str) -> int:
         part = self._parts[name]
         whole = part.stored.end - part.stored.begin

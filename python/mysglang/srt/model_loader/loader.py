@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -59,8 +60,11 @@ def load_as(
     *,
     tp: Group = SOLO,
     stage: Stage = WHOLE_MODEL,
+    check: Callable[[Model], None] = lambda model: None,
 ) -> Model:
-    """Load a model as class `kind`, which its architecture must be."""
+    """Load a model as class `kind`, which its architecture must be. `check` is called with the model before its weights
+    are read, and raises ConfigError for what could not run it.
+    """
     began = time.perf_counter()
     whose = "transformers" if model_config.served_as.foreign else model_config.served_as.package.partition(".")[0]
     logger.info("%s runs with the model code of %s.", model_config.architecture, whose)
@@ -70,6 +74,7 @@ def load_as(
         with torch.no_grad():
             with device:
                 model = model_class(model_config.served_as, kind)(model_config, context, stage)
+            check(model)
             filler.fill(model, device, show_progress=context.tp.rank == 0)
             num_bytes = sum(parameter.nbytes for parameter in model.parameters())
             model.layouts = {name: parameter.without_memory() for name, parameter in weight_parameters(model).items()}
@@ -106,6 +111,7 @@ class CheckpointFiller:
     def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
         # On a CPU the copies themselves use all cores.
         num_threads = 1 if device.type == "cpu" else self.num_threads
+        model.check_headers((name, partial(file.header, name)) for file in self.files for name in file.names)
         with closing(read_weights(self.files, show_progress=show_progress)) as weights:
             model.load_weights(weights, num_threads=num_threads)
 

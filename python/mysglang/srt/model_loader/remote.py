@@ -71,6 +71,8 @@ class RemoteFiller:
         return cls(RemoteFolder(note.url), headers)
 
     def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
+        entries = (entry for file in self.headers.values() for entry in file)
+        model.check_headers((entry.name, partial(_header, entry)) for entry in entries)
         with closing(self._tensors(model, show_progress)) as weights:
             model.load_weights(weights)
 
@@ -94,21 +96,21 @@ class RemoteFiller:
         if place is None:
             # The model says later whether it may be left out.
             return torch.empty(0)
-        if entry.dtype not in DTYPES:
-            raise ConfigError(f"tensor {entry.name} is of {entry.dtype}; known are {', '.join(DTYPES)}")
-        dtype = DTYPES[entry.dtype]
-        try:
-            # The shape is compared before memory is taken: a header may claim any.
-            place.parameter.fit(torch.empty(entry.shape, dtype=dtype, device="meta"), place.section)
-        except ConfigError as error:
-            raise ConfigError(f"tensor {entry.name} {error}") from error
-        except RuntimeError as error:
-            raise ConfigError(f"tensor {entry.name} has shape {list(entry.shape)}, which no memory can hold") from error
         # Memory that is never written costs nothing, so the rows of other ranks are left as they are.
-        tensor = torch.empty(entry.shape, dtype=dtype, device="cpu")
+        tensor = torch.empty_like(_header(entry), device="cpu")
         begin, end = place.parameter.span(tensor, place.section)
         content = tensor.view(-1).view(torch.uint8).numpy().data
         for at in range(begin, end, PIECE):
             stop = min(at + PIECE, end)
             content[at:stop] = self.folder.read(file, entry.begin + at, entry.begin + stop)
         return tensor
+
+
+def _header(entry: TensorEntry) -> Tensor:
+    """Returns the shape and dtype of a tensor, on the meta device. Raises ConfigError for those that no tensor has."""
+    if entry.dtype not in DTYPES:
+        raise ConfigError(f"tensor {entry.name} is of {entry.dtype}; known are {', '.join(DTYPES)}")
+    try:
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
+    except RuntimeError as error:
+        raise ConfigError(f"tensor {entry.name} has shape {list(entry.shape)}, which no memory can hold") from error

@@ -28,6 +28,10 @@ class TorchFile:
         values = typed(self._mapped[stored.begin : stored.end], dtype)
         return values.as_strided(stored.shape, stored.strides)
 
+    def header(self, name: str) -> Tensor:
+        stored = self._tensors[name]
+        return torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
+
     def stored_bytes(self, name: str) -> int:
         return self._tensors[name].end - self._tensors[name].begin
 

@@ -55,6 +55,10 @@ class WeightFile(NamedFile, Protocol):
         """
         ...
 
+    def header(self, name: str) -> Tensor:
+        """Returns the shape and dtype that `read` would give, as a tensor on the meta device. Reads no values."""
+        ...
+
     def stored_bytes(self, name: str) -> int:
         """Returns the number of bytes of the tensor in the file."""
         ...
@@ -77,6 +81,9 @@ class SafetensorsFile:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handle.get_tensor(name)
         return tensor
+
+    def header(self, name: str) -> Tensor:
+        return self.read(name).to("meta")
 
     def stored_bytes(self, name: str) -> int:
         return self.read(name).nbytes
@@ -109,6 +116,9 @@ class ModuleFile:
 
     def read(self, name: str) -> Tensor:
         return self._file.read(name.removeprefix(self._prefix))
+
+    def header(self, name: str) -> Tensor:
+        return self._file.header(name.removeprefix(self._prefix))
 
     def stored_bytes(self, name: str) -> int:
         return self._file.stored_bytes(name.removeprefix(self._prefix))

@@ -20,12 +20,9 @@ from mysglang.srt.configs.pooling_config import DenseConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter, weight_parameters
 from mysglang.srt.model_loader.weight_files import SafetensorsFile, WeightFile, open_with_dense
-from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place
+from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place, first_few
 
 CPU = torch.device("cpu")
-
-MAX_PROBLEMS = 8
-"""Number of problems that one error message lists."""
 
 SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder", "dense", "foreign")
 """Fields of a ModelConfig that decide how weights are used; an update must not change them."""
@@ -52,10 +49,8 @@ class WeightUpdate:
             place = matching.place(name)
             if place is None:
                 continue
-            try:
-                place.parameter.fit(tensor, place.section)
-            except ConfigError as error:
-                problems.append(f"tensor {name} {error}")
+            if (problem := place.misfit(name, tensor)) is not None:
+                problems.append(problem)
                 continue
             if place.first:
                 seen[place.name, place.section] = tensor
@@ -66,8 +61,7 @@ class WeightUpdate:
         if whole:
             problems += matching.lacking()
         if problems:
-            more = len(problems) - MAX_PROBLEMS
-            raise ConfigError(*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else []))
+            raise ConfigError(*first_few(problems))
         return plan
 
     @torch.no_grad()

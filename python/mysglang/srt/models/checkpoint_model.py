@@ -21,6 +21,10 @@ from mysglang.srt.models.weight_names import Names
 OWN_KERNELS = "its layers are code of mysglang, whose kernels are fused by hand"
 """Why most models are not compiled."""
 MAX_NAMES = 5  # of the tensors that an error lists
+HEADS = frozenset({"lm_head", "score", "v_head", "classifier", "dense"})
+"""Modules that stand outside the transformer, so checkpoints have their tensors without its prefix."""
+MAX_PROBLEMS = 8
+"""Number of problems that one error message lists."""
 
 
 class CheckpointModel(nn.Module, ABC):
@@ -48,6 +52,21 @@ class CheckpointModel(nn.Module, ABC):
 
     def check_loaded(self) -> None:
         """Checks the model after its weights were loaded. Raises ConfigError if it would compute wrong results."""
+
+    def check_headers(self, headers: Iterable[tuple[str, Callable[[], Tensor]]]) -> None:
+        """Checks a whole checkpoint before its weights are read. `headers`: the name of every tensor, and a function
+        that returns its shape and dtype as a tensor on the meta device.
+
+        Raises ConfigError with all that `load_weights` would refuse, but for values.
+        """
+        matching = Matching(self, weight_parameters(self))
+        problems = []
+        for name, header in headers:
+            place = matching.place(name)
+            if place is not None and (problem := place.misfit(name, header())) is not None:
+                problems.append(problem)
+        if problems := first_few([*problems, *matching.lacking(), *matching.unknown()]):
+            raise ConfigError(*problems)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, num_threads: int = 1) -> None:
         """Fill every parameter from a checkpoint's tensors, of which `num_threads` are read and copied at a time.
@@ -116,6 +135,16 @@ class Place(NamedTuple):
     first: bool
     """True if no earlier tensor was written to this place."""
 
+    def misfit(self, name: str, tensor: Tensor) -> str | None:
+        """Returns why the tensor of that name does not fit here by its shape or dtype, None if it fits. Its values are
+        not read.
+        """
+        try:
+            self.parameter.fit(tensor, self.section)
+        except ConfigError as error:
+            return f"tensor {name} {error}"
+        return None
+
 
 class Matching:
     """Matches the tensors of one checkpoint, by name, with the parameters of a model, and reports what is left over."""
@@ -127,6 +156,8 @@ class Matching:
         self._parameters = parameters
         self._missing = {(name, i) for name, parameter in parameters.items() for i in range(len(parameter.sections))}
         self._unknown: list[str] = []
+        self._examples: dict[str, tuple[str, str]] = {}
+        """Outermost module of ours -> one of its parameters, and the name of a checkpoint's tensor for that."""
 
     def place(self, name: str) -> Place | None:
         """Returns the place of the tensor of that name; None if the model does not know it."""
@@ -135,6 +166,7 @@ class Matching:
         if parameter is None or (target.section or 0) >= len(parameter.sections):
             self._unknown.append(name)
             return None
+        self._examples.setdefault(target.parameter.partition(".")[0], (target.parameter, name))
         sections = range(len(parameter.sections)) if target.section is None else (target.section,)
         found = {(target.parameter, i) for i in sections}
         first = found <= self._missing
@@ -144,15 +176,32 @@ class Matching:
     def lacking(self) -> list[str]:
         """Returns a line of text if some parameter, or a part of it, got no tensor."""
         missing = [
-            self._names.sections(name, len(self._parameters[name].sections))[section]
+            self._prefix(name) + self._names.sections(name, len(self._parameters[name].sections))[section]
             for name, section in sorted(self._missing)
         ]
         return [f"the checkpoint lacks tensors for {listed(missing)}"] if missing else []
+
+    def _prefix(self, parameter: str) -> str:
+        """Returns what stands before the name of a tensor for this parameter in this checkpoint, by its neighbours."""
+        module = parameter.partition(".")[0]
+        if module not in self._examples and module not in HEADS:
+            module = next((each for each in self._examples if each not in HEADS), module)
+        if module not in self._examples:
+            return ""
+        known, theirs = self._examples[module]
+        names = self._names.sections(known, len(self._parameters[known].sections))
+        return next((theirs.removesuffix(name) for name in names if theirs.endswith(name)), "")
 
     def unknown(self) -> list[str]:
         """Returns a line of text if some tensor belongs to no parameter."""
         unknown = [name for name in self._unknown if not self._ignores(name)]
         return [f"the checkpoint has tensors that the model does not know: {listed(unknown)}"] if unknown else []
+
+
+def first_few(problems: list[str]) -> list[str]:
+    """Returns the first problems, and a line about how many more there are."""
+    more = len(problems) - MAX_PROBLEMS
+    return [*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
 
 
 def listed(names: list[str]) -> str:

@@ -158,21 +158,29 @@ def choose_backends(
     what was asked for does not run on this platform, or not with this model.
     """
     task = AttentionTask(specs, dtype, stored or dtype)
+    check_backends(asked, available, task)
     if not specs:
-        refuse_backends(asked, "no layer of the model attends over keys")
         return ChosenBackends(NO_LAYERS, NO_LAYERS)
-    able = [name for name in available if name not in DECODE_ONLY]
-    both = _given(asked.both)
+    both, able = _given(asked.both), _for_all_steps(available)
+    return ChosenBackends(
+        _given(asked.prefill) or both or _choose("--prefill-attention-backend", able, task),
+        _given(asked.decode) or both or _choose("--decode-attention-backend", available, task),
+    )
+
+
+def check_backends(asked: AskedBackends, available: Sequence[str], task: AttentionTask) -> None:
+    """Raises ConfigError if a backend that the user named does not run on this platform, or not with these layers."""
+    if not task.specs:
+        refuse_backends(asked, "no layer of the model attends over keys")
+        return
+    both, able = _given(asked.both), _for_all_steps(available)
     if both in DECODE_ONLY:
         raise ConfigError(
             f"--attention-backend {both} is for decode steps only: use --decode-attention-backend {both}."
         )
-    if both is not None:
-        _check("--attention-backend", both, able, task)
-    return ChosenBackends(
-        _choose("--prefill-attention-backend", _given(asked.prefill) or both, able, task),
-        _choose("--decode-attention-backend", _given(asked.decode) or both, available, task),
-    )
+    _check("--attention-backend", both, able, task)
+    _check("--prefill-attention-backend", _given(asked.prefill), able, task)
+    _check("--decode-attention-backend", _given(asked.decode), available, task)
 
 
 def refuse_backends(asked: AskedBackends, why: str) -> None:
@@ -350,10 +358,12 @@ def _given(name: str | None) -> str | None:
     return None if name == "auto" else name
 
 
-def _choose(flag: str, name: str | None, available: Sequence[str], task: AttentionTask) -> str:
-    if name is not None:
-        _check(flag, name, available, task)
-        return name
+def _for_all_steps(available: Sequence[str]) -> list[str]:
+    """Returns the backends that can run steps with prompts, too."""
+    return [name for name in available if name not in DECODE_ONLY]
+
+
+def _choose(flag: str, available: Sequence[str], task: AttentionTask) -> str:
     reasons = {each: why_not(each, task) for each in available}
     able = next((each for each, reason in reasons.items() if not reason), None)
     if able is None:
@@ -366,7 +376,9 @@ def _choose(flag: str, name: str | None, available: Sequence[str], task: Attenti
     return able
 
 
-def _check(flag: str, name: str, available: Sequence[str], task: AttentionTask) -> None:
+def _check(flag: str, name: str | None, available: Sequence[str], task: AttentionTask) -> None:
+    if name is None:
+        return
     if name not in available:
         raise ConfigError(f"{flag} {name} does not run here. Choose one of {', '.join(available)}.")
     if reason := why_not(name, task):
