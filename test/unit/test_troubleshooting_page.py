@@ -31,9 +31,10 @@ def text_of(node: ast.AST) -> str | None:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Every string of the package that is long enough to be a message."""
+    """Every string of the packages that is long enough to be a message."""
     found = []
-    for path in sorted((ROOT / "python" / "mysglang").rglob("*.py")):
+    folders = (ROOT / "python" / "mysglang", ROOT / "sgl-kernel" / "python")
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (text := text_of(node)) is not None and len(text) > 10:
                 found.append(text)

@@ -21,10 +21,10 @@ from typing import TypeVar
 
 import mysgl_kernel
 from mysgl_kernel import sources
-from mysgl_kernel.compiled import CompiledLibrary
+from mysgl_kernel.compiled import CompiledLibrary, check_folder, report
 from mysgl_kernel.environ import cache_directory
 from mysgl_kernel.library import NO_TRAITS, Library, present_arch
-from mysgl_kernel.toolchain import Compiler, KernelBuildError, find_nvcc
+from mysgl_kernel.toolchain import Compiler, KernelBuildError, NoKernelsError, find_nvcc
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,14 @@ def start_building(model: Mapping[str, object] = NO_TRAITS) -> None:
 
 
 def build_in_background(missing: list[AnyLibrary], arch: str, compiler: Compiler) -> None:
-    """Compile them into the cache, several at once where there are cores to spare."""
+    """Compile them into the cache, several at once where there are cores to spare. Logs a warning, and does nothing, if
+    the cache cannot be written.
+    """
+    try:
+        check_folder(cache_directory())
+    except NoKernelsError as error:
+        report(error)
+        return
     jobs = min(len(missing), max(1, (os.cpu_count() or 1) - CORES_LEFT))
     logger.info("Compiling %d kernel sources for %s in the background.", len(missing), compiler.describe(arch))
     arguments = (missing, arch, compiler.in_background(), cache_directory(), jobs)

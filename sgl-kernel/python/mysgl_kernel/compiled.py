@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import logging
 import os
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,13 +21,16 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from mysgl_kernel import sources
-from mysgl_kernel.environ import cache_directory
+from mysgl_kernel.environ import KERNEL_CACHE, cache_directory
 from mysgl_kernel.seal import is_sealed, seal
-from mysgl_kernel.toolchain import Compiler, KernelBuildError
+from mysgl_kernel.toolchain import Compiler, KernelBuildError, NoKernelsError
 
 logger = logging.getLogger(__name__)
 
 Launch = Callable[..., None]
+
+reasons_for_all: set[str] = set()
+"""Reasons, logged by this process, why no kernel at all can be compiled."""
 
 
 class CompiledLibrary(ABC):
@@ -90,8 +94,8 @@ class CompiledLibrary(ABC):
         target = folder / f"{self.stem(arch)}.{compiler.fingerprint}.so"
         if is_sealed(target):
             return target
+        check_folder(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             with _locked(target.with_suffix(".lock")):
                 if not is_sealed(target):  # no other process compiled it while this one waited
                     self._compile(arch, compiler, target)
@@ -129,7 +133,7 @@ class CompiledLibrary(ABC):
         path = self.built(arch, compiler)
         if path is None:
             if compiler is None:
-                raise KernelBuildError(self.no_compiler(arch))
+                raise NoKernelsError(self.no_compiler(arch))
             path = self.build(arch, compiler, cache_directory())
         try:
             return self.load(path)
@@ -142,14 +146,35 @@ class CompiledLibrary(ABC):
         try:
             self.loaded  # noqa: B018
         except KernelBuildError as error:
-            log_once(str(error))
+            report(error)
             return str(error)
         return None
+
+
+def report(error: KernelBuildError) -> None:
+    """Logs why a kernel cannot be had, once for each reason."""
+    if isinstance(error, NoKernelsError):
+        reasons_for_all.add(str(error))
+    log_once(str(error))
 
 
 @cache
 def log_once(message: str) -> None:
     logger.warning("%s", message)
+
+
+def check_folder(folder: Path) -> None:
+    """Makes the folder for compiled libraries. Raises NoKernelsError if no file can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise NoKernelsError(
+            f"Kernels cannot be compiled, because their folder {folder} cannot be written ({error.strerror}). torch "
+            "computes in their place, which is slower: on a CPU 2.4 times the processor time for a token of a small "
+            f"model. Set {KERNEL_CACHE} to a folder that can be written."
+        ) from None
 
 
 @contextmanager

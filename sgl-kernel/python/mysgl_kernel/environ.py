@@ -27,4 +27,12 @@ def cache_directory() -> Path:
     if own := os.environ.get(KERNEL_CACHE):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mysglang" / "kernels"
+    return (Path(base) if base else _home() / ".cache") / "mysglang" / "kernels"
+
+
+def _home() -> Path:
+    """The user's home; a folder that does not exist for a user without one, as in a container with a bare user id."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")

@@ -21,6 +21,10 @@ class KernelBuildError(RuntimeError):
     """A source did not compile, or nothing is there to compile it with."""
 
 
+class NoKernelsError(KernelBuildError):
+    """No source at all can be compiled here: there is no compiler, or no folder for the result."""
+
+
 @dataclass(frozen=True)
 class Compiler(ABC):
     """One compiler."""

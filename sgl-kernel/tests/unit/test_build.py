@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from workshop import Workshop, builds, wait_for_builds
 
-from mysgl_kernel import build, sources
+from mysgl_kernel import build, compiled, sources
 from mysgl_kernel.cpu import build as cpu_build
 from mysgl_kernel.environ import cache_directory
 from mysgl_kernel.library import Library
@@ -79,6 +79,21 @@ def test_nothing_is_started_where_nothing_can_be_built(workshop: Workshop, monke
     assert workshop.compiled == 0
 
 
+def test_a_folder_that_cannot_be_written_is_reported_once(
+    workshop: Workshop, two: list[Library], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop.write("file", "")
+    folder = workshop.cache.parent / "file" / "kernels"
+    monkeypatch.setenv("MYSGLANG_KERNEL_CACHE", str(folder))
+    build.start_building()
+    wait_for_builds()
+    assert not two[0].available() and not two[1].available()
+    (line,) = caplog.messages
+    assert f"their folder {folder} cannot be written (Not a directory)" in line
+    assert "slower" in line and "Set MYSGLANG_KERNEL_CACHE to a folder that can be written" in line
+    assert workshop.compiled == 0 and compiled.reasons_for_all == {line}
+
+
 def test_without_a_compiler_it_says_so(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +109,16 @@ def test_the_cache_follows_the_standard(monkeypatch: pytest.MonkeyPatch) -> None
     assert cache_directory() == Path("/somewhere/mysglang/kernels")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_directory() == Path.home() / ".cache/mysglang/kernels"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MYSGLANG_KERNEL_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_directory() == Path("/nonexistent/.cache/mysglang/kernels")
 
 
 def test_every_source_is_declared() -> None:

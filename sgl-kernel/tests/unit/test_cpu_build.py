@@ -30,6 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MYSGLANG_KERNEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sources, "LIB", tmp_path / "lib")
     compiled.log_once.cache_clear()
+    monkeypatch.setattr(compiled, "reasons_for_all", set())
     return tmp_path
 
 

@@ -62,13 +62,15 @@ def test_the_state_without_a_compiler(nothing_built: Path) -> None:
     ) and "2.4 times the processor time" in kernel_state("cpu")
 
 
-def test_the_state_before_and_after_compiling(nothing_built: Path) -> None:
+def test_the_state_before_and_after_compiling(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = nothing_built / "g++"
     compiler.write_text("#!/bin/sh\necho 1.0\n")
     compiler.chmod(0o755)
     arch, libraries = cpu_build.present_arch(), cpu_build.declared_libraries()
     number = len(libraries)
     assert kernel_state("cpu") == f"{number} of {number} to be compiled for {arch} at the first start, by {compiler}"
+    monkeypatch.setenv("MYSGLANG_KERNEL_CACHE", str(compiler / "kernels"))
+    assert kernel_state("cpu").startswith(f"{number} of {number} not built: Kernels cannot be compiled, because their")
     (nothing_built / "lib").mkdir()
     for library in libraries:
         (nothing_built / "lib" / f"{library.stem(arch)}.any.so").touch()

@@ -1,6 +1,7 @@
 """How an op chooses its implementation."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mysgl_kernel import compiled
 from mysglang.srt.kernels.op import Op, head_view
 
 MODULE = """
@@ -30,6 +32,7 @@ def double(x):
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package with one good module, one that this device is not good enough for, and one that is broken."""
+    monkeypatch.setattr(compiled, "reasons_for_all", set())
     (tmp_path / "fast_ops").mkdir()
     (tmp_path / "fast_ops" / "__init__.py").touch()
     (tmp_path / "fast_ops" / "good.py").write_text(MODULE)
@@ -74,6 +77,16 @@ def test_the_first_that_can_run_here(
     assert line.startswith("double: fast_ops.picky is not available")
     monkeypatch.setattr(importlib.import_module(f"{package}.picky"), "able", True)
     assert op.choose("cpu")(X) == "picky"
+
+
+def test_a_reason_for_all_kernels_is_said_once(
+    package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernels' package has logged it, and a line for each op would hide that."""
+    monkeypatch.setattr(compiled, "reasons_for_all", {"no folder"})
+    op = Op("double", reference=reference, cpu=(f"{package}.picky:double", f"{package}.good:double"))
+    assert op(X) == "installed"
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_broken_module_is_not_passed_over(package: str) -> None:

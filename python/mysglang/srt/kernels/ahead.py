@@ -62,4 +62,9 @@ def _state(libraries: Sequence[Any], arch: str, compiler: Any) -> str:
         return f"built for {arch}"
     if compiler is None:
         return f"not built: {missing[0].no_compiler(arch)}"
+    compiled = importlib.import_module(f"{KERNELS}.compiled")
+    try:
+        compiled.check_folder(compiled.cache_directory())
+    except RuntimeError as error:
+        return f"{len(missing)} of {len(libraries)} not built: {error}"
     return f"{len(missing)} of {len(libraries)} to be compiled for {arch} at the first start, by {compiler.path}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -108,7 +109,8 @@ class Op(Generic[P, R]):
                     continue
                 if not getattr(implementation, "available", _always)():
                     if module not in _missed:
-                        logger.warning(
+                        logger.log(
+                            logging.DEBUG if _said_for_all() else logging.WARNING,
                             "%s: %s is not available on this device, so another implementation is used.",
                             self.name,
                             module,
@@ -130,6 +132,13 @@ def _import(module: str) -> Any:
         if error.name is not None and (module.startswith(error.name) or error.name == KERNELS):
             return None
         raise
+
+
+def _said_for_all() -> bool:
+    """True if the package of our kernels has logged why none of them can be compiled, so no single one is worth a
+    line.
+    """
+    return KERNELS in sys.modules and bool(importlib.import_module(f"{KERNELS}.compiled").reasons_for_all)
 
 
 def _always() -> bool:
