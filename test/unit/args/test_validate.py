@@ -60,6 +60,8 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"reasoning_parser": "<a>..."}, "or two tags as <start>...<end>"),
         (CPU, {"tool_call_parser": "qwen9"}, "--tool-call-parser must be one of auto, none"),
         (CPU, {"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
+        (CPU, {"chunked_prefill_size": -1, "enable_mixed_chunk": True}, "which leaves no chunks to mix"),
+        (CPU, {"grammar_backend": "none", "enable_jump_forward": True}, "which leaves no grammar to follow"),
         (CPU, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority needs"),
         (CPU, {"radix_eviction_policy": "lfu", "disable_radix_cache": True}, "which leaves nothing to evict"),
         (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),

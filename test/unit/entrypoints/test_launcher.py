@@ -95,6 +95,12 @@ def test_files_of_the_tokenizer_are_looked_at(model: Path, name: str) -> None:
     find_model(args(model, skip_tokenizer_init=True))
 
 
+def test_parts_of_the_config_without_effect_are_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    find_model(args(model, json_model_override_args='{"vocab_sise": 96}'))
+    (line,) = caplog.messages
+    assert "vocab_sise has no effect" in line and "did you mean vocab_size?" in line
+
+
 def test_find_model_refuses_what_cannot_be_served(tmp_path: Path, model: Path) -> None:
     (model / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["Unheard"]}))
     with pytest.raises(ConfigError, match="architecture Unheard is not supported"):

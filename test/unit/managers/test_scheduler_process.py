@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fixtures.ready_child import FACTS
 from mysglang.srt.distributed.ranks import rank_contexts
 from mysglang.srt.managers.child import DetokenizerLaunch, SchedulerLaunch, scheduler_title
-from mysglang.srt.managers.scheduler_process import cpu_threads
+from mysglang.srt.managers.scheduler_process import cpu_threads, log_room
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import Hardware
 
@@ -36,6 +37,17 @@ def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
         line = msgspec.json.encode(launch)
         assert b"\n" not in line
         assert msgspec.json.decode(line, type=type(launch)) == launch
+
+
+@pytest.mark.parametrize(("input_len", "leads", "warned"), [(9, True, 1), (9, False, 0), (63, True, 0)])
+def test_a_cache_below_one_long_request_is_warned_of(
+    input_len: int, leads: bool, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    log_room(msgspec.structs.replace(FACTS, context_len=64, max_req_input_len=input_len), leads=leads)
+    room, *warnings = caplog.messages
+    assert f"of {input_len + 1} tokens each" in room and len(warnings) == warned
+    assert all("A request may have 10 tokens at most" in line and "takes 64." in line for line in warnings)
 
 
 def test_title() -> None:

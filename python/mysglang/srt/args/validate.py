@@ -239,6 +239,12 @@ RULES = (
         ),
     ),
     Rule(
+        lambda a, _: a.grammar.enable_jump_forward and a.grammar.grammar_backend == "none",
+        lambda _: (
+            "--enable-jump-forward cannot be combined with --grammar-backend none, which leaves no grammar to follow."
+        ),
+    ),
+    Rule(
         lambda a, _: a.hicache.enable_hierarchical_cache and a.memory.disable_radix_cache,
         lambda _: (
             "--enable-hierarchical-cache cannot be combined with --disable-radix-cache, which leaves no prefixes to "
@@ -266,6 +272,13 @@ RULES = (
     Rule(
         lambda a, _: a.schedule.chunked_prefill_size == 0,
         lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} to compute prompts whole.",
+    ),
+    Rule(
+        lambda a, _: a.schedule.enable_mixed_chunk and a.schedule.chunked_prefill_size == CHUNKING_OFF,
+        lambda _: (
+            f"--enable-mixed-chunk cannot be combined with --chunked-prefill-size {CHUNKING_OFF}, which leaves no "
+            "chunks to mix."
+        ),
     ),
     # Chunks end at page borders, so one must hold a page at least.
     Rule(

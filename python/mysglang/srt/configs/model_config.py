@@ -36,6 +36,8 @@ MLX = "quantization"
 QUANTIZATION = ("quantization_config", "compression_config", MLX)
 """Keys that describe quantized weights. The last one is in checkpoints of MLX."""
 
+DTYPE_KEYS = ("dtype", "torch_dtype")
+
 OF_THE_WHOLE = ("architectures", "model_type", "auto_map", *QUANTIZATION)
 """Keys that are read where they stand, also in a config.json with a `text_config`."""
 
@@ -325,14 +327,17 @@ def _context_len(wanted: int | None, longest: int, pooling: PoolingConfig | None
 
 
 def _eos_token_ids(vocab_size: int, *configs: dict[str, Any]) -> tuple[int, ...]:
-    found: dict[int, None] = {}
-    for config in configs:
-        value = config.get("eos_token_id")
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if len(ids) > MAX_EOS_IDS:
-            raise ConfigError(f"eos_token_id lists {len(ids)} ids, and at most {MAX_EOS_IDS} are read")
-        if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
-            raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
-        # An id outside the vocabulary ends nothing, and a logits processor that edits it would write out of bounds.
-        found |= dict.fromkeys(id_ for id_ in ids if id_ < vocab_size)
-    return tuple(found)
+    # An id outside the vocabulary ends nothing, and a logits processor that edits it would write out of bounds.
+    found = (id_ for config in configs for id_ in listed_eos_ids(config) if id_ < vocab_size)
+    return tuple(dict.fromkeys(found))
+
+
+def listed_eos_ids(config: dict[str, Any]) -> list[int]:
+    """Returns the end-of-text ids of a file, as it lists them. Raises ConfigError if they are none."""
+    value = config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if len(ids) > MAX_EOS_IDS:
+        raise ConfigError(f"eos_token_id lists {len(ids)} ids, and at most {MAX_EOS_IDS} are read")
+    if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
+        raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+    return ids

@@ -17,6 +17,7 @@ import msgspec
 import psutil
 
 from mysglang.srt.configs.checkpoint_sizes import check_context, check_memory
+from mysglang.srt.configs.config_warnings import config_warnings
 from mysglang.srt.configs.load_format import WeightFormat, WeightsUse, format_at
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split, check_stages
@@ -72,7 +73,8 @@ def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int 
 
 def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     """Returns the options with local paths, and the model's config, so that errors in them are found before any process
-    is launched. Downloads a repository, and logs a warning for each unknown environment variable. Raises ConfigError.
+    is launched. Downloads a repository, and logs a warning for each environment variable that is unknown, and each part
+    of the model's config that has no effect. Raises ConfigError.
     """
     for warning in unknown_variables():
         logger.warning(warning)
@@ -89,6 +91,8 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     if not model.skip_tokenizer_init:
         model_source(tokenizer_path).check_tokenizer()
     config = load_model_config(found)
+    for warning in config_warnings(config):
+        logger.warning(warning)
     check_task(server_args, config)
     _check_sizes(config, weights, server_args)
     args = replace(server_args, model=found)

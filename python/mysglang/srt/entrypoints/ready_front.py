@@ -6,6 +6,7 @@ The same in the main process and in each further front. Knows no HTTP and no chi
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from mysglang.srt.messages.requests import ToScheduler, scheduler_codec
 from mysglang.srt.parser.template_manager import TemplateManager
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 
@@ -60,6 +63,16 @@ class FrontText:
         if tokenizer is None:
             return cls(None, None)
         return cls(tokenizer, TemplateManager(tokenizer.config, tokenizer.special_tokens, args.serving.chat_template))
+
+    def warn_of_other_vocabulary(self, vocab_size: int) -> None:
+        """Logs a warning if the tokenizer has ids that a model with so many tokens does not know."""
+        if self.tokenizer is not None and (largest := self.tokenizer.largest_id) >= vocab_size:
+            logger.warning(
+                "The tokenizer has token ids up to %d, and the model knows those below %d (vocab_size), so a prompt "
+                "with one of the others is refused. Check whether --tokenizer-path belongs to this model.",
+                largest,
+                vocab_size,
+            )
 
 
 class FrontLinks:

@@ -74,6 +74,7 @@ class Runtime:
         loading = asyncio.create_task(self._subprocesses.wait_ready())
         try:
             text = await asyncio.to_thread(FrontText.load, args)
+            text.warn_of_other_vocabulary(self.model_config.vocab_size)
             facts = await loading
         finally:
             loading.cancel()

@@ -55,13 +55,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
         else:
             use_gpu(ranks.gpu)
         loop, facts = (build or _builder())(args, launch.port_args, ranks)
-    logger.info(
-        "KV cache: %d tokens in %.2f GiB; at most %s at once, of %d tokens each.",
-        facts.max_total_num_tokens,
-        facts.memory_usage.get("kvcache", 0.0),
-        counted(facts.max_running_requests, "request runs", "requests run"),
-        facts.context_len,
-    )
+    log_room(facts, leads=ranks.leads)
     if ranks.world.size > 1:
         logger.info("Tensors between ranks: %s.", facts.transport)
     if facts.max_total_num_tokens_swa:
@@ -70,6 +64,26 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     report_to_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
     while True:
         loop.step()
+
+
+def log_room(facts: SchedulerFacts, *, leads: bool) -> None:
+    """Logs what the KV cache holds, and with `leads` a warning if that is less than the model takes in one request."""
+    # Requests are checked against this number (`FrontLimits`).
+    longest = min(facts.context_len, facts.max_req_input_len + (not facts.is_embedding))
+    logger.info(
+        "KV cache: %d tokens in %.2f GiB; at most %s at once, of %d tokens each.",
+        facts.max_total_num_tokens,
+        facts.memory_usage.get("kvcache", 0.0),
+        counted(facts.max_running_requests, "request runs", "requests run"),
+        longest,
+    )
+    if leads and longest < facts.context_len:
+        logger.warning(
+            "A request may have %d tokens at most, prompt and answer together, because the KV cache holds no more. The "
+            "model takes %d. Raise --max-total-tokens or --mem-fraction-static.",
+            longest,
+            facts.context_len,
+        )
 
 
 def _builder() -> Build:
