@@ -122,13 +122,33 @@ def test_parameters_that_this_version_lacks_are_refused_by_name(name: str) -> No
 
 
 def test_unknown_fields_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"unknown field `sampling_params\.max_tokens`, expected .*`max_new_tokens`"
-    ):
-        parse_generate({"text": "a", "sampling_params": {"max_tokens": 5}})
+    with pytest.raises(InvalidRequest, match=r"unknown field `sampling_params\.other`, expected .*`max_new_tokens`"):
+        parse_generate({"text": "a", "sampling_params": {"other": 5}})
     with pytest.raises(InvalidRequest, match=r"unknown field `prompt`, expected one of `text`, `input_ids`") as caught:
         parse_generate({"prompt": "a"})
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_tokens", "max_new_tokens"),
+        ("max_completion_tokens", "max_new_tokens"),
+        ("min_tokens", "min_new_tokens"),
+        ("seed", "sampling_seed"),
+        ("temprature", "temperature"),
+    ],
+)
+def test_a_name_of_another_api_or_a_misspelled_one_is_answered_by_the_one_here(name: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_generate({"text": "a", "sampling_params": {name: 5}})
+    message = f"unknown field `sampling_params.{name}`; did you mean `sampling_params.{meant}`?"
+    assert (caught.value.message, caught.value.param) == (message, name)
+
+
+def test_a_long_name_is_compared_with_none() -> None:
+    with pytest.raises(InvalidRequest, match="expected one of"):
+        parse_generate({"text": "a", "sampling_params": {"max_new_tokens" * 5: 5}})
 
 
 @pytest.mark.parametrize("name", ["add_special_tokens", "clip_max_new_tokens"])

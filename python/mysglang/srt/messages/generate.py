@@ -7,6 +7,7 @@ this version does not have may still be sent with a value that asks for nothing.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -88,6 +89,9 @@ UNSUPPORTED_SAMPLING: dict[str, object] = {
 }
 
 NO_FIELDS: Mapping[str, object] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+MAX_MISSPELLED = 64
+"""Characters of a name that is compared with the known ones: comparing long names takes long."""
 
 # How msgspec says where a value is wrong.
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DOTALL)
@@ -275,6 +279,11 @@ _LATER: Mapping[str, Callable[[object], bool]] = {"input_ids": _are_many_ids, "i
 """Field -> function that returns True for entries that are checked later."""
 
 
+_MEANT = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"} | {
+    name: each.name for each in FIELDS if (name := each.name_on("openai")) is not None and name != each.name
+}
+"""OpenAI's name of a sampling field -> the native one."""
+
 _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
 
 
@@ -282,7 +291,7 @@ def parse_sampling_params(data: object, path: str = "sampling_params") -> Sampli
     """Returns the `sampling_params` of a native request, types checked. `SamplingParams.verify` checks the ranges."""
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
-    fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path)
+    fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path, meant=_MEANT)
     for name in _LISTS_OR_ONE:
         if isinstance(fields.get(name), str):
             fields[name] = [fields[name]]
@@ -302,10 +311,12 @@ def settled_fields(
     path: str = "",
     *,
     idle: Mapping[str, object] = NO_FIELDS,
+    meant: Mapping[str, str] = NO_NAMES,
     report: FieldReport = REFUSED,
 ) -> dict[str, object]:
     """Returns the known fields that are set. `unsupported`: field -> the value with which it may be sent all the same.
-    `idle`: field that changes nothing -> the value with which it is not reported.
+    `idle`: field that changes nothing -> the value with which it is not reported. `meant`: another API's name of a
+    field -> its name here.
 
     Raises InvalidRequest for unsupported fields, and for unknown ones if `report` says so.
     """
@@ -321,9 +332,18 @@ def settled_fields(
             if not asks_for_nothing(value, (idle[name],)):
                 report.idle(name)
         elif not report.unknown(name):
+            problem = f"unknown field `{_join(path, name)}`"
+            if (other := meant.get(name) or _similar(name, known)) is not None:
+                raise InvalidRequest(f"{problem}; did you mean `{_join(path, other)}`?", param=str(name))
             expected = ", ".join(f"`{field}`" for field in known)
-            raise InvalidRequest(f"unknown field `{_join(path, name)}`, expected one of {expected}.", param=str(name))
+            raise InvalidRequest(f"{problem}, expected one of {expected}.", param=str(name))
     return fields
+
+
+def _similar(name: str, known: Sequence[str]) -> str | None:
+    """Returns the known name that `name` may be a misspelling of; None if there is none."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75) if len(name) <= MAX_MISSPELLED else []
+    return close[0] if close else None
 
 
 def convert_fields(fields: Mapping[str, object], kind: type[Struct], path: str) -> Struct:
