@@ -162,7 +162,7 @@ def test_flush_and_info(engine: Engine) -> None:
 
 def test_bad_options_start_nothing() -> None:
     before = children()
-    with pytest.raises(ConfigError, match="--pagesize is not an option"):
+    with pytest.raises(ConfigError, match=r"^pagesize is not an option; did you mean page_size"):
         Engine(pagesize=4)
     with pytest.raises(ConfigError, match="unheard of"):
         Engine(chat_template="unheard of")

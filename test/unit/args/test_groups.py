@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mysglang.srt.args.groups import ArgGroups, from_flat, group_options, unknown
+from mysglang.srt.args.groups import ArgGroups, as_keywords, from_flat, group_options, unknown
 from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
 from mysglang.srt.errors import ConfigError
 
@@ -93,3 +93,9 @@ def test_unknown(name: str, says: str) -> None:
 def test_bad_values_are_all_found() -> None:
     groups = from_flat(ArgGroups, {"port": 70000, "dtype": "int4", "page_size": "x"})
     assert sorted(line.split()[0] for line in groups.bad_values()) == ["--dtype", "--page-size", "--port"]
+
+
+def test_a_message_for_a_caller_in_python() -> None:
+    assert as_keywords(unknown("unheard-of")) == "unheard_of is not an option; docs/flags.md lists the options."
+    text = "--model-path /hub/models--gpt2/--x: not with --tp-size 2, --json-model-override-args."
+    assert as_keywords(text) == "model_path /hub/models--gpt2/--x: not with tp_size 2, json_model_override_args."

@@ -258,8 +258,14 @@ def test_a_profile(engine: Engine, tmp_path: Path) -> None:
 
 class TestEnds:
     def test_several_fronts_are_for_the_server(self) -> None:
-        with pytest.raises(ConfigError, match="--tokenizer-worker-num"):
+        with pytest.raises(ConfigError, match=r"^tokenizer_worker_num: only for the HTTP server"):
             Engine(**SMALL, tokenizer_worker_num=2)
+
+    def test_options_are_called_by_their_keywords(self) -> None:
+        with pytest.raises(ConfigError, match=r"^model_pth is not an option; did you mean model_path "):
+            Engine(model_pth="x")
+        with pytest.raises(ConfigError, match=r"^max_total_tokens must be at least two pages \(32\)\.$"):
+            Engine(max_total_tokens=20, page_size=16)
 
     def test_a_start_that_fails_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_worker(*_: Any) -> Any:

@@ -6,6 +6,7 @@ A new option is one line in its group. Knows no command line and no hardware.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -137,6 +138,15 @@ def unknown(name: str) -> str:
         if known:
             return f"{flag_of(name)} is not an option. {unknown(known[0])}"
     return f"{flag_of(name)} is not an option; --help lists the options."
+
+
+_FLAG = re.compile(r"(?<![\w/.-])--([a-z][a-z0-9-]*[a-z0-9])")
+
+
+def as_keywords(text: str) -> str:
+    """Returns a message for a caller in Python: flags of options, such as `--model-path`, are keyword arguments."""
+    text = text.replace("; --help lists the options.", "; docs/flags.md lists the options.")
+    return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
 def _longer(name: str, known: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 import msgspec
 import uvloop
 
+from mysglang.srt.args.groups import as_keywords
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import public_options
 from mysglang.srt.entrypoints.body import validate
@@ -63,9 +64,19 @@ SETTLE_S = 10.0
 SHUT_DOWN = "the engine was shut down"
 
 
+@contextlib.contextmanager
+def spells_keywords() -> Iterator[None]:
+    """Within it, options in a ConfigError are called by their keywords instead of their flags."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*map(as_keywords, error.problems)) from error
+
+
 class Engine:
     """A model that generates, or makes vectors. `options` are those of the server, by name; see `ServerArgs`."""
 
+    @spells_keywords()
     def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
         """Starts the engine, and returns when it is ready. Raises ConfigError, or WorkerDied if a process ended before
         that.
