@@ -31,9 +31,10 @@ def test_whose_endpoint_it_is(text: str, binds: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("zmq", "JSON"),
-        ('{"publisher": "kafka"}', "publisher"),
-        ('{"enpoint": "tcp://*:1"}', "enpoint"),
+        ("zmq", "it is no JSON: "),
+        ('{"publisher": "kafka"}', "publisher cannot be 'kafka'"),
+        ('{"enpoint": "tcp://*:1"}', "there is no key enpoint"),
+        ('{"hwm": "many"}', "hwm must be a whole number, not a text"),
         ('{"endpoint": "http://x"}', "http://x"),
         ('{"buffer_steps": 0}', "at least 1"),
         ('{"endpoint": "tcp://*:65536"}', "a port from 1 to 65535, got 'tcp://*:65536'"),

@@ -81,8 +81,8 @@ def test_a_file(tmp_path: Path) -> None:
         ({"factors": {"1": {"0": 1, "1": 1}}}, "has ranks"),
         ({"factors": {"0": {"0": 1}}}, "has 1 layers; the model has layers 0 to 1"),
         ({"factors": {"0": {"0": 1, "1": -2}}}, "factor of layer 1 is -2.0"),
-        ({"factors": {"0": {"0": 1, "1": "x"}}}, "Expected `float`"),
-        ({"factors": []}, "Expected `object`"),
+        ({"factors": {"0": {"0": 1, "1": "x"}}}, "must be a number, not a text"),
+        ({"factors": []}, "must be an object, not a list"),
     ],
 )
 def test_wrong_files_are_refused(content: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from mysglang.srt.utils.json_errors import in_words
+
 MAX_PORT = 65535
 
 
@@ -61,6 +63,8 @@ def complaint_about(text: str | None) -> str | None:
     try:
         if text is not None:
             read_kv_events(text)
+    except msgspec.MsgspecError as error:
+        return in_words(error)
     except ValueError as error:
         return str(error)
     return None

@@ -9,6 +9,7 @@ import msgspec
 
 from mysglang.srt.configs.decoder_config import Heads, Width
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.json_errors import in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def encoder_config(hf: dict[str, Any], *, positions_after_padding: bool) -> Enco
     try:
         facts = msgspec.convert(hf, _Facts)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {error}") from error
+        raise ConfigError(f"config.json: {in_words(error)}") from error
     if facts.hidden_size % facts.num_attention_heads:
         raise ConfigError(
             f"config.json: hidden_size {facts.hidden_size} is no multiple of its {facts.num_attention_heads} "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.json_errors import in_words
 
 
 class _Scheme(msgspec.Struct, frozen=True):
@@ -44,7 +45,7 @@ def kv_cache_dtype_of(hf: dict[str, Any]) -> Literal["fp8_e4m3"] | None:
     try:
         scheme = msgspec.convert(hf["quantization_config"]["kv_cache_scheme"], _Scheme)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: quantization_config.kv_cache_scheme: {error}") from error
+        raise ConfigError(f"config.json: quantization_config.kv_cache_scheme: {in_words(error)}") from error
     if scheme != _Scheme():
         raise ConfigError(
             f"config.json: quantization_config.kv_cache_scheme asks for {scheme.num_bits} bits of type {scheme.type}, "

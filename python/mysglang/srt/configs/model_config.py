@@ -6,6 +6,7 @@ executor for shapes. Both spellings of transformers 4 and 5 are understood.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from mysglang.srt.configs.rope_config import longest_context, rope_parameters, r
 from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_never, why_unserved
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import resolve_model_path
+from mysglang.srt.utils.json_errors import in_words
 from mysglang.srt.utils.model_source import model_source
 
 DTYPES = {
@@ -212,6 +214,9 @@ class _Longest(msgspec.Struct, frozen=True):
 
 def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tuple[str, Architecture]:
     names = hf.get("architectures") or []
+    if isinstance(names, str):
+        quoted = json.dumps(names[:MAX_NAME_CHARS])
+        raise ConfigError(f"config.json: architectures must be a list, not a text; write [{quoted}]")
     if not isinstance(names, list) or not names:
         raise ConfigError(
             'config.json names no architecture; add it, for example "architectures": ["LlamaForCausalLM"]'
@@ -276,7 +281,7 @@ def _read(hf: dict[str, Any], kind: type[Keys]) -> Keys:
     try:
         return msgspec.convert(hf, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {error}") from error
+        raise ConfigError(f"config.json: {in_words(error)}") from error
 
 
 def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tuple[DecoderPlan, int]:

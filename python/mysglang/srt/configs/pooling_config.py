@@ -15,6 +15,7 @@ import msgspec
 from mysglang.srt.configs.architectures import Architecture, Task
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.json_errors import in_words
 from mysglang.srt.utils.plain_files import JSON_LIMIT, is_there, read_plain
 
 PoolingMode: TypeAlias = Literal["last", "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"]
@@ -148,7 +149,9 @@ def _modules(folder: Path) -> list[_Module]:
         return []
     try:
         modules = msgspec.json.decode(read_plain(file, JSON_LIMIT), type=list[_Module])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{file}: {in_words(error)}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from error
     names = [module.name for module in modules]
     unknown = [name for name in names if name not in ORDER]
@@ -194,7 +197,7 @@ def _dense(folder: Path, modules: list[_Module], width: int) -> tuple[DenseConfi
         try:
             keys = msgspec.convert(read_json(file), _DenseKeys)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{file}: {error}") from error
+            raise ConfigError(f"{file}: {in_words(error)}") from error
         named = keys.activation_function or "torch.nn.Identity"
         if named not in _DENSE_ACTIVATIONS:
             known = ", ".join(f"torch.nn.{name}" for name in get_args(DenseActivation))

@@ -23,6 +23,7 @@ from mysglang.srt.configs.load_format import AUTO, WeightFormat
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.weight_files import open_weight_files
 from mysglang.srt.utils.hf import read_json
+from mysglang.srt.utils.json_errors import in_words
 
 Scales = Mapping[int, tuple[float, float]]
 """Layer -> (scale of its keys, scale of its values)."""
@@ -84,7 +85,7 @@ def file_scales(path: Path, *, rank: int, num_ranks: int, num_layers: int) -> Sc
     try:
         kv_cache = msgspec.convert(content, _QuantParam, strict=False).kv_cache
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{flag}: {error}") from error
+        raise ConfigError(f"{flag}: {in_words(error)}") from error
     if kv_cache.dtype != "float8_e4m3fn":
         raise ConfigError(f"{flag}: kv_cache.dtype is {kv_cache.dtype}; supported is float8_e4m3fn")
     if sorted(kv_cache.scaling_factor) != list(range(num_ranks)):

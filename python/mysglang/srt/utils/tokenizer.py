@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.utils.json_errors import in_words
 from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.shortage import is_panic
 from mysglang.srt.utils.text import IncrementalDecoder, StoppableText
@@ -127,7 +128,9 @@ class Tokenizer:
         file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
         try:
             described = msgspec.json.decode(content, type=_TokenizerFile)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{file} is not a tokenizer that can be used here: {in_words(error)}") from error
+        except RecursionError as error:
             raise ConfigError(f"{file} is not a tokenizer that can be used here: {error}") from error
         described.check_size()
         try:
@@ -288,7 +291,7 @@ def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_proces
     try:
         added = msgspec.convert(config.get("added_tokens_decoder") or {}, dict[int, _AddedToken], strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"tokenizer_config.json: added_tokens_decoder: {error}") from error
+        raise ConfigError(f"tokenizer_config.json: added_tokens_decoder: {in_words(error)}") from error
     tokens = [tokenizers.AddedToken(**msgspec.structs.asdict(token)) for _, token in sorted(added.items())]
     tokens += [tokenizers.AddedToken(token, special=True, normalized=False) for token in _special_contents(config)]
     if len(tokens) > MAX_ADDED:

@@ -13,6 +13,7 @@ from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.response_format import grammar_params
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
+from mysglang.srt.utils.json_errors import in_words
 
 _RECOMMENDED = tuple(each for each in FIELDS if each.facts.recommended is not None)
 
@@ -49,7 +50,7 @@ class SamplingDefaults:
         try:
             msgspec.convert(chosen, SamplingParams).verify(vocab_size=1)  # no recommended value is a token id
         except (msgspec.ValidationError, InvalidRequest) as error:
-            why = str(error).removesuffix(".")
+            why = in_words(error) if isinstance(error, msgspec.ValidationError) else str(error).removesuffix(".")
             raise ConfigError(
                 f"generation_config.json: {why}; correct it, or leave it aside with --sampling-defaults openai"
             ) from error
