@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mysglang.srt.args.cli import parse
+from mysglang.srt.args.cli import Usage, parse
 from mysglang.srt.args.groups import GROUP_TITLES, group_options
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.version import __version__
@@ -51,6 +51,19 @@ def test_what_does_not_parse_stays_text_for_the_judge() -> None:
         (["--dp-size", "2", "--prot=1"], ["--dp-size is an option of SGLang", "--prot is not an option"]),
         (["--port"], ["--port: expected one argument"]),
         (["llama"], ["'llama' follows no option; to name a model, write --model-path llama"]),
+        (
+            ["--enable-metrics", "true"],
+            ["--enable-metrics is a switch and takes no value, got 'true'; write --enable-"],
+        ),
+        (["--enable_metrics=True"], ["takes no value, got 'True'; write --enable-metrics alone"]),
+        (["--enable-metrics", "0", "--port", "1"], ["takes no value, got '0'; leave --enable-metrics out"]),
+        (["--enable-metrics", "llama"], ["'llama' follows no option"]),
+        (
+            ["--served-model-name", "A", "B"],
+            ["--served-model-name takes one value, and 'B' is a second one; quote a value with spaces. Write further "],
+        ),
+        (["--chat-template", "a", "b.jinja"], ["--chat-template takes one value, and 'b.jinja' is a second one"]),
+        (["--port=1", "A", "B"], ["'A' follows no option"]),
         (["-tp", "2"], ["-tp is a short flag of vLLM; write --tp-size."]),
         (["--page", "4"], ["--page is not an option"]),
         (["--dp", "2"], ["--dp is not an option. --dp-size is an option of SGLang"]),
@@ -63,6 +76,22 @@ def test_refuses(argv: list[str], problems: list[str]) -> None:
         parse(argv)
     assert len(caught.value.problems) == len(problems)
     assert all(said in problem for said, problem in zip(problems, caught.value.problems, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["llama", "--served-model-name", "A", "B"], "--served-model-name takes one value, and 'B' is a second one"),
+        (["llama", "qwen"], "'qwen' follows no option, and the model is named already: llama"),
+        (["--enable-metrics", "true"], "--enable-metrics is a switch and takes no value"),
+        (["--enable-metrics", "True", "llama"], "--enable-metrics is a switch and takes no value"),
+        (["--port", "1", "llama", "qwen"], "'qwen' follows no option, and the model is named already: llama"),
+    ],
+)
+def test_refuses_with_a_positional_model(argv: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv, Usage("mysglang serve", positional_model=True))
+    assert problem in str(caught.value)
 
 
 def test_help_shows_every_option_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from mysglang.srt.args.field import Option, flag_of
@@ -21,6 +22,12 @@ from mysglang.srt.utils.version import __version__
 CONFIG = "config"
 MODEL = "positional model"
 """Name under which argparse keeps the positional model, which is not an option of a group."""
+
+TRUTHS = {word: word in ("true", "yes", "on", "1") for word in ["true", "yes", "on", "1", "false", "no", "off", "0"]}
+"""Words that a user may write after a switch -> whether they turn it on."""
+
+MORE_NAMES = {"served_model_name": "--served-model-aliases"}
+"""Option that takes one value -> the flag for more of them."""
 
 EPILOG = """
 examples:
@@ -55,11 +62,15 @@ def parse(argv: Sequence[str], usage: Usage = LAUNCH_SERVER) -> dict[str, Any]:
 
     Raises ConfigError; exits after --help and --version.
     """
-    found, rest = make_parser(usage).parse_known_args([_dashed(word) for word in argv])
-    if problems := _strangers(rest):
+    words = [_dashed(word) for word in argv]
+    # Asked first: with a positional model, the word after a switch would become the model.
+    if problems := _values_of_switches(words):
         raise ConfigError(*problems)
+    found, rest = make_parser(usage).parse_known_args(words)
     given = vars(found)
     config, model = given.pop(CONFIG, None), given.pop(MODEL, None)
+    if problems := _strangers(rest, words, model):
+        raise ConfigError(*problems)
     if model is not None:
         if "model_path" in given:
             raise ConfigError(f"the model is named twice: {model}, and --model-path {given['model_path']}")
@@ -123,8 +134,30 @@ def _dashed(word: str) -> str:
     return word if known is None else flag.replace("_", "-") + equals + value
 
 
-def _strangers(rest: Sequence[str]) -> list[str]:
-    """Returns a line for each argument that is not an option of ours. Values after an unknown flag belong to it."""
+def _option_of(word: str) -> Option | None:
+    """Returns the option that a word of the command line names; None for a value, and for an unknown flag."""
+    return option_named(word[2:].partition("=")[0]) if word.startswith("--") else None
+
+
+def _values_of_switches(words: Sequence[str]) -> list[str]:
+    """Returns a line for each switch that is given a value, such as `--enable-metrics true`."""
+    problems = []
+    for word, after in pairwise([*words, ""]):
+        option = _option_of(word)
+        if option is None or option.kind is not bool:
+            continue
+        value = word.partition("=")[2] if "=" in word else after if after.lower() in TRUTHS else None
+        if value is not None:
+            instead = f"write {option.flag} alone" if TRUTHS.get(value.lower(), True) else f"leave {option.flag} out"
+            problems.append(f"{option.flag} is a switch and takes no value, got {value!r}; {instead}.")
+    return problems
+
+
+def _strangers(rest: Sequence[str], words: Sequence[str], model: str | None) -> list[str]:
+    """Returns a line for each argument that is not an option of ours. Values after an unknown flag belong to it.
+
+    rest: the arguments that the parser did not take. model: the positional model, if one was given.
+    """
     problems: list[str] = []
     for word in rest:
         if word.startswith("--"):
@@ -132,8 +165,20 @@ def _strangers(rest: Sequence[str]) -> list[str]:
         elif word in VLLM_SHORT:
             problems.append(f"{word} is a short flag of vLLM; write {VLLM_SHORT[word]}.")
         elif not problems:
-            problems.append(f"{word!r} follows no option; to name a model, write --model-path {word}")
+            problems.append(_why_not_taken(word, words, model))
     return problems
+
+
+def _why_not_taken(word: str, words: Sequence[str], model: str | None) -> str:
+    """Returns why `word`, which looks like a value, is none of an option."""
+    at = len(words) - 1 - words[::-1].index(word)
+    option = _option_of(words[at - 2]) if at > 1 else None
+    if option is not None and option.kind is not bool and "=" not in words[at - 2] and words[at - 1] != model:
+        further = f" Write further names after {MORE_NAMES[option.name]}." if option.name in MORE_NAMES else ""
+        return f"{option.flag} takes one value, and {word!r} is a second one; quote a value with spaces.{further}"
+    if model is not None:
+        return f"{word!r} follows no option, and the model is named already: {model}"
+    return f"{word!r} follows no option; to name a model, write --model-path {word}"
 
 
 def _read(option: Option, value: Any) -> Any:
