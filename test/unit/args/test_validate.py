@@ -47,6 +47,13 @@ def test_a_repository_may_be_fetched_later() -> None:
         (GPU, {"base_gpu_id": 3}, "no NVIDIA GPU 3 is visible"),
         (GPU, {"pp_size": 4}, "no NVIDIA GPU 3 is visible"),
         (CPU, {"model_path": "/nowhere/at/all"}, "--model-path /nowhere/at/all: there is no such directory"),
+        (
+            CPU,
+            {"model_path": "/nowhere/x.gguf"},
+            "--model-path /nowhere/x.gguf: there is no such file; give the path of",
+        ),
+        (CPU, {"model_path": "./x.gguf"}, "--model-path ./x.gguf: there is no such file; "),
+        (CPU, {"model_path": "./nowhere"}, "--model-path ./nowhere: there is no such directory"),
         (CPU, {"model_path": __file__}, "this is a file; give the directory"),
         (CPU, {"tokenizer_path": "/nowhere"}, "--tokenizer-path /nowhere: there is no such directory"),
         (CPU, {"json_model_override_args": "[1]"}, "--json-model-override-args must be a JSON object"),

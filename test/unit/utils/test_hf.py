@@ -103,6 +103,22 @@ def test_bin_files_are_downloaded_only_if_there_are_no_others(
     assert ["*.bin" in patterns for patterns in asked] == ([False] if safe else [False, True])
 
 
+def test_a_gguf_file_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no file '/no/such\.gguf'; give the path of a GGUF file, or OWNER/N"
+    ):
+        resolve_model_path("/no/such.gguf")
+
+    def download(*_: Any, **__: Any) -> str:
+        raise errors.LocalEntryNotFoundError("x")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(
+        ConfigError, match=r"no file gg/x\.gguf on this machine, nor such a repository .*; give the path"
+    ):
+        resolve_model_path("gg/x.gguf")
+
+
 def test_a_gguf_file_of_a_repository_is_downloaded_with_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +129,11 @@ def test_a_gguf_file_of_a_repository_is_downloaded_with_its_parts(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ConfigError, match=r"repository org/name has no file a-Q4_K_M\.gguf; give the path of a GGUF"):
+        resolve_model_path("org/name/a-Q4_K_M.gguf")
+    asked.clear()
+    for name in ("a-Q4_K_M.gguf", "b-00001-of-00003.gguf"):
+        (tmp_path / name).touch()
     assert resolve_model_path("org/name/a-Q4_K_M.gguf") == tmp_path / "a-Q4_K_M.gguf"
     assert resolve_model_path("org/name/b-00001-of-00003.gguf") == tmp_path / "b-00001-of-00003.gguf"
     assert asked == [("org/name", ["a-Q4_K_M.gguf"]), ("org/name", ["b-*-of-00003.gguf"])]

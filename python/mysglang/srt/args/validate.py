@@ -25,11 +25,11 @@ from mysglang.srt.args.tls import complaint_about as tls_complaint
 from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
-from mysglang.srt.utils.hf import is_url
+from mysglang.srt.utils.hf import GGUF_NAMES, is_url
 
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+\.gguf)?")
+_REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+(/[\w.-]+\.gguf)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +382,8 @@ def _found(path: str | None) -> bool:
 def _not_found(flag: str, path: str | None) -> str:
     if path is not None and Path(path).is_file():
         return f"{flag} {path}: this is a file; give the directory with config.json and the weights."
+    if path is not None and path.endswith(".gguf"):
+        return f"{flag} {path}: there is no such file; {GGUF_NAMES}."
     return f"{flag} {path}: there is no such directory, and a Hugging Face repository would be named OWNER/NAME."
 
 

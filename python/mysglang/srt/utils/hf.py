@@ -34,6 +34,9 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 _GGUF = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)/([\w.-]+\.gguf)")
 """A file of a repository: OWNER/NAME/FILE.gguf."""
 
+GGUF_NAMES = "give the path of a GGUF file, or OWNER/NAME/FILE.gguf for one of a Hugging Face repository"
+"""Advice where a GGUF file is missing."""
+
 REMOTE_NOTE = "remote.json"
 """File of a directory, fetched from a URL, that says where the weights are."""
 
@@ -63,9 +66,14 @@ def resolve_model_path(
     if (file := _GGUF.fullmatch(model)) is not None:
         # Further parts of a model have other numbers in their names.
         pattern = re.sub(r"-00001-of-(\d{5}\.gguf)$", r"-*-of-\1", file[2])
-        return _download(file[1], revision, download_dir, [pattern]) / file[2]
+        fetched = _download(file[1], revision, download_dir, [pattern]) / file[2]
+        if not is_there(fetched):
+            raise ConfigError(f"the Hugging Face repository {file[1]} has no file {file[2]}; {GGUF_NAMES}")
+        return fetched
     if os.path.isfile(path):
         raise ConfigError(f"model path {model} is a file; give the directory that holds config.json, or a file in GGUF")
+    if not _REPOSITORY.fullmatch(model) and is_gguf(Path(path)):
+        raise ConfigError(f"there is no file {model!r}; {GGUF_NAMES}")
     if not _REPOSITORY.fullmatch(model):
         raise ConfigError(
             f"model path {model!r} does not exist; give a directory, or a Hugging Face id such as org/name"
@@ -111,6 +119,8 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
         why = f"the download failed ({_first_line(error)}); try again, or give a directory"
     else:
         return Path(folder)
+    if is_gguf(Path(model)):
+        raise ConfigError(f"there is no file {model} on this machine, nor such a repository ({why}); {GGUF_NAMES}")
     raise ConfigError(f"{model} is not a local directory, and could not be downloaded from Hugging Face: {why}")
 
 
