@@ -91,6 +91,7 @@ class Chat:
         """The conversation so far, without the system message."""
         self._over = False
         self._failures = 0
+        """Requests that ended with an error."""
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/help": (self._help, "list what can be typed"),
             "/reset": (self._reset, "forget the conversation; the system message stays"),
@@ -167,7 +168,8 @@ class Chat:
             stopped = True
         except Failed as error:
             self._end_line(answer)
-            self._error(harmless(str(error)))
+            self._failures += 1
+            print(self._style.red(f"error: {harmless(str(error))}"))
             self._forget_question()
             return []
         finally:
@@ -217,10 +219,6 @@ class Chat:
             return line.rstrip("\n")
         return input(_for_readline(self._style, prompt))
 
-    def _error(self, text: str) -> None:
-        self._failures += 1
-        print(self._style.red(f"error: {text}"), flush=True)
-
     def _note(self, text: str) -> None:
         print(self._style.dim(text), flush=True)
 
@@ -244,7 +242,7 @@ class Chat:
         try:
             Path(path).expanduser().write_bytes(orjson.dumps(self.messages, option=orjson.OPT_INDENT_2))
         except OSError as error:
-            self._error(f"{path} cannot be written: {error.strerror}")
+            print(self._style.red(f"error: {path} cannot be written: {error.strerror}"))
         else:
             self._note(f"{len(self.messages)} messages are in {path}.")
 
