@@ -100,7 +100,7 @@ class TestChat:
             "/quit",
             "never read",
         ]
-        self.chat(monkeypatch, "\n".join(typed), "--base-url", url, "--temperature", "0", "--max-tokens", "8", status=1)
+        self.chat(monkeypatch, "\n".join(typed), "--base-url", url, "--temperature", "0", "--max-tokens", "8")
         said = "\n".join(lines(capsys))
         for words in ("did you mean /system?", "The system message is set.", "/save needs a file", "cannot be written"):
             assert words in said
