@@ -35,10 +35,21 @@ def test_a_pattern_is_found_where_python_finds_it(pattern: str) -> None:
         assert contains(inverse(language), value) is not found
 
 
-@pytest.mark.parametrize("pattern", [r"(a)\1", "(?<=a)b", r"\bword", "(a", "a)", "*a", "[b-a]", "a{3,2}", "x^"])
+@pytest.mark.parametrize(
+    "pattern", [r"(a)\1", "(?<=a)b", r"\bword", "(a", "a)", "*a", "[b-a]", "a{3,2}", "x^", "a**", r"\1"]
+)
 def test_what_is_no_regular_language_is_refused(pattern: str) -> None:
     with pytest.raises(GrammarError, match="the pattern"):
         strings_with(pattern)
+
+
+def test_white_space_of_one_dialect_is_neither_allowed_nor_needed() -> None:
+    for character in "\xa0\x1c\ufeff":
+        assert not any(
+            contains(strings_with(f"^{pattern}$"), character) for pattern in (r"\s", r"\S", r"[^\s]", r"[^\S]")
+        )
+        assert contains(strings_with(r"^[\s\S]$"), character)
+    assert contains(strings_with(r"^[^\s][^\S]$"), "a ")
 
 
 def test_a_pattern_that_needs_too_many_states_is_refused() -> None:

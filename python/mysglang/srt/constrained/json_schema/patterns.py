@@ -7,6 +7,7 @@ disagree about a class, such as `\s`, the characters are taken on which both agr
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
@@ -58,6 +59,8 @@ _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _CATEGORIES = {"Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Number": "N", "Decimal_Number": "Nd"}
 _CATEGORIES |= {"Punctuation": "P", "Symbol": "S", "Mark": "M", "Separator": "Z", "digit": "Nd"}
 
+_HEXADECIMAL = re.compile("[0-9a-fA-F]+")
+
 START = Expr("start")
 STOP = Expr("stop")
 _ANY = char_class(CHARACTERS)
@@ -69,7 +72,7 @@ def strings_with(pattern: str, *, wide: bool = False) -> Expr:
     accepts.
     """
     try:
-        return _found_in(_Reader(pattern, wide=wide).whole(), ANYTHING)
+        return _found_in(PatternReader(pattern, wide=wide).whole(), ANYTHING)
     except RecursionError:
         raise GrammarError("the pattern is nested too deeply") from None
 
@@ -77,11 +80,18 @@ def strings_with(pattern: str, *, wide: bool = False) -> Expr:
 @lru_cache(1024)
 def whole(pattern: str) -> Expr:
     """Returns the strings that `pattern` describes from end to end."""
-    return _from_here(_Reader(pattern).whole(), EMPTY)
+    return from_end_to_end(PatternReader(pattern).whole())
 
 
-class _Reader:
+def from_end_to_end(pattern: Expr) -> Expr:
+    """Returns the strings that a pattern, as its reader returned it, describes from end to end."""
+    return _from_here(pattern, EMPTY)
+
+
+class PatternReader:
     """One pattern, read from left to right. Assertions become nodes of their own: start, stop, ahead."""
+
+    max_count = MAX_COUNT
 
     def __init__(self, pattern: str, *, wide: bool = False) -> None:
         self._pattern = pattern
@@ -152,27 +162,36 @@ class _Reader:
             elif self._take("<=") or self._take("<!"):
                 raise GrammarError("the pattern looks behind, which is not supported")
             elif self._take("<") or self._take("P<"):
-                self._at = self._pattern.find(">", self._at) + 1 or len(self._pattern)
+                self._name()
             elif not self._take(":"):
-                raise GrammarError(f"the pattern has an unknown group '(?{self._peek()}'")
+                raise GrammarError(f"the pattern has a group '(?{self._peek()}', which is not supported")
         # A negative look-behind is read backwards.
         self._wide ^= ahead is False
         found = self._choices()
         self._wide ^= ahead is False
         if not self._take(")"):
-            raise GrammarError("the pattern has an unmatched '('")
+            raise GrammarError("the pattern has a '(' that is not closed")
         self._depth -= 1
         return found if ahead is None else Expr("ahead", found, ahead)
 
+    def _name(self) -> None:
+        end = self._pattern.find(">", self._at)
+        if not self._pattern[self._at : max(end, 0)].isidentifier():
+            raise GrammarError("the pattern has a group with a malformed name")
+        self._at = end + 1
+
     def _repeated(self, part: Expr) -> Expr:
-        while True:
-            bounds = self._count()
-            if bounds is None:
-                return part
-            self._take("?")
-            if _asserts(part):
-                raise GrammarError("the pattern repeats an assertion, which is not supported")
-            part = rep(part, *bounds)
+        bounds = self._count()
+        if bounds is None:
+            return part
+        self._take("?")
+        if self._peek() in ("*", "+", "?") or self._count() is not None:
+            raise GrammarError("the pattern repeats a repetition, which is only possible in a group")
+        if not _asserts(part):
+            return rep(part, *bounds)
+        if bounds == (0, 1):
+            return _alternatives([part, EMPTY])
+        raise GrammarError("the pattern repeats an assertion, which is not supported")
 
     def _count(self) -> tuple[int, int | None] | None:
         if self._take("*"):
@@ -181,15 +200,15 @@ class _Reader:
             return 1, None
         if self._take("?"):
             return 0, 1
-        end = self._pattern.find("}", self._at)
-        if self._peek() != "{" or end < 0:
+        end = self._pattern.find("}", self._at) if self._peek() == "{" else -1
+        if end < 0:
             return None
         low, comma, high = self._pattern[self._at + 1 : end].partition(",")
         if not (low.isascii() and low.isdigit()) or (high and not (high.isascii() and high.isdigit())):
             return None
         self._at = end + 1
-        if max(len(low), len(high)) > 6 or max(int(low), int(high or 0)) > MAX_COUNT:
-            raise GrammarError(f"the pattern repeats more than {MAX_COUNT} times")
+        if max(len(low), len(high)) > 6 or max(int(low), int(high or 0)) > self.max_count:
+            raise GrammarError(f"the pattern repeats more than {self.max_count} times")
         most = int(high) if high else (None if comma else int(low))
         if most is not None and most < int(low):
             raise GrammarError("the pattern repeats at least more often than at most")
@@ -198,7 +217,12 @@ class _Reader:
     def _set(self) -> Expr:
         negated = self._take("^")
         found: list[tuple[int, int]] = []
+        classes = set()
+        # A class of which one dialect may have more characters is taken with these where it forbids them.
+        self._wide ^= negated
         while not self._take("]"):
+            if self._peek() == "\\":
+                classes.add(self._pattern[self._at + 1 : self._at + 2])
             ranges = self._member()
             dash = self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", "")
             if dash and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
@@ -208,7 +232,9 @@ class _Reader:
                     raise GrammarError("the pattern has a range of characters that is none")
                 ranges = ((ranges[0][0], last[0][0]),)
             found.extend(ranges)
-        members = char_class(found)
+        self._wide ^= negated
+        # Each dialect has every character in one of the two.
+        members = _ANY if {"s", "S"} <= classes else char_class(found)
         if not negated:
             return members
         return char_class(all_but(members.ranges if members.kind == "class" else ()))
@@ -235,31 +261,42 @@ class _Reader:
             case "u":
                 return self._unicode()
             case "c":
-                return text(chr(ord(self._next()) % 32))
+                return self._control()
             case "p" | "P":
                 return self._property(negated=character == "P")
             case "-" if in_set:
                 return text("-")
+        if character.isdigit():
+            raise GrammarError(f"the pattern uses \\{character}: references back and octal escapes are not supported")
         if character.isalnum() and character.isascii():
             raise GrammarError(f"the pattern uses \\{character}, which is not supported")
         return text(character)
 
     def _hexadecimal(self, digits: int) -> int:
         found = self._pattern[self._at : self._at + digits]
+        if len(found) < digits or not _HEXADECIMAL.fullmatch(found):
+            raise GrammarError("the pattern has an escape without hexadecimal digits")
         self._at += digits
-        try:
-            return int(found, 16)
-        except ValueError:
-            raise GrammarError("the pattern has an escape without hexadecimal digits") from None
+        return int(found, 16)
+
+    def _control(self) -> Expr:
+        letter = self._next()
+        if not (letter.isascii() and letter.isalpha()):
+            raise GrammarError("the pattern has \\c without a letter")
+        return text(chr(ord(letter) % 32))
+
+    def _character(self, digits: int) -> Expr:
+        """Returns the character whose code point has these digits."""
+        code = self._hexadecimal(digits)
+        if code > 0x10FFFF:
+            raise GrammarError("the pattern has an escape of no character")
+        return text(chr(code))
 
     def _unicode(self) -> Expr:
         if self._take("{"):
-            end = self._pattern.find("}", self._at)
-            code = self._hexadecimal(max(0, end - self._at))
+            found = self._character(max(0, self._pattern.find("}", self._at) - self._at))
             self._at += 1
-            if code > 0x10FFFF:
-                raise GrammarError("the pattern has an escape of no character")
-            return text(chr(code))
+            return found
         code = self._hexadecimal(4)
         if 0xD800 <= code < 0xDC00 and self._take("\\u"):
             low = self._hexadecimal(4)
@@ -326,33 +363,38 @@ def _found_in(part: Expr, before: Expr) -> Expr:
         return alt(*(_found_in(_joined(one, rest), before) for one in first.parts))
     if first.kind == "cat":
         return _found_in(_joined(first, rest), before)
-    return cat(before, _from_here(part, ANYTHING))
+    return cat(before, _from_here(part, ANYTHING, inside=before != EMPTY))
 
 
 def _joined(first: Expr, rest: Iterable[Expr]) -> Expr:
     return _sequence([*(first.parts if first.kind == "cat" else (first,)), *rest])
 
 
-def _from_here(part: Expr, after: Expr) -> Expr:
-    """Returns the rest of a string that continues with `part`, and then with `after`."""
+@lru_cache(4096)
+def _from_here(part: Expr, after: Expr, *, inside: bool = False) -> Expr:
+    """Returns the rest of a string that continues with `part`, and then with `after`. `inside`: characters may have
+    come before.
+    """
     if not _asserts(part):
         return cat(part, after)
     if part.kind == "alt":
-        return alt(*(_from_here(one, after) for one in part.parts))
+        return alt(*(_from_here(one, after, inside=inside) for one in part.parts))
     first, *rest = part.parts if part.kind == "cat" else (part,)
     following = _sequence(rest)
     match first.kind:
         case "stop":
             # Only parts that may be empty can follow.
-            return EMPTY if nullable(_from_here(following, after)) else NONE
+            return EMPTY if nullable(_from_here(following, after, inside=inside)) else NONE
         case "ahead":
             inner, positive = first.args
             assert isinstance(inner, Expr)
-            seen = _from_here(inner, ANYTHING)
-            return both(seen if positive else inverse(seen), _from_here(following, after))
+            seen = _from_here(inner, ANYTHING, inside=inside)
+            return both(seen if positive else inverse(seen), _from_here(following, after, inside=inside))
         case "alt" | "cat" if _asserts(first):
             options = first.parts if first.kind == "alt" else (first,)
-            return alt(*(_from_here(_joined(one, rest), after) for one in options))
+            return alt(*(_from_here(_joined(one, rest), after, inside=inside) for one in options))
         case "start":
-            raise GrammarError("the pattern has '^' behind characters, which is not supported")
-    return cat(first, _from_here(following, after))
+            if inside:
+                raise GrammarError("the pattern has '^' behind characters, which is not supported")
+            return _from_here(following, after)
+    return cat(first, _from_here(following, after, inside=True))
