@@ -14,6 +14,7 @@ import llguidance as ll
 from llguidance.gbnf_to_lark import any_to_lark
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
+from mysglang.srt.constrained.client_regex import regex_in_rust
 from mysglang.srt.constrained.json_schema.expressions import as_lark
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.structural_tag import json_tags
@@ -133,7 +134,7 @@ class LLGuidanceBackend:
                     schema = "{}" if spec.text == ANY_JSON else spec.text
                     return ll.LLMatcher.grammar_from_lark(as_lark(grammar_of(schema), self._style))
                 case "regex":
-                    return ll.LLMatcher.grammar_from_regex(spec.text)
+                    return ll.LLMatcher.grammar_from_regex(regex_in_rust(spec.text))
                 case "ebnf":
                     return ll.LLMatcher.grammar_from_lark(any_to_lark(spec.text))
                 case "structural_tag":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import outlines_core as oc
 
 from mysglang.srt.constrained.backend import CompiledGrammar, GrammarError, JsonStyle, Matcher
+from mysglang.srt.constrained.client_regex import regex_in_rust
 from mysglang.srt.constrained.json_schema.expressions import one_regex
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.vocabulary import Vocabulary
@@ -109,5 +110,5 @@ class OutlinesBackend:
                 schema = "{}" if spec.text == ANY_JSON else spec.text
                 return one_regex(grammar_of(schema), self._style)
             case "regex":
-                return spec.text
+                return regex_in_rust(spec.text)
         raise GrammarError(f"the grammar backend outlines does not know {spec.kind}; xgrammar and llguidance do")

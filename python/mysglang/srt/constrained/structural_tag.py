@@ -14,8 +14,13 @@ import msgspec
 
 from mysglang.srt.constrained.backend import GrammarError
 
-SCHEMA_PARTS = ("json_schema", "qwen_xml_parameter")
-"""Types of parts that keep to a JSON schema."""
+GRAMMAR_OF = {
+    "json_schema": "json_schema",
+    "qwen_xml_parameter": "json_schema",
+    "regex": "pattern",
+    "grammar": "grammar",
+}
+"""Types of parts that keep to a grammar -> the key under which they have it."""
 
 
 class _Structure(msgspec.Struct, frozen=True):
@@ -67,8 +72,8 @@ def with_format(text: str) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
-def with_schemas(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
-    """Returns `tag` with a grammar in place of each JSON schema in its format.
+def with_grammars(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """Returns `tag` with a grammar in place of each JSON schema and each regex in its format.
 
     grammar_of: the part, such as `{"type": "json_schema", "json_schema": …}` -> EBNF with a rule `root`.
     """
@@ -80,7 +85,7 @@ def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> An
         return [_with_grammars(inner, grammar_of) for inner in part]
     if not isinstance(part, dict):
         return part
-    if part.get("type") in SCHEMA_PARTS and "json_schema" in part:
+    if GRAMMAR_OF.get(str(part.get("type"))) in part:
         return {"type": "grammar", "grammar": grammar_of(part)}
     return {key: _with_grammars(inner, grammar_of) for key, inner in part.items()}
 

@@ -11,10 +11,12 @@ from typing import Any
 import xgrammar as xgr
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
+from mysglang.srt.constrained.client_ebnf import enforceable
+from mysglang.srt.constrained.client_regex import regex_as_ebnf
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.json_strings import json_safe_in_markup
-from mysglang.srt.constrained.structural_tag import with_format, with_schemas
+from mysglang.srt.constrained.structural_tag import with_format, with_grammars
 from mysglang.srt.constrained.utf8 import Continuations, may_be_utf8
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints, mask_words
@@ -141,22 +143,27 @@ class XGrammarBackend:
             case "json_schema":
                 return compiler.compile_grammar(ebnf(grammar_of(spec.text), self._style))
             case "regex":
-                return compiler.compile_regex(spec.text)
+                return compiler.compile_grammar(regex_as_ebnf(spec.text))
             case "ebnf":
-                return compiler.compile_grammar(spec.text)
+                return compiler.compile_grammar(enforceable(spec.text))
             case "structural_tag":
-                tag = with_schemas(with_format(spec.text), self._part_of_tag)
+                tag = with_grammars(with_format(spec.text), self._part_of_tag)
                 return compiler.compile_structural_tag(json.dumps(tag))
 
     def _part_of_tag(self, part: dict[str, Any]) -> str:
-        """Returns the grammar of a part that keeps to a schema, as JSON or as a model's own markup, with JSON
-        inside.
+        """Returns the grammar of a part that keeps to a regex, a grammar, or a schema: as JSON, or as a model's own
+        markup with JSON inside.
         """
+        match part:
+            case {"type": "regex", "pattern": str(pattern)}:
+                return regex_as_ebnf(pattern)
+            case {"type": "grammar", "grammar": str(grammar)}:
+                return enforceable(grammar)
         if part.keys() <= _JSON_PART and part.get("style", "json") == "json":
             # In any order is a wish that the order of the schema fulfils.
             return ebnf(grammar_of(json.dumps(part["json_schema"])), self._style)
         alone = {"type": "structural_tag", "format": part}
-        return json_safe_in_markup(str(xgr.Grammar.from_structural_tag(json.dumps(alone))))
+        return enforceable(json_safe_in_markup(str(xgr.Grammar.from_structural_tag(json.dumps(alone)))))
 
 
 def _words(error: RuntimeError) -> str:

@@ -145,4 +145,6 @@ def choice_regex(texts: Sequence[str]) -> str:
 
 
 _ESCAPED = {character: f"\\{character}" for character in ".^$*+?{}[]|()\\"} | {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-"""Only characters with a meaning are escaped, because the grammar libraries do not know every escape."""
+"""Characters with a meaning in a regular expression, and those that would break a line of a log. All others, NUL too,
+stand for themselves.
+"""
