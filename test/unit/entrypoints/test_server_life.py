@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,9 +22,9 @@ from fixtures.open_streams import Stream, ended, open_streams
 from fixtures.patience import PATIENCE_S, answered, until
 from fixtures.threaded_children import SMALL, ThreadedChildren, one_process
 from mysglang.eval.exam import TINY
+from mysglang.srt.entrypoints import server_life
 from mysglang.srt.entrypoints.http_front import HttpFront
 from mysglang.srt.entrypoints.launcher import find_model
-from mysglang.srt.entrypoints.runtime import Runtime
 from mysglang.srt.entrypoints.server_life import serve
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.scheduler_builder import Makers
@@ -150,19 +151,19 @@ async def test_a_start_that_fails_raises_its_cause() -> None:
             await life.ended()
 
 
-async def test_a_wrong_recommended_value_ends_the_start_before_weights_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wrong_recommended_value_ends_the_start_before_weights_are_waited_for(tmp_path: Path) -> None:
     shutil.copy(TINY / "config.json", tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": -1.0}))
+    options = {"model_path": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True}
+    args, config = find_model(ServerArgs.from_kwargs(Hardware(), **{**ROOMY, **options}))
 
-    async def wait_ready(_: Runtime) -> None:
+    async def wait_ready() -> None:
         raise AssertionError("weights are waited for")
 
-    monkeypatch.setattr(Runtime, "wait_ready", wait_ready)
-    async with living(model_path=str(tmp_path), load_format="dummy", skip_tokenizer_init=True) as life:
-        with pytest.raises(ConfigError, match=r"generation_config.json: temperature"):
-            await life.ended()
+    runtime: Any = SimpleNamespace(server_args=args, model_config=config, wait_ready=wait_ready)
+    nothing: Any = None
+    with pytest.raises(ConfigError, match=r"generation_config.json: temperature"):
+        await server_life._live(runtime, nothing, nothing)
 
 
 async def accept_no_more(door: HttpFront) -> None:
