@@ -28,7 +28,8 @@ SLOW_TO_COMPILE = r"(\d{1,300}[a-z]{1,300}){1,20}"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """Steps of 50 ms, prompts in chunks of 16 tokens."""
-    options = (*OPTIONS, "--chunked-prefill-size", "16")
+    # The context is what the KV cache holds, so that the log has no warning.
+    options = (*OPTIONS, "--context-length", "2048", "--chunked-prefill-size", "16")
     with WarmServer(*options, program=PROGRAM, **Faults(step_ms=STEP_S * 1000).env) as process:
         assert process.url
         yield process
