@@ -23,7 +23,7 @@ CONFIG = "config"
 MODEL = "positional model"
 """Name under which argparse keeps the positional model, which is not an option of a group."""
 
-TRUTHS = {word: word in ("true", "yes", "on", "1") for word in ["true", "yes", "on", "1", "false", "no", "off", "0"]}
+TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 """Words that a user may write after a switch -> whether they turn it on."""
 
 MORE_NAMES = {"served_model_name": "--served-model-aliases"}
@@ -130,7 +130,7 @@ def _add(part: argparse._ArgumentGroup, option: Option) -> None:
 def _dashed(word: str) -> str:
     """Writes a flag of ours with dashes, if it is written with underscores."""
     flag, equals, value = word.partition("=")
-    known = option_named(flag[2:]) if flag.startswith("--") and "_" in flag else None
+    known = _option_of(flag) if "_" in flag else None
     return word if known is None else flag.replace("_", "-") + equals + value
 
 

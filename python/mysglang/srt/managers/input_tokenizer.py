@@ -85,6 +85,9 @@ class FrontLimits:
         )
 
 
+LONGER = "is longer than the model's context length"
+
+
 class InputTokenizer:
     """Turns client requests into requests for the scheduler. Without a tokenizer it takes token ids only."""
 
@@ -352,12 +355,11 @@ class InputTokenizer:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", param=_field(prompt))
         no_room = "leaves no room for an answer in"
         for limit, longer, full in (
-            (limits.context_len, "is longer than the model's context length", f"{no_room} the model's context length"),
+            (limits.context_len, LONGER, f"{no_room} the model's context length"),
             (limits.max_req_len, "is longer than the KV cache can hold", f"{no_room} what the KV cache can hold"),
         ):
             if length + spare > limit:
-                what = longer if length > limit else full
-                raise ContextTooLong(f"The input ({length} tokens) {what} ({limit} tokens).", param=_field(prompt))
+                raise _no_fit(str(length), longer if length > limit else full, limit, _field(prompt))
         room = limits.max_req_len - length
         asked = room if params.max_new_tokens is None else params.max_new_tokens
         if asked > room and self._strict_max_tokens and not prompt.clip_max_new_tokens:
@@ -433,10 +435,12 @@ class InputTokenizer:
         return (end, start[0]) if len(start) == 1 else (b"", None)
 
     def _too_long(self, tokens: str, field: str = "text") -> ContextTooLong:
-        limit = self._limits.context_len
-        return ContextTooLong(
-            f"The input ({tokens} tokens) is longer than the model's context length ({limit} tokens).", param=field
-        )
+        return _no_fit(tokens, LONGER, self._limits.context_len, field)
+
+
+def _no_fit(tokens: str, what: str, limit: int, field: str) -> ContextTooLong:
+    """`what`: what the input is or does, before the limit in tokens."""
+    return ContextTooLong(f"The input ({tokens} tokens) {what} ({limit} tokens).", param=field)
 
 
 def _field(prompt: Prompt) -> str:

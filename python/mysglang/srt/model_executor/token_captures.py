@@ -211,18 +211,17 @@ class TokenCaptures:
             raise DoesNotCover("it keeps no hidden states, and --enable-return-hidden-states was given")
 
     def _why_no_prompts(self) -> str:
-        """Returns why no steps with prompts are captured now; empty if some are."""
+        """Returns why no steps with prompts are captured now, whatever the attention backend; empty: they may be."""
         if not self._prompt_sizes:
             return why_no_graphs(self._setup.config, self._setup.platform) or "--disable-prefill-cuda-graph was given"
-        if self._build.waits_for:
-            return f"not before {self._build.waits_for}"
-        able = prompt_capture(self._parts.backend, self._specs) is not None
-        return "" if able else "its attention backend cannot be captured with these layers and KV pages"
+        return f"not before {self._build.waits_for}" if self._build.waits_for else ""
 
     def _prompts(self, captured: Captured) -> None:
         """Captures steps of prompts, alone and beside decoding rows, in one pool of memory."""
-        setup = self._setup
-        if reason := self._why_no_prompts():
+        setup, reason = self._setup, self._why_no_prompts()
+        attention = None if reason else prompt_capture(self._parts.backend, self._specs)
+        if attention is None:
+            reason = reason or "its attention backend cannot be captured with these layers and KV pages"
             captured.left_out |= dict.fromkeys((CAPTURED_MIXED, CAPTURED_PROMPTS), reason)
             if self._prompt_sizes and self._build.waits_for:
                 # Steps are planned as they will be then.
@@ -230,8 +229,6 @@ class TokenCaptures:
                 captured.prompt_tokens = self._prompt_sizes
                 captured.mixed_steps = () if setup.config.draft_tokens else self._mixed_sizes()
             return
-        attention = prompt_capture(self._parts.backend, self._specs)
-        assert attention is not None, "it was asked before"
         if reason := self._mixed_left_out():
             captured.left_out[CAPTURED_MIXED] = reason
         with measured(setup.startup_times, "cuda_graph_prefill"), setup.platform.recorder() as recorder:

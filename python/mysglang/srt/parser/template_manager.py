@@ -227,8 +227,7 @@ def _with_cut(message: dict[str, object]) -> dict[str, object]:
         raise InvalidRequest("continue_final_message needs a final message of the assistant.", param="messages")
     if message.get("tool_calls"):
         # Templates write them behind the text that the answer would continue.
-        message_ = "continue_final_message needs a final message without tool_calls."
-        raise InvalidRequest(message_, param="messages")
+        raise InvalidRequest("continue_final_message needs a final message without tool_calls.", param="messages")
     match message["content"]:
         case str(text):
             return {**message, "content": f"{text}{_CUT} "}

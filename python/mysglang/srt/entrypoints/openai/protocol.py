@@ -349,11 +349,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     def _thinking_agrees(self) -> None:
         """Raises InvalidRequest if two fields switch thinking on and off."""
-        thinking = self.thinking.on if isinstance(self.thinking, ThinkingSwitch) else self.thinking
+        if self.enable_thinking is None and self.thinking is None and not self.chat_template_kwargs:
+            return  # as in most requests: none of these switches it on
         kwargs = ((f"chat_template_kwargs.{name}", self.chat_template_kwargs.get(name)) for name in THINKING_SWITCHES)
         said = {
             "enable_thinking": self.enable_thinking,
-            "thinking": thinking,
+            "thinking": self._switched,
             **{name: value for name, value in kwargs if isinstance(value, bool)},
             # An effort asks for thoughts only if there are some: beside a switch that is off it means nothing.
             **({"reasoning_effort" if self.reasoning is None else "reasoning": False} if self.effort == "none" else {}),
@@ -370,9 +371,12 @@ class ChatCompletionRequest(GenerationRequest):
     @property
     def thinks(self) -> bool | None:
         """True or False if the request decides about thinking; None if it does not, or if the model may choose."""
-        if self.thinking is None:
-            return self.enable_thinking
-        return self.thinking if isinstance(self.thinking, bool) else self.thinking.on
+        return self.enable_thinking if self.thinking is None else self._switched
+
+    @property
+    def _switched(self) -> bool | None:
+        """The decision of the field `thinking`, in either of its forms."""
+        return self.thinking.on if isinstance(self.thinking, ThinkingSwitch) else self.thinking
 
     @property
     def effort(self) -> ReasoningEffort | None:
