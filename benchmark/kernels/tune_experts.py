@@ -1,8 +1,9 @@
-"""Times every plan for a mixture of experts that is worth trying. Prints the fastest ones of each number of tokens, and
-one JSON object as its last line.
+"""Times every plan for a mixture of experts that is worth trying. Prints the fastest of each number of tokens, and as
+its last line one JSON object.
 
-The fastest go into `TUNED` of `srt/kernels/cuda/experts_plans.py` by hand: where two are within the noise, the one that
-its neighbours have. Each time is that of one of many launches in a captured graph on weights that are not in the cache.
+The fastest go into the rules of `srt/kernels/cuda/experts_plans.py` by hand: where two are within the noise, the one
+that its neighbours have. Each time is that of one of many launches in a captured graph on weights that are not in the
+cache.
 
 python benchmark/kernels/tune_experts.py [--models qwen3-30b-a3b] [--tokens 1 4 16 64 256 1024 4096]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -60,3 +60,24 @@ def test_a_step_in_which_the_host_waits(wait: Callable[[Tensor], Any]) -> None:
     graph.replay()
     assert left.tolist() == [2] * 4
     assert torch.rand(3, device="cuda").max() < 1
+
+
+def test_what_one_size_left_is_memory_for_the_next() -> None:
+    """Results of 16 sizes take the memory of one, and each replay leaves its own values."""
+    each = 64 << 20
+
+    def step(number: int) -> tuple[Tensor, Tensor]:
+        left = torch.full((each,), number, dtype=torch.uint8, device="cuda")
+        return left, left[:4].to(torch.bfloat16) + 1
+
+    class Left(NamedTuple):
+        large: Tensor
+        small: Tensor
+
+    with torch.inference_mode(), CudaPlatform().recorder() as recorder:
+        recorded = [recorder.record(lambda number=number: Left(*step(number))) for number in range(16)]
+        assert recorder.nbytes < 4 * each
+    for number, (graph, left) in enumerate(recorded):
+        graph.replay()
+        assert left.large.unique().tolist() == [number]
+        assert left.small.tolist() == [number + 1] * 4 and left.small.dtype is torch.bfloat16

@@ -207,6 +207,7 @@ class Rows:
             out_cache_locs=self._kv.in_spaces(self._kv.locations(slots, starts, lens)),
             yields=yields,
             table_writes=self._kv.take_writes(),
+            states=self._kv.take_states(slots, starts),
         )
 
     def _open(self) -> int:
@@ -215,4 +216,5 @@ class Rows:
 
 def make_kv(capacity: WorkerCapacity) -> KvManager:
     """Returns the KV cache for one batch whose requests share no prefix."""
-    return KvManager(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache("chunk"))
+    cache = prefix_cache("chunk")
+    return KvManager(capacity.spaces, capacity.num_slots, capacity.max_context, cache, states=capacity.states)

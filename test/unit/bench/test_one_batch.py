@@ -161,3 +161,23 @@ def test_layers_with_windows_from_pools_of_their_own(tmp_path: Path) -> None:
     short = OneBatch(start_executor(replace(config, swa_full_tokens_ratio=0.2), model, LoadConfig()), 32)
     assert short.why_not(5, 60, 40) == "5 x 34 tokens and a chunk are more than the pool of window 16 holds"
     assert short.why_not(2, 60, 40) is None
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_mamba"])
+def test_layers_with_states(tmp_path: Path, family: str) -> None:
+    """The tokens are transformers' own: each row has a state, which begins empty."""
+    torch.set_num_threads(1)
+    other = make_checkpoint(family, tmp_path)
+    model = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    config = RunnerConfig(device="cpu", max_total_tokens=256, max_running_requests=3, chunked_prefill_size=16)
+    watched = Watched(start_executor(config, model, LoadConfig()))
+    bench = OneBatch(watched, 16)
+    for seed in (7, 8):
+        watched.steps.clear()
+        bench.run(3, 13, 5, seed=seed)
+        prompts, steps = watched.steps[:-4], watched.steps[-4:]
+        rows = zip([token for _, tokens in prompts for token in tokens], *(tokens for _, tokens in steps), strict=True)
+        vocab_size = watched.capacity.vocab_size
+        ids = torch.from_numpy(np.random.default_rng(seed).integers(0, vocab_size, (3, 13), dtype=np.int32)).long()
+        answers = other.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False)[:, 13:]
+        assert [list(row) for row in rows] == answers.tolist()

@@ -310,14 +310,31 @@ for rows in (32, 64):
     found = Mixture(x, gate_up, down, ids, gates, "silu", None).run(experts_blocks.Blocks(*tiles))
     assert torch.allclose(found, whole, atol=1e-5)
 # Many pairs are counted in pieces before they are sorted.
-experts_sort.SORTED_ALONE, experts_sort.COUNTED_PAIRS, experts_sort.COUNTED_TOGETHER = 0, 32, 2
+experts_sort.SORTED_ALONE, experts_sort.COUNTED_PAIRS = 0, 32
+experts_sort.SUMMED_EXPERTS, experts_sort.SUMMED_PIECES = 4, 2
 assert torch.equal(experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu"), whole)
+# The lists of both sorts are those of a plain one.
+for alone in (0, 1000):
+    experts_sort.SORTED_ALONE = alone
+    for count, number, rows in ((1, 5, 16), (170, 9, 16), (170, 3, 64), (300, 70, 32)):
+        chosen = torch.randint(number, (count, 1), dtype=torch.int32)
+        chosen[: count // 3] = number - 1
+        most = experts_blocks.most_blocks(count, number, rows)
+        order, owners, used = (torch.full((size,), -1, dtype=torch.int32) for size in (most * rows, most, 1))
+        for kernel, grid, arguments, constants in experts_sort.sort_launches(chosen, order, owners, used, number, rows):
+            kernel[grid](*arguments, **constants)
+        lists = [(chosen[:, 0] == expert).nonzero()[:, 0].tolist() for expert in range(number)]
+        blocks = [-(-len(pairs) // rows) for pairs in lists]
+        assert used.item() == sum(blocks)
+        assert owners[:used].tolist() == [expert for expert in range(number) for _ in range(blocks[expert])]
+        padded = [pairs + [count] * (-len(pairs) % rows) for pairs in lists]
+        assert order[: used * rows].tolist() == [pair for pairs in padded for pair in pairs]
 # One row has everything compiled that more rows will need, whatever the tile.
 tiles = []
 experts_blocks._product_kernel.warmup = lambda *arguments, grid, ROWS, OUTPUTS, **more: tiles.append((ROWS, OUTPUTS))
 for _ in range(2):
     experts.fused_experts(x[:1], gate_up, down, ids[:1], gates[:1], "silu")
-listed = (*experts_plans.PLANS, experts_plans.MANY)
+listed = (experts_plans.DIRECT, *(plan for _, plan in experts_plans.READ))
 plans = [plan for plan in listed if isinstance(plan, experts_blocks.Blocks)]
 assert tiles == [(tile.rows, tile.outputs) for plan in plans for _ in "12" for tile in (plan.tile, plan.down)]
 assert experts.fused_experts(x[:0], gate_up, down, ids[:0], gates[:0], "silu").shape == (0, 40)

@@ -80,8 +80,7 @@ def shared_bytes(kernel: Any, capability: int, signature: dict[str, str], **cons
 def plans(capability: int) -> list[experts_blocks.Blocks]:
     """All plans of such a device with tiles that take shared memory."""
     tuned = [plan for rows in experts_plans.TUNED.values() for _, plan in rows]
-    many = experts_plans.MANY_COPIED if capability >= 90 else experts_plans.MANY
-    listed = {*experts_plans.PLANS, experts_plans.MANY, many, *tuned}
+    listed = {experts_plans.DIRECT, *(plan for _, plan in experts_plans.rules(capability >= 90)), *tuned}
     return [plan for plan in listed if isinstance(plan, experts_blocks.Blocks)]
 
 
@@ -139,11 +138,12 @@ def test_what_stands_around_them() -> None:
     assert (
         shared_bytes(experts_sort._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128, OVERLAP=True) < 4096
     )
-    listed |= {"counts": "*i32", "sums": "*i32", "pieces": "i32", "experts": "i32"}
-    sizes = {"EXPERTS": 256, "CHUNK": 512, "TOGETHER": 32, "OVERLAP": True, "num_warps": 8}
+    listed |= {"counts": "*i32", "sums": "*i32", "begins": "*i32", "pieces": "i32"}
+    sizes = {"EXPERTS": 512, "CHUNK": 256, "OVERLAP": True, "num_warps": 4}
     assert shared_bytes(experts_sort._count_kernel, 90, listed, **sizes) < 16384
-    placed = {"COMPARED": 32, "MOST_ROWS": 128}
-    assert shared_bytes(experts_sort._place_kernel, 90, listed, **sizes, **placed) < 32768
+    assert shared_bytes(experts_sort._place_kernel, 90, listed, **sizes, COMPARED=32) < 4096
+    summed = {"EXPERTS": 512, "COLUMNS": 16, "PIECES": 128, "MOST_ROWS": 128, "OVERLAP": True, "num_warps": 4}
+    assert shared_bytes(experts_sort._begin_kernel, 90, listed, **summed) < 16384
     each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "width": "i32"}
     assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=1024, OVERLAP=True) < 4096
     sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}

@@ -79,7 +79,7 @@ class MemoryArgs:
     mamba_ssm_dtype: MambaSsmDtype | None = arg(
         None,
         help="Data type in which these states are kept between steps; float32 if unset. bfloat16 takes half the memory"
-        " and time, and rounds a state after every token; see docs/memory.md.",
+        " and less time, and rounds a state after every token; see docs/memory.md.",
     )
     radix_eviction_policy: EvictionName = arg(
         "lru", help="Which cached prefix is evicted first. docs/scheduling.md says which policy suits which traffic."

@@ -6,13 +6,14 @@ What runs beside them, copies of KV pages, has streams of its own, and events be
 from __future__ import annotations
 
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -138,7 +139,27 @@ class CudaRecorder:
                 left = step()
             finally:
                 graph.capture_end()
-        return CudaGraph(graph, step), left
+        return CudaGraph(graph, step), lent(left)
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Memory as CUDA's array interface describes it. A tensor that is made of it does not own it."""
+
+    __cuda_array_interface__: dict[str, Any]
+
+
+def lent(left: T) -> T:
+    """Returns the tensors that a captured step left, alone or in a named tuple, without owning their memory. So the
+    captures that follow in the same pool may use it: results are read before another graph is replayed.
+    """
+    if isinstance(left, tuple):
+        parts: Any = type(left)
+        return cast(T, parts(*map(lent, left)))
+    if not isinstance(left, Tensor) or not left.is_contiguous() or not left.numel():
+        return left
+    interface = {"shape": (left.nbytes,), "typestr": "|u1", "data": (left.data_ptr(), False), "version": 3}
+    return cast(T, torch.as_tensor(Lent(interface), device=left.device).view(left.dtype).view(left.shape))
 
 
 def check_waits_for_nothing(step: Callable[[], object]) -> None:
@@ -146,7 +167,9 @@ def check_waits_for_nothing(step: Callable[[], object]) -> None:
     a number, or to copy from memory that is not pinned.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         step()
     except RuntimeError as error:

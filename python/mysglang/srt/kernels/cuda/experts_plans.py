@@ -6,6 +6,7 @@ script `benchmark/kernels/tune_experts.py` measures what belongs into the table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mysglang.srt.kernels.cuda.experts_blocks import blocks_of
@@ -17,19 +18,22 @@ GEMV = Gemv()
 """For one row: with more of them tensor cores are faster, though few experts have two."""
 DIRECT = blocks_of(16, 64, 256, 4, 3, sort=False)
 """For no more rows than a block has."""
-SOME = blocks_of(16, 64, 256, 4, 3)
-"""For a few rows of each expert, where weights must be read at full speed."""
-MORE = blocks_of(32, 64, 256, 4, 3)
-MANY = blocks_of(128, 128, 128, 8, 3)
-"""For prompts."""
-MANY_COPIED = blocks_of(128, 128, 128, 8, 4, copied=True, across=True, halved=True)
-"""For prompts where a copy engine reads the weights: four of its tiles fit into the shared memory of such devices."""
-PLANS: tuple[Plan, ...] = (GEMV, DIRECT, SOME, MORE)
-"""Beside the one for prompts."""
 DIRECT_ROWS = 16
-SOME_ROWS = 8
-"""Rows of an expert on average up to which `SOME` is fastest."""
-MORE_ROWS = 40
+Rules = tuple[tuple[float, Plan], ...]
+"""Each plan with the most rows of an expert on average for which it is the fastest."""
+READ: Rules = (
+    (8, blocks_of(16, 64, 256, 4, 3)),
+    (40, blocks_of(32, 64, 256, 4, 3)),
+    (math.inf, blocks_of(128, 128, 128, 8, 3)),
+)
+"""For more rows. With few rows of each expert, weights must be read at full speed; many are prompts."""
+COPIED: Rules = (
+    (8, blocks_of(16, 64, 256, 4, 3, copied=True, across=True)),
+    (24, blocks_of(32, 64, 256, 4, 3, copied=True, across=True)),
+    (48, blocks_of(64, 64, 128, 4, 4, copied=True, across=True)),
+    (math.inf, blocks_of(128, 128, 128, 8, 4, copied=True, across=True, halved=True)),
+)
+"""Rules for devices whose copy engine reads the weights: more tiles fit into their shared memory."""
 INVARIANT = blocks_of(64, 64, 128, 4, 3)
 """In deterministic inference for any number of rows, so that a row's sums are taken in one way."""
 
@@ -40,9 +44,6 @@ TUNED: Mapping[Shape, tuple[tuple[int, Plan], ...]] = {
     (128, 8, 2048, 768): (  # Qwen3-30B-A3B
         (1, Gemv(outputs=2, inputs=512, warps=2)),
         (2, blocks_of(16, 64, 128, 4, 4, sort=False)),
-        (DIRECT_ROWS, DIRECT),
-        (48, SOME),
-        (640, blocks_of(32, 64, 256, 4, 3, copied=True, across=True)),
     ),
     (64, 6, 2048, 1408): ((1, Gemv(outputs=4, inputs=256)),),  # DeepSeek-V2-Lite
 }
@@ -60,19 +61,18 @@ def best_plan(mixture: Mixture) -> Plan:
     if rows <= DIRECT_ROWS:
         return DIRECT
     each = mixture.ids.numel() / len(mixture.gate_up)
-    if each <= SOME_ROWS:
-        return SOME
-    return MORE if each <= MORE_ROWS else _many(mixture)
+    return next(plan for most, plan in rules(has_copy_engine(mixture.x)) if each <= most)
 
 
 def plans_of(mixture: Mixture) -> tuple[Plan, ...]:
     """Returns all plans that experts of these sizes can have."""
-    tuned = _tuned(mixture)
-    return (*(plan for _, plan in tuned), *PLANS, _many(mixture))
+    tuned = (plan for _, plan in _tuned(mixture))
+    return (*tuned, GEMV, DIRECT, *(plan for _, plan in rules(has_copy_engine(mixture.x))))
 
 
-def _many(mixture: Mixture) -> Plan:
-    return MANY_COPIED if has_copy_engine(mixture.x) else MANY
+def rules(copy_engine: bool) -> Rules:
+    """Returns the rules for a device with or without a copy engine."""
+    return COPIED if copy_engine else READ
 
 
 def _tuned(mixture: Mixture) -> tuple[tuple[int, Plan], ...]:

@@ -20,12 +20,14 @@ SORTED_PAIRS = 1024
 """Pairs that a program of the sort reads together."""
 SORTED_ALONE = MANY_PAIRS
 """Most pairs that each expert's program counts by itself. More are counted first, in pieces."""
-COUNTED_PAIRS = 512
-"""Pairs of such a piece, which one program places."""
+COUNTED_PAIRS = 256
+"""Pairs of such a piece, which one program counts, and one places."""
 COMPARED_PAIRS = 32
 """Pairs of a piece that are compared with all of it at once, to number those of an expert."""
-COUNTED_TOGETHER = 32
-"""Pieces whose counts are added up, too, and are read together."""
+SUMMED_EXPERTS = 16
+"""Experts whose pieces one program adds up."""
+SUMMED_PIECES = 128
+"""Pieces that it adds up at once."""
 MOST_ROWS = 128
 """Most rows of a block."""
 
@@ -88,11 +90,10 @@ def _count_kernel(
     pairs,
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
-    TOGETHER: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Counts the pairs of each expert in one piece of the list -> counts [pieces, EXPERTS], and adds them to those of
-    TOGETHER pieces -> sums [groups, EXPERTS].
+    all pieces -> sums [EXPERTS].
     """
     if OVERLAP:
         gdc_wait()
@@ -104,12 +105,11 @@ def _count_kernel(
     number = tl.arange(0, EXPERTS)
     tl.store(counts + piece * EXPERTS + number, found)
     # Whole numbers have the same sum in any order.
-    tl.atomic_add(sums + piece // TOGETHER * EXPERTS + number, found, sem="relaxed")
+    tl.atomic_add(sums + number, found, mask=found > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["pairs", "pieces", "rows"])
-def _place_kernel(
-    ids,
+def _begin_kernel(
     counts,
     sums,
     order,
@@ -118,56 +118,67 @@ def _place_kernel(
     pairs,
     pieces,
     rows,
-    experts,
     EXPERTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    COMPARED: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PIECES: tl.constexpr,
     MOST_ROWS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Lists the pairs of one piece, in their order, in the blocks of `rows` of their experts."""
+    """Turns the counts of COLUMNS experts into the places where each piece's pairs begin, in blocks of `rows`. Writes
+    the experts' lists of blocks, and `pairs` at the places of each last block that no pair has.
+    """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    number = tl.arange(0, EXPERTS)
+    own = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    blocks = (tl.load(sums + number) + rows - 1) // rows
+    if tl.program_id(0) == 0:
+        tl.store(blocks_used, tl.sum(blocks))
+    before = tl.sum(tl.where(number[:, None] < own[None, :], blocks[:, None], 0), 0)
+    own_count = tl.load(sums + own)
+    own_blocks = (own_count + rows - 1) // rows
+    for block in range(tl.max(own_blocks)):
+        tl.store(block_experts + before + block, own, mask=block < own_blocks)
+    place = own_count[None, :] + tl.arange(0, MOST_ROWS)[:, None]
+    tl.store(order + (before * rows)[None, :] + place, pairs, mask=place < (own_blocks * rows)[None, :])
+    begin = before * rows
+    for first in range(0, pieces, PIECES):
+        piece = first + tl.arange(0, PIECES)
+        at = counts + piece[:, None] * EXPERTS + own[None, :]
+        found = tl.load(at, mask=(piece < pieces)[:, None], other=0)
+        tl.store(at, begin[None, :] + tl.cumsum(found, 0) - found, mask=(piece < pieces)[:, None])
+        begin += tl.sum(found, 0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _place_kernel(
+    ids,
+    begins,
+    order,
+    pairs,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COMPARED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Lists the pairs of one piece, in their order, from where those of each expert begin: begins [pieces, EXPERTS]."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     piece = tl.program_id(0)
-    number = tl.arange(0, EXPERTS)
-    group = piece // TOGETHER
-    at = group * TOGETHER + tl.arange(0, TOGETHER)
-    earlier_pieces = tl.load(counts + at[:, None] * EXPERTS + number[None, :], mask=(at < piece)[:, None], other=0)
-    done = tl.sum(earlier_pieces, 0)
-    all_counts = tl.zeros((EXPERTS,), tl.int32)
-    groups = tl.cdiv(pieces, TOGETHER)
-    for first in range(0, groups, TOGETHER):
-        at = first + tl.arange(0, TOGETHER)
-        some = tl.load(sums + at[:, None] * EXPERTS + number[None, :], mask=(at < groups)[:, None], other=0)
-        all_counts += tl.sum(some, 0)
-        done += tl.sum(tl.where((at < group)[:, None], some, 0), 0)
-    blocks = (all_counts + rows - 1) // rows
-    before = tl.cumsum(blocks, 0) - blocks
-    if piece == 0:
-        tl.store(blocks_used, tl.sum(blocks))
-    # The programs share the experts' lists of blocks, and the places of each last block that no pair has.
-    for expert in range(piece, experts, pieces):
-        own = tl.sum(tl.where(number == expert, all_counts, 0))
-        own_blocks = tl.sum(tl.where(number == expert, blocks, 0))
-        own_before = tl.sum(tl.where(number == expert, before, 0))
-        for block in range(own_blocks):
-            tl.store(block_experts + own_before + block, expert)
-        padding = own + tl.arange(0, MOST_ROWS)
-        tl.store(order + own_before * rows + padding, pairs, mask=padding < own_blocks * rows)
-    pair = piece * CHUNK + tl.arange(0, CHUNK)
-    chosen = tl.load(ids + pair, mask=pair < pairs, other=EXPERTS)
+    first = piece * CHUNK
+    here = tl.minimum(pairs - first, CHUNK)
+    at = tl.arange(0, CHUNK)
+    chosen = tl.load(ids + first + at, mask=at < here, other=0)
+    begin = tl.load(begins + piece * EXPERTS + chosen)
     # Pairs of the same expert that stand before each one in the piece.
     earlier = tl.zeros((CHUNK,), tl.int32)
-    for first in range(0, CHUNK, COMPARED):
-        other = piece * CHUNK + first + tl.arange(0, COMPARED)
-        same = tl.load(ids + other, mask=other < pairs, other=EXPERTS)[None, :] == chosen[:, None]
-        earlier += tl.sum((same & (other[None, :] < pair[:, None])).to(tl.int32), 1)
-    begin = before * rows + done
-    inside = pair < pairs
-    place = earlier + tl.gather(begin, tl.where(inside, chosen, 0), 0)
-    tl.store(order + place, pair, mask=inside)
+    for start in range(0, here, COMPARED):
+        other = start + tl.arange(0, COMPARED)
+        same = tl.load(ids + first + other, mask=other < here, other=EXPERTS)[:, None] == chosen[None, :]
+        earlier += tl.sum((same & (other[:, None] < at[None, :])).to(tl.int32), 0)
+    tl.store(order + begin + earlier, first + at, mask=at < here)
 
 
 def sort_launches(
@@ -179,19 +190,15 @@ def sort_launches(
         constants = {"EXPERTS": wide, "CHUNK": SORTED_PAIRS, "MOST_ROWS": MOST_ROWS, "num_warps": 4, **overlap}
         yield _sort_kernel, (experts,), (ids, order, block_experts, used, pairs, rows), constants
         return
-    pieces = triton.cdiv(pairs, COUNTED_PAIRS)
-    counts, sums = ids.new_empty(pieces, wide), ids.new_zeros(triton.cdiv(pieces, COUNTED_TOGETHER), wide)
-    constants = {
-        "EXPERTS": wide,
-        "CHUNK": COUNTED_PAIRS,
-        "TOGETHER": COUNTED_TOGETHER,
-        "num_warps": 8,
-        **overlap,
-    }
-    yield _count_kernel, (pieces,), (ids, counts, sums, pairs), constants
+    pieces, columns = triton.cdiv(pairs, COUNTED_PAIRS), min(wide, SUMMED_EXPERTS)
+    counts, sums = ids.new_empty(pieces, wide), ids.new_zeros(wide)
+    one_piece = {"EXPERTS": wide, "CHUNK": COUNTED_PAIRS, "num_warps": 4, **overlap}
+    some_experts = {"EXPERTS": wide, "COLUMNS": columns, "PIECES": SUMMED_PIECES, "MOST_ROWS": MOST_ROWS}
+    yield _count_kernel, (pieces,), (ids, counts, sums, pairs), one_piece
     yield (
-        _place_kernel,
-        (pieces,),
-        (ids, counts, sums, order, block_experts, used, pairs, pieces, rows, experts),
-        {**constants, "COMPARED": COMPARED_PAIRS, "MOST_ROWS": MOST_ROWS},
+        _begin_kernel,
+        (wide // columns,),
+        (counts, sums, order, block_experts, used, pairs, pieces, rows),
+        {**some_experts, "num_warps": 4, **overlap},
     )
+    yield _place_kernel, (pieces,), (ids, counts, order, pairs), {**one_piece, "COMPARED": COMPARED_PAIRS}
