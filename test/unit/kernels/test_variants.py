@@ -41,6 +41,8 @@ def layers(tokens):
     places = ints(tokens, torch.int64)
     x = q.contiguous()
     rotary.rope_and_store(q, k, v, places, cos_sin, None, *pages, places)
+    heads = [each.unflatten(-1, (HEADS, DIM)).transpose(0, 1)[None] for each in (q, k)]
+    rotary.turn_heads(*heads, *torch.zeros(2, 1, tokens, DIM, dtype=DTYPE))
     kvcache.store_kv(k, v, *pages, places)
     norm.rms_norm(x, x[0], 1e-5)
     attention_sinks.weigh_sinks(x.view(-1, HEADS, DIM), torch.zeros(tokens, HEADS), torch.zeros(HEADS))

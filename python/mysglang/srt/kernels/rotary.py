@@ -66,7 +66,20 @@ def _rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved:
         right.copy_(turned[1])
 
 
+def _turn_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns rotated queries and keys, in the layout of Llama, as models of transformers compute them.
+
+    q: [1, num_heads, T, dim]; k: [1, num_kv_heads, T, dim]; of both only the last dimension must be dense. cos, sin:
+    [1, T, dim], contiguous, in the dtype of q and k. A kernel computes in float32 and rounds once.
+    """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    half = q.shape[-1] // 2
+    turned = (x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin for x in (q, k))
+    return next(turned), next(turned)
+
+
 rope = Op("rope", reference=_rope)
+turn_heads = Op("turn_heads", reference=_turn_heads, cuda="mysglang.srt.kernels.cuda.rotary:turn_heads")
 rope_and_store = Op(
     "rope_and_store",
     reference=_rope_and_store,

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mysglang.srt.kernels import rotary
+
 Scaling = Callable[[Mapping[str, Any], int, int], tuple[Tensor, float]]
 
 
@@ -192,3 +194,10 @@ class RotaryEmbedding(nn.Module):
         device = torch.get_default_device()
         self.register_buffer("cos_sin", table.to(device), persistent=False)
         self.register_buffer("order", None if order is None else order.to(device), persistent=False)
+
+
+def turn_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns rotated queries and keys [1, heads, T, dim], for models whose own code computes cosines and sines. See
+    `kernels/rotary.py`.
+    """
+    return rotary.turn_heads(q, k, cos, sin)

@@ -166,3 +166,78 @@ def rope_and_store(
         num_warps=4,
         **overlapping(q),
     )
+
+
+@triton.jit
+def _turn_heads_kernel(
+    q,
+    k,
+    cos,
+    sin,
+    q_out,
+    k_out,
+    q_head_stride,
+    q_stride,
+    k_head_stride,
+    k_stride,
+    q_heads,
+    k_heads,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Rotates HEADS heads of one token, out of place -> [T, heads, 2 * HALF]."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    q_parts = tl.cdiv(q_heads, HEADS)
+    i = tl.arange(0, WIDTH)[None, :]
+    own = _within(i, HALF, WIDTH)
+    angle = token * 2 * HALF + i
+    left_cos = tl.load(cos + angle, mask=own, other=0.0).to(tl.float32)
+    right_cos = tl.load(cos + angle + HALF, mask=own, other=0.0).to(tl.float32)
+    left_sin = tl.load(sin + angle, mask=own, other=0.0).to(tl.float32)
+    right_sin = tl.load(sin + angle + HALF, mask=own, other=0.0).to(tl.float32)
+    if part < q_parts:
+        head = part * HEADS + tl.arange(0, HEADS)[:, None]
+        inside = (head < q_heads) & own
+        at = q + token * q_stride + head.to(tl.int64) * q_head_stride + i
+        to = q_out + (token * q_heads + head) * 2 * HALF + i
+    else:
+        head = (part - q_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+        inside = (head < k_heads) & own
+        at = k + token * k_stride + head.to(tl.int64) * k_head_stride + i
+        to = k_out + (token * k_heads + head) * 2 * HALF + i
+    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(to, a * left_cos - b * left_sin, mask=inside)
+    tl.store(to + HALF, b * right_cos + a * right_sin, mask=inside)
+
+
+def turn_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """See `kernels.rotary.turn_heads`. The results lie as [T, heads, dim] in memory."""
+    (_, q_heads, tokens, dim), k_heads = q.shape, k.shape[1]
+    q_out, k_out = (x.new_empty(1, tokens, x.shape[1], dim).transpose(1, 2) for x in (q, k))
+    _turn_heads_kernel[(tokens, triton.cdiv(q_heads, HEADS) + triton.cdiv(k_heads, HEADS))](
+        q,
+        k,
+        cos,
+        sin,
+        q_out,
+        k_out,
+        q.stride(1),
+        q.stride(2),
+        k.stride(1),
+        k.stride(2),
+        q_heads,
+        k_heads,
+        HEADS=HEADS,
+        HALF=dim // 2,
+        WIDTH=triton.next_power_of_2(dim // 2),
+        num_warps=4,
+        **overlapping(q),
+    )
+    return q_out, k_out

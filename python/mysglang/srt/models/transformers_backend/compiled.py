@@ -25,7 +25,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from mysglang.srt.models.transformers_backend.interface import NoCache, attending, current
+from mysglang.srt.layers.rotary_embedding import turn_heads
+from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.probe import CausalMask
 
 FIRST_ROWS = 5
@@ -57,6 +58,10 @@ class AnswersCompiled(Protocol):
         """Attends as `Attends.attend` does, in the call of that number. The result is contiguous."""
         ...
 
+    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attends.turn`."""
+        ...
+
 
 def _answers() -> AnswersCompiled:
     return cast(AnswersCompiled, current())
@@ -68,6 +73,21 @@ def _layer(x: Tensor, others: list[Tensor], number: int, width: int) -> Tensor:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
     return _answers().attend_call(number, q, k, v)
+
+
+def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    turned_q, turned_k = _answers().turn(turn_heads, q, k, cos, sin)
+    return _by_token(turned_q), _by_token(turned_k)
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """Returns [1, heads, T, dim] with the heads of a token side by side in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _turn_without_numbers(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    turned_q, turned_k = (x.new_empty(1, x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k))
+    return turned_q, turned_k
 
 
 def _layer_without_numbers(x: Tensor, others: list[Tensor], number: int, width: int) -> Tensor:
@@ -82,11 +102,14 @@ _library: Any = torch.library  # its functions have no types
 _ops = _library.Library("mysglang_compiled", "DEF")
 _ops.define("layer(Tensor x, Tensor[] others, int number, SymInt width) -> Tensor")
 _ops.define("attend(Tensor q, Tensor k, Tensor v, int number) -> Tensor")
+_ops.define("turn(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)")
 _ops.define("keep(Tensor x) -> Tensor")
 _ops.impl("keep", torch.clone, "CompositeExplicitAutograd")
 _library.register_fake("mysglang_compiled::keep", torch.empty_like, lib=_ops)
 _ops.impl("layer", _layer, "CompositeExplicitAutograd")
 _ops.impl("attend", _attend, "CompositeExplicitAutograd")
+_ops.impl("turn", _turn, "CompositeExplicitAutograd")
+_library.register_fake("mysglang_compiled::turn", _turn_without_numbers, lib=_ops)
 _library.register_fake("mysglang_compiled::layer", _layer_without_numbers, lib=_ops)
 _library.register_fake("mysglang_compiled::attend", _attend_without_numbers, lib=_ops)
 
@@ -160,6 +183,10 @@ class _Tracing:
 
     def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
         return CausalMask(None)
+
+    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = torch.ops.mysglang_compiled.turn(q, k, cos, sin)
+        return out
 
     def embedded(self, x: Tensor) -> Tensor:
         return x

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -17,6 +17,10 @@ from transformers.cache_utils import Cache
 
 NAME: Final = "mysglang"
 """Name of our attention and of our masks, registered in transformers."""
+
+
+Rotate: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+"""A function of transformers that rotates queries and keys: (q, k, cos, sin) -> both, rotated."""
 
 
 class Attends(Protocol):
@@ -34,6 +38,10 @@ class Attends(Protocol):
         """Returns an object in place of a mask. sees(0, 0, i, j) says whether query i sees key j; width: of its window,
         if it has one.
         """
+        ...
+
+    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns rotated queries and keys, as `theirs` computes them; shapes as of `kernels.rotary.turn_heads`."""
         ...
 
     def embedded(self, x: Tensor) -> Tensor:

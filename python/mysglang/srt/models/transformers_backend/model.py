@@ -27,13 +27,15 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Stat
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
+from mysglang.srt.layers.rotary_embedding import turn_heads
 from mysglang.srt.models.checkpoint_model import DecodesRows, TokenModel
 from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
-from mysglang.srt.models.transformers_backend.interface import NoCache, attending, current
+from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.names import ForeignNames
 from mysglang.srt.models.transformers_backend.plain_attention import PlainAttention
 from mysglang.srt.models.transformers_backend.probe import Call, CausalMask, Refused, probe
 from mysglang.srt.models.transformers_backend.replacing import replace_modules
+from mysglang.srt.models.transformers_backend.rotary import use_our_rotary
 from mysglang.srt.models.weight_names import Target
 from mysglang.srt.utils.model_source import model_source
 
@@ -70,6 +72,7 @@ class TransformersCausalLM(TokenModel):
         renamed: dict[str, Target] = {}
         self._names = ForeignNames(self.lm, renamed, "lm")
         renamed |= replace_modules(self.lm, context, device)
+        use_our_rotary(self.lm)
         by_name = dict(self.lm.named_modules())
         # In tuples, where torch does not count the modules again.
         self._calls = tuple(_layer(by_name[names[call.module]], call, device) for call in calls)
@@ -202,6 +205,9 @@ class StepAttention:
 
     def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
         return CAUSAL
+
+    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return turn_heads(q, k, cos, sin)
 
     def embedded(self, x: Tensor) -> Tensor:
         return x if self.batch.embeds is None else self.batch.embeds.put(x[0])[None]

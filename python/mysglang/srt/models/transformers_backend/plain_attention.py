@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.models.transformers_backend.interface import Rotate
 from mysglang.srt.models.transformers_backend.probe import CausalMask
 
 
@@ -26,6 +27,9 @@ class PlainAttention:
 
     def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
         return CausalMask(width)
+
+    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return theirs(q, k, cos, sin)
 
     def embedded(self, x: Tensor) -> Tensor:
         return x

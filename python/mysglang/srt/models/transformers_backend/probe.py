@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.models.transformers_backend.interface import NoCache, attending
+from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending
 
 TOKENS = 5
 """Tokens of the pass: more than the batch size, so that the two dimensions cannot be confused."""
@@ -58,6 +58,9 @@ class Probe:
     def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
         check_mask(sees, width)
         return CausalMask(width)
+
+    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return theirs(q, k, cos, sin)
 
     def embedded(self, x: Tensor) -> Tensor:
         return x
