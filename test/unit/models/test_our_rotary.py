@@ -75,7 +75,7 @@ def test_what_a_function_computes_decides(make: Callable[[], PretrainedConfig], 
 
 
 def test_other_models_keep_their_functions() -> None:
-    """What is replaced for one model is not replaced in transformers' files."""
+    """Functions that are replaced for one model stay in transformers' files."""
     one, other = model_of(FAMILIES["llama"]()), model_of(FAMILIES["llama"]())
     use_our_rotary(one)
     assert not functions(other) and turned_in(other) == 0
