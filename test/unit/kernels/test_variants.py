@@ -17,7 +17,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
 from mysglang.srt.kernels.cuda import attention, attention_sinks, experts, expanded_attention, gemm, invariant_attention
 from mysglang.srt.kernels.cuda import invariant_gemm, kvcache
-from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling
+from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling, shared_gate
 from mysglang.srt.platforms.cuda import CudaPlatform
 
 needed = set()
@@ -52,6 +52,7 @@ def layers(tokens):
     ids, gates = select_experts.topk_softmax(torch.zeros(tokens, 8), 2, True)
     mixture = torch.zeros(8, 64, x.shape[1], dtype=DTYPE), torch.zeros(8, x.shape[1], 32, dtype=DTYPE)
     experts.fused_experts(x, *mixture, ids, gates, "silu")
+    shared_gate.add_gated(x, x.clone(), x, x[:1])
     sampling.resolve_tokens(places, places, newest)
     late_rows.uniforms_at(places, places)
     return q, places

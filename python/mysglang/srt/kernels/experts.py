@@ -111,6 +111,15 @@ def _route_experts(
     return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
 
 
+def _add_gated(shared: Tensor, mixed: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Replaces `shared` by mixed + sigmoid(x weight) * shared, and returns it.
+
+    shared: what an expert that all rows have gives, [N, width] dense; mixed: what the others give, as `shared`. x: [N,
+    input], rows may lie in wider ones; weight: [1, input], as `linear` takes it. A kernel rounds only the sum.
+    """
+    return shared.mul_(linear(x, weight, None).sigmoid()).add_(mixed)
+
+
 def _fused_experts(
     x: Tensor,
     gate_up: Tensor,
@@ -221,6 +230,7 @@ experts_and_shared = Op(
     # Composed of ops that are invariant.
     invariant={"cuda": ()},
 )
+add_gated = Op("add_gated", reference=_add_gated, cuda="mysglang.srt.kernels.cuda.shared_gate:add_gated")
 pack_experts = Op("pack_experts", reference=_pack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:pack_experts")
 unpack_experts = Op(
     "unpack_experts", reference=_unpack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:unpack_experts"

@@ -29,8 +29,8 @@ def _conv_step(
 def _conv_runs(
     x: Tensor, weight: Tensor, recent: Tensor, runs: Runs, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """Returns the convolution of consecutive tokens of some rows. x: [T, channels]. Returns the same shape; tokens in
-    no run are zeros, since layers multiply the result with weights, and products want numbers.
+    """Returns the convolution of consecutive tokens of some rows. x: [T, channels]. Returns the same shape. Tokens in
+    no run are unspecified on CUDA, and zeros on the CPU, where products with weights may read behind the end of a row.
     """
 
     def run(part: slice, entry: int) -> Tensor:

@@ -192,7 +192,7 @@ def conv_runs(
 ) -> Tensor:
     """See `kernels/short_convolution.py`. Rows of x may lie in wider ones."""
     count, channels = x.shape
-    out = torch.zeros(count, channels, dtype=x.dtype, device=x.device)
+    out = torch.empty(count, channels, dtype=x.dtype, device=x.device)
     kernel, blocks = weight.shape[1], triton.cdiv(channels, RUN_CHANNELS)
     _conv_runs_kernel[(blocks, len(runs.chunks) * (CHUNK // RUN_TOKENS))](
         x,

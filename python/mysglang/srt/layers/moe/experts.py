@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels.activation import UNGATED, Activation
-from mysglang.srt.kernels.experts import Biases, experts_and_shared, workspace_per_token
+from mysglang.srt.kernels.experts import Biases, add_gated, experts_and_shared, workspace_per_token
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP
 from mysglang.srt.layers.linear import ReplicatedLinear
@@ -108,6 +108,19 @@ class SharedExpert:
     """True if the output is multiplied by the sigmoid of a projection of x."""
 
 
+class SharedGate(ReplicatedLinear):
+    """The gate of a shared expert: the sigmoid of a projection to one number. It is never quantized, like a router."""
+
+    def __init__(self, hidden_size: int, context: LayerContext) -> None:
+        super().__init__(hidden_size, 1, context=replace(context, quant=Unquantized()))
+
+    def add(self, shared: Tensor, mixed: Tensor, x: Tensor) -> Tensor:
+        """Returns mixed + gate(x) * shared, in the memory of `shared`. All: [N, hidden]."""
+        weight = self.weight
+        assert isinstance(weight, Tensor)
+        return add_gated(shared, mixed, x, weight)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
     """Routed experts between two projections: to vectors of another size, and back."""
@@ -166,7 +179,7 @@ class MixtureOfExperts(nn.Module):
             top_k=routing.top_k, width=width, inner=intermediate_size // context.tp.size, dtype=context.dtype
         )
         """Bytes that the experts take for a token, in addition to x and the result."""
-        self._shared: tuple[GatedMLP | PlainMLP | None, nn.Module | None] = None, None
+        self._shared: tuple[GatedMLP | PlainMLP | None, SharedGate | None] = None, None
         if shared is not None:
             # Registered by the names of the checkpoint, which differ; kept in a tuple so that torch does not register
             # them twice.
@@ -174,8 +187,7 @@ class MixtureOfExperts(nn.Module):
             self.add_module(shared.name, expert)
             gate = None
             if shared.gated:
-                plain = replace(context.under("shared_expert_gate"), quant=Unquantized())
-                gate = self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, context=plain)
+                gate = self.shared_expert_gate = SharedGate(hidden_size, context.under("shared_expert_gate"))
             self._shared = expert, gate
         ungated = shared is not None and not shared.gated
         self._joins_shared = ungated and narrow is None and not routing.scales_input
@@ -189,9 +201,8 @@ class MixtureOfExperts(nn.Module):
         if self._joins_shared and (both := self.experts.with_shared(x, ids, gates, expert)) is not None:
             return both
         shared: Tensor = expert(x)
-        if gate is not None:
-            shared = gate(x).sigmoid() * shared
-        return shared.add_(self._mixed(x, ids, gates))
+        mixed = self._mixed(x, ids, gates)
+        return shared.add_(mixed) if gate is None else gate.add(shared, mixed, x)
 
     def _mix(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         out: Tensor = self.experts(x, ids, gates)
