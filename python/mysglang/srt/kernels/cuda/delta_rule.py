@@ -292,9 +292,11 @@ def _delta_runs_kernel(
     dk = tl.arange(0, KEYS)
     dv = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     columns = tokens.to(tl.int64) * HEADS
-    some = (dk < KEY_DIM)[:, None] & (dv < VALUE_DIM)[None, :]
+    # States are held with the values first: so few rows are multiplied that Triton does not choose Hopper's
+    # asynchronous products for them (see `state_space.warps`).
+    some = (dv < VALUE_DIM)[:, None] & (dk < KEY_DIM)[None, :]
     size = HEADS * KEY_DIM * VALUE_DIM
-    tile = matrix + (head * KEY_DIM + dk)[:, None] * VALUE_DIM + dv[None, :]
+    tile = matrix + (head * KEY_DIM + dk)[None, :] * VALUE_DIM + dv[:, None]
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
     state = tl.load(tile + own, mask=some, other=0.0).to(tl.float32)
     within = (head // SHARED) * KEY_DIM + dk[None, :]
@@ -305,25 +307,25 @@ def _delta_runs_kernel(
             token = (begin + i).to(tl.int64)
             exists = token < end
             some_keys = exists[:, None] & (dk < KEY_DIM)[None, :]
-            some_values = exists[:, None] & (dv < VALUE_DIM)[None, :]
+            some_values = (dv < VALUE_DIM)[:, None] & exists[None, :]
             place = token * HEADS + head
             takes = tl.load(taken + place[:, None] * KEY_DIM + dk[None, :], mask=some_keys, other=0.0)
-            new = tl.load(written + place[:, None] * VALUE_DIM + dv[None, :], mask=some_values, other=0.0)
-            queries = tl.load(q + token[:, None] * q_stride + within, mask=some_keys, other=0.0)
-            seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
-            keys = tl.load(k + token[:, None] * k_stride + within, mask=some_keys, other=0.0)
+            new = tl.load(written + place[None, :] * VALUE_DIM + dv[:, None], mask=some_values, other=0.0)
             since = tl.load(factors + place, mask=exists, other=0.0)
             of_key = tl.load(factors + columns + place, mask=exists, other=0.0)
             of_query = tl.load(factors + 2 * columns + place, mask=exists, other=0.0)
+            queries = tl.load(q + token[:, None] * q_stride + within, mask=some_keys, other=0.0)
+            seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
+            keys = tl.load(k + token[:, None] * k_stride + within, mask=some_keys, other=0.0)
             # The decay of the whole chunk is the least.
             whole = tl.min(since, axis=0)
             before = state.to(takes.dtype)
-            added = new.to(tl.float32) - tl.dot(takes, before, input_precision="ieee")
-            read = tl.dot(queries, before, input_precision="ieee") * (of_query * tl.exp(since))[:, None]
-            read += tl.dot(seen, added.to(seen.dtype), input_precision="ieee")
-            tl.store(out + place[:, None] * VALUE_DIM + dv[None, :], read, mask=some_values)
-            kept = (added * (of_key * tl.exp(whole - since))[:, None]).to(keys.dtype)
-            state = state * tl.exp(whole) + tl.dot(tl.trans(keys), kept, input_precision="ieee")
+            added = new.to(tl.float32) - tl.dot(before, tl.trans(takes), input_precision="ieee")
+            kept = (added * (of_key * tl.exp(whole - since))[None, :]).to(keys.dtype)
+            state = state * tl.exp(whole) + tl.dot(kept, keys, input_precision="ieee")
+            read = tl.dot(before, tl.trans(queries), input_precision="ieee") * (of_query * tl.exp(since))[None, :]
+            read += tl.dot(added.to(seen.dtype), tl.trans(seen), input_precision="ieee")
+            tl.store(out + place[None, :] * VALUE_DIM + dv[:, None], read, mask=some_values)
         checkpoint = tl.load(cuts + number * 5 + 4).to(tl.int64)
         tl.store(tile + checkpoint * size, state, mask=some & (checkpoint >= 0))
     tl.store(tile + own, state, mask=some)
@@ -382,7 +384,7 @@ def delta_runs(
         PRECISION=SOLVERS[dtype],
         num_warps=CHUNK_WARPS,
     )
-    constants = {**sizes, "num_warps": warps(dtype, tile(key_dim)), "num_stages": 1}
+    constants = {**sizes, "num_warps": warps(tile(key_dim)), "num_stages": 1}
     at = 0
     for rows in runs.turn_sizes:
         values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))

@@ -56,21 +56,21 @@ def launch_width(
     kernel[grid](*arguments, **constants, **{name: chosen})
 
 
-def warps(dtype: torch.dtype, side: int) -> int:
-    """Returns the warps of a kernel that takes a row's chunks. side: of a state's tile, its rows.
+def warps(side: int) -> int:
+    """Returns the warps of a kernel that takes a row's chunks. side: of a state's tile, its keys or numbers.
 
-    In 16 bits two, whose products wait for their results. Four warps use Hopper's asynchronous products. With those,
-    kernels of Triton 3.6 gave wrong results on an H200 for rows of a whole chunk and more, the same each time. With
-    one stage it was always so, with two where inputs cannot be copied asynchronously. The cause is unknown: Triton's
-    interpreter and compute-sanitizer find no mistake.
+    In 16 bits such a kernel multiplies NARROW rows, states first. With 64 rows and four warps, Triton 3.6 uses Hopper's
+    asynchronous products. With those, kernels gave wrong results on an H200 for rows of a whole chunk and more, the
+    same each time. With one stage it was always so, with two where inputs cannot be copied asynchronously. The cause is
+    unknown: Triton's interpreter and compute-sanitizer find no mistake.
     """
-    if dtype != torch.float32:
-        return 2
     return 8 if side > 128 else 4
 
 
 def columns_of(dtype: torch.dtype, programs: int) -> int:
-    """Returns the columns of a program, if wide ones make so many programs. Two warps have no room for wide ones."""
+    """Returns the columns of a program, if wide ones make so many programs. In 16 bits they are narrow (see
+    `warps`).
+    """
     return WIDE if dtype == torch.float32 and programs >= MANY else NARROW
 
 
@@ -278,9 +278,10 @@ def _scan_runs_kernel(
     n = tl.arange(0, ROWS)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     columns = tokens.to(tl.int64) * HEADS
-    some = (n < STATE)[:, None] & (d < DIM)[None, :]
+    some = (d < DIM)[:, None] & (n < STATE)[None, :]
     size = HEADS * STATE * DIM
-    kept_at = matrix + (head * STATE + n)[:, None] * DIM + d[None, :]
+    # States are held with their columns first: see `warps`.
+    kept_at = matrix + (head * STATE + n)[None, :] * DIM + d[:, None]
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
     state = tl.load(kept_at + own, mask=some, other=0.0).to(tl.float32)
     within = (head // SHARED) * STATE + n[None, :]
@@ -291,23 +292,24 @@ def _scan_runs_kernel(
             token = (begin + i).to(tl.int64)
             exists = token < end
             some_rows = exists[:, None] & (n < STATE)[None, :]
-            some_columns = exists[:, None] & (d < DIM)[None, :]
-            read = tl.load(c + token[:, None] * c_stride + within, mask=some_rows, other=0.0)
-            write = tl.load(b + token[:, None] * b_stride + within, mask=some_rows, other=0.0)
-            value = tl.load(x + token[:, None] * x_stride + head * DIM + d[None, :], mask=some_columns, other=0.0)
+            some_columns = (d < DIM)[:, None] & exists[None, :]
+            value = tl.load(x + token[None, :] * x_stride + head * DIM + d[:, None], mask=some_columns, other=0.0)
             place = token * HEADS + head
-            seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
             since = tl.load(factors + place, mask=exists, other=0.0)
             step = tl.load(factors + columns + place, mask=exists, other=0.0)
+            write = tl.load(b + token[:, None] * b_stride + within, mask=some_rows, other=0.0)
+            read = tl.load(c + token[:, None] * c_stride + within, mask=some_rows, other=0.0)
+            seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
             # The decay of the whole chunk is the least.
             whole = tl.min(since, axis=0)
-            found = tl.dot(read, state.to(read.dtype), input_precision="ieee") * tl.exp(since)[:, None]
-            found += tl.dot(seen, value, input_precision="ieee")
             numbers = value.to(tl.float32)
+            before = state.to(read.dtype)
+            kept = (numbers * (step * tl.exp(whole - since))[None, :]).to(value.dtype)
+            state = state * tl.exp(whole) + tl.dot(kept, write, input_precision="ieee")
+            found = tl.dot(before, tl.trans(read), input_precision="ieee") * tl.exp(since)[None, :]
+            found += tl.dot(value, tl.trans(seen), input_precision="ieee")
             found += passed * numbers
-            tl.store(out + place[:, None] * DIM + d[None, :], found, mask=some_columns)
-            kept = (numbers * (step * tl.exp(whole - since))[:, None]).to(value.dtype)
-            state = state * tl.exp(whole) + tl.dot(tl.trans(write), kept, input_precision="ieee")
+            tl.store(out + place[None, :] * DIM + d[:, None], found, mask=some_columns)
         checkpoint = tl.load(cuts + number * 5 + 4).to(tl.int64)
         tl.store(kept_at + checkpoint * size, state, mask=some & (checkpoint >= 0))
     tl.store(kept_at + own, state, mask=some)
@@ -355,7 +357,7 @@ def scan_runs(
     constants = {
         **sizes,
         "DIM": dim,
-        "num_warps": warps(x.dtype, tile(state)),
+        "num_warps": warps(tile(state)),
         "num_stages": 1,
     }
     at = 0
