@@ -27,6 +27,16 @@ a chunk are nearly the same. No entry of the inverse is greater than a strength 
 """
 
 
+@triton.jit
+def _add_two(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
 @triton.jit(do_not_specialize=["absent"])
 def _delta_step_kernel(
     q,
@@ -84,8 +94,9 @@ def _delta_step_kernel(
     query = tl.load(q + row * q_stride + within, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
     key = tl.load(k + row * k_stride + within, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
     value = tl.load(v + row * v_stride + head * VALUE_DIM + dv, mask=dv < VALUE_DIM, other=0.0).to(tl.float32)
-    query = query * (tl.rsqrt(tl.sum(query * query) + eps) * KEY_DIM**-0.5)
-    key = key * tl.rsqrt(tl.sum(key * key) + eps)
+    of_query, of_key, shared = tl.reduce((query * query, key * key, key * query), 0, _add_three)
+    of_query = tl.rsqrt(of_query + eps) * KEY_DIM**-0.5
+    of_key = tl.rsqrt(of_key + eps)
     if BY_CHANNEL:
         time = tl.load(a + row * a_stride + head * KEY_DIM + dk, mask=dk < KEY_DIM, other=0.0).to(tl.float32)
         kept = tl.exp(-rate * softplus(time + shift))[:, None]
@@ -94,11 +105,10 @@ def _delta_step_kernel(
     strength = STRONGEST * tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
     state = state * kept
     # Both read the state before the token writes to it; what the query finds of the new value is added as (k q) u.
-    said = tl.sum(state * key[:, None], axis=0)
-    read = tl.sum(state * query[:, None], axis=0)
-    new = (value - said) * strength
+    said, read = tl.reduce((state * key[:, None], state * query[:, None]), 0, _add_two)
+    new = (value - said * of_key) * (strength * of_key)
     tl.store(place, state + key[:, None] * new[None, :], mask=inside)
-    tl.store(target, read + tl.sum(key * query) * new, mask=dv < VALUE_DIM)
+    tl.store(target, (read + shared * new) * of_query, mask=dv < VALUE_DIM)
 
 
 def delta_step(
