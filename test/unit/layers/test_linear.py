@@ -155,6 +155,47 @@ def test_a_fused_checkpoint_tensor_is_taken_apart() -> None:
     assert max(run_on_ranks(2, work)) == 0
 
 
+ORDER = torch.tensor([0, 2, 3, 1])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_heads_in_another_order(size: int) -> None:
+    """Queries and keys have their dimensions in that order, values in their own; and what is read back is as stored."""
+    tensors = rows(8 * 4, 4 * 4, 4 * 4)
+
+    def work(tp: ThreadGroup) -> tuple[Tensor, ...]:
+        plain, ordered = (QKVParallelLinear(HIDDEN, 4, 8, 4, bias=True, context=context(tp)) for _ in range(2))
+        ordered.in_orders((ORDER, ORDER, None))
+        for layer in (plain, ordered):
+            load(layer, tensors)
+        for section in (None, 0, 1, 2):
+            for mine, its in zip(ordered.parameters(), plain.parameters(), strict=True):
+                assert isinstance(mine, WeightParameter) and isinstance(its, WeightParameter)
+                assert torch.equal(mine.read(section), its.read(section))
+        return *plain.forward_split(X), *ordered.forward_split(X)
+
+    for found in run_on_ranks(size, work):
+        q, k, v, ordered_q, ordered_k, ordered_v = (part.unflatten(-1, (-1, 4)) for part in found)
+        torch.testing.assert_close(ordered_q, q[..., ORDER])
+        torch.testing.assert_close(ordered_k, k[..., ORDER])
+        torch.testing.assert_close(ordered_v, v)
+
+
+def test_heads_of_a_fused_tensor_in_another_order() -> None:
+    """Each key-value head with its queries before it, as some checkpoints store them."""
+    layer = QKVParallelLinear(HIDDEN, 4, 4, 2, fused_by_head=True, context=context(SoloGroup()))
+    weight = torch.randn(8 * 4, HIDDEN)
+    layer.weight.load(weight)
+    q, k, v = (part.unflatten(-1, (-1, 4)) for part in layer.forward_split(X))
+    layer.in_orders((ORDER, ORDER, None))
+    layer.weight.fit(weight)
+    layer.weight.load(weight)
+    layer.weight.check(weight)
+    assert torch.equal(layer.weight.read(), weight) and layer.weight.span(weight) == (0, weight.nbytes)
+    for found, expected in zip(layer.forward_split(X), (q[..., ORDER], k[..., ORDER], v), strict=True):
+        torch.testing.assert_close(found.unflatten(-1, (-1, 4)), expected)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "build",

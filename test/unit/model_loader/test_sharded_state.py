@@ -28,7 +28,14 @@ from mysglang.srt.model_loader.sharded_state import save_shard, split_parts
 from mysglang.srt.model_loader.weight_update import WeightUpdate
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.utils.checkpoint_files import stored_tensors
-from mysglang.srt.utils.sharded_state import DEFAULT_PATTERN, Label, SavedModel, ShardPlace, check_sharded_state
+from mysglang.srt.utils.sharded_state import (
+    DEFAULT_PATTERN,
+    LAYOUT,
+    Label,
+    SavedModel,
+    ShardPlace,
+    check_sharded_state,
+)
 from mysglang.srt.utils.weight_headers import SHARD_LABEL
 
 CPU = torch.device("cpu")
@@ -135,7 +142,7 @@ def test_files_hold_what_fits() -> None:
     assert split_parts(sizes, 1) == [["a"], ["b"], ["c"], ["d"]]
 
 
-OF_TWO = SavedModel(architecture="Qwen3ForCausalLM", tp_size=2, dtype="float32")
+OF_TWO = SavedModel(architecture="Qwen3ForCausalLM", tp_size=2, dtype="float32", layout=LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +152,7 @@ OF_TWO = SavedModel(architecture="Qwen3ForCausalLM", tp_size=2, dtype="float32")
         ({"dtype": "bfloat16"}, "dtype: .* float32, .* bfloat16; set --dtype"),
         ({"quantization": "int8wo"}, "quantization: .* none, .* int8wo; set --quantization"),
         ({"architecture": "LlamaForCausalLM"}, "architecture: .* Qwen3ForCausalLM, .* LlamaForCausalLM$"),
+        ({"layout": LAYOUT + 1}, "layout: .*, which keeps parameters in another order; save the model again"),
     ],
 )
 def test_another_server_is_refused(wanted: dict[str, Any], message: str, of_two: Path) -> None:

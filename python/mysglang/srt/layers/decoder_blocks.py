@@ -211,10 +211,18 @@ class PagedAttention(nn.Module):
         if whole_norms is not None:
             queries, keys, *_ = self.qkv_proj.sections
             self.q_norm, self.k_norm = whole_norms(queries), whole_norms(keys)
+        self._places: Tensor | None = None
+        """Places of a value's dimensions, where values are keys and these are in another order."""
+        if rotary is not None and rotary.order is not None:
+            self._put_in_order(rotary.order)
+            if values_from_keys:
+                self._places = rotary.order.argsort().to(torch.get_default_device())
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
         q, k, v = self.qkv_proj.forward_split(x)
+        if self._places is not None:
+            v = head_view(v, self.attn.spec.head_dim).index_select(-1, self._places).flatten(1)
         if self.v_norm is not None:
             v = self._normed(v, self.v_norm)
         gate = None
@@ -225,8 +233,6 @@ class PagedAttention(nn.Module):
             # Heads that are turned are normed by the kernel that turns them; these are not, or not each alone.
             assert self.q_norm is not None and self.k_norm is not None
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        if self.rotary is not None and self.rotary.order is not None:
-            q, k = self._in_order(q), self._in_order(k)
         rotation = self.rotation()
         if self.norms_turned:
             assert rotation is not None and self.q_norm is not None and self.k_norm is not None
@@ -253,10 +259,16 @@ class PagedAttention(nn.Module):
         queries = q.shape[1] // dim
         return heads[:, :queries].flatten(1), heads[:, queries:].flatten(1)
 
-    def _in_order(self, x: Tensor) -> Tensor:
-        """Reorders the dimensions of each head to the order in which they are rotated. x: [T, heads * head_dim]."""
-        assert self.rotary is not None and self.rotary.order is not None
-        return head_view(x, self.attn.spec.head_dim).index_select(-1, self.rotary.order).flatten(1)
+    def _put_in_order(self, order: Tensor) -> None:
+        """Declares the order in which the dimensions of queries and keys are loaded, so that a step reorders none."""
+        # The gate of a head keeps its order: it belongs to values.
+        queries = (
+            torch.cat((order, torch.arange(len(order), 2 * len(order), device="cpu"))) if self.output_gate else order
+        )
+        self.qkv_proj.in_orders((queries, order, *(None for _ in self.qkv_proj.sections[2:])))
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.in_order(order)
 
     def rotation(self) -> Rotation | None:
         """Returns the rotation of heads before attention; None without rotary positions."""
@@ -264,10 +276,7 @@ class PagedAttention(nn.Module):
             return None
         if self.q_norm is None or self.k_norm is None or self.norms_before or self.norms_turned:
             return Rotation(self.rotary.cos_sin)
-        gains, order = (self.q_norm.gain, self.k_norm.gain), self.rotary.order
-        if order is not None:
-            gains = gains[0].index_select(0, order), gains[1].index_select(0, order)
-        return Rotation(self.rotary.cos_sin, (*gains, self.q_norm.eps))
+        return Rotation(self.rotary.cos_sin, (self.q_norm.gain, self.k_norm.gain, self.q_norm.eps))
 
 
 class SumOfMixers(nn.Module):

@@ -43,6 +43,9 @@ class WeightParameter(nn.Parameter):
     runs: tuple[int, ...] = ()
     """Rows of each section that stand after one another, again and again, in a tensor of all sections; empty: such a
     tensor has one whole section behind another."""
+    orders: tuple[Tensor | None, ...] = ()
+    """For each section, the order of the rows of a head: which one of a checkpoint's head is each row here, int64 on
+    the CPU. None: its own. Empty: all have their own."""
     transposed: bool = False
     """True if a checkpoint's matrix is [input, output]. This parameter is [output, input] all the same."""
     centre: float = 0.0
@@ -87,7 +90,9 @@ class WeightParameter(nn.Parameter):
         parts = []
         for index in wanted:
             part, at = self.sections[index], sum(one.size for one in self.sections[:index])
-            parts.append(self.data.narrow(self.shard_dim, at, max(0, min(part.size, part.full - part.start))))
+            rows = self.data.narrow(self.shard_dim, at, max(0, min(part.size, part.full - part.start)))
+            order = self._order(index)
+            parts.append(rows if order is None else _reordered(rows, order.argsort()))
         if section is None and self.runs:
             return torch.cat([_in_runs(part, run) for part, run in zip(parts, self.runs, strict=True)], 1).flatten(0, 1)
         values = parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
@@ -141,7 +146,8 @@ class WeightParameter(nn.Parameter):
 
         There are fewer of the tensor where a rank's rows end in padding.
         """
-        wanted = self.sections if section is None else (self.sections[section],)
+        indices = range(len(self.sections)) if section is None else (section,)
+        wanted = [self.sections[index] for index in indices]
         expected = list(self.shape)
         expected[self.shard_dim] = sum(part.full for part in wanted)
         needed = expected[::-1] if self.transposed else expected
@@ -154,14 +160,22 @@ class WeightParameter(nn.Parameter):
             tensor = torch.cat([turn.flatten(0, 1) for turn in turns])
         target_at = 0 if section is None else sum(part.size for part in self.sections[:section])
         source_at = 0
-        for part in wanted:
+        for index, part in zip(indices, wanted, strict=True):
             there = max(0, min(part.size, part.full - part.start))
-            yield (
-                self.data.narrow(self.shard_dim, target_at, part.size),
-                tensor.narrow(self.shard_dim, source_at + part.start, there),
-            )
+            source = tensor.narrow(self.shard_dim, source_at + part.start, there)
+            if (order := self._order(index)) is not None:
+                source = _reordered(source, order)
+            yield self.data.narrow(self.shard_dim, target_at, part.size), source
             target_at += part.size
             source_at += part.full
+
+    def _order(self, section: int) -> Tensor | None:
+        return self.orders[section] if self.orders else None
+
+
+def _reordered(tensor: Tensor, order: Tensor) -> Tensor:
+    """Returns the rows of each head in another order. tensor: [heads * rows of a head, …]."""
+    return _in_runs(tensor, len(order)).index_select(1, order.to(tensor.device)).flatten(0, 1)
 
 
 def _in_runs(tensor: Tensor, run: int) -> Tensor:

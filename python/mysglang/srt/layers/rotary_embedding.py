@@ -154,8 +154,8 @@ class RotaryEmbedding(nn.Module):
     """The table of rotary angles. One instance serves all layers of a model with equal heads.
 
     Kernels turn dimension i of a head together with dimension i + half. A model that turns only the first `turned`
-    dimensions turns i together with i + turned / 2. So its heads are brought into another order, `order`, for queries
-    and keys alike, which changes no score; the dimensions that stay as they are have an angle of 0:
+    dimensions turns i together with i + turned / 2. So the weights of queries and keys are loaded in another order,
+    `order`, which changes no score; the dimensions that stay as they are have an angle of 0:
 
         a b | c d      a, b: the halves of what is turned; c, d: of the rest      in the order a c | b d
 
@@ -164,7 +164,7 @@ class RotaryEmbedding(nn.Module):
 
     cos_sin: Tensor
     order: Tensor | None
-    """[head_dim] int64: which dimension is in each place; None: each in its own."""
+    """[head_dim] int64 on the CPU: which dimension of a checkpoint is in each place; None: each in its own."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class RotaryEmbedding(nn.Module):
             order = torch.cat((first, places[turned:end], second, places[end:]))
         device = torch.get_default_device()
         self.register_buffer("cos_sin", table.to(device), persistent=False)
-        self.register_buffer("order", None if order is None else order.to(device), persistent=False)
+        self.order = order
 
 
 def turn_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

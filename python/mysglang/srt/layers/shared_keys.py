@@ -53,6 +53,10 @@ class SharedKeysAttention(nn.Module):
         )
         self.q_norm = None if head_norm is None else head_norm()
         self.rotary = rotary
+        if rotary is not None and rotary.order is not None:
+            self.qkv_proj.in_orders((rotary.order,))
+            if self.q_norm is not None:
+                self.q_norm.in_order(rotary.order)
         kv_heads = split_kv_heads(spec.num_kv_heads, tp.rank, tp.size)
         self.attn = RadixAttention(replace(spec, num_heads=heads.size, num_kv_heads=kv_heads.size))
 
@@ -62,8 +66,6 @@ class SharedKeysAttention(nn.Module):
         if self.q_norm is not None:
             heads = self.q_norm(heads)
         if self.rotary is not None:
-            if self.rotary.order is not None:
-                heads = heads.index_select(-1, self.rotary.order)
             rope(heads[:, :-1], heads[:, -1], batch.positions, self.rotary.cos_sin, False)
         out: Tensor = self.o_proj(self.attn.forward_stored(heads.flatten(1), batch))
         return out

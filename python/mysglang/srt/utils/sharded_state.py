@@ -31,10 +31,17 @@ class SavedModel:
     tp_size: int
     dtype: str
     quantization: str = "none"
+    layout: int = 1
+    """Grows with each change in how layers keep their parameters. Labels without it are the oldest."""
 
 
+LAYOUT = 2
+"""2: queries and keys of heads of which a part is rotated are kept in the order of the rotation."""
 FLAGS = {"tp_size": "--tp-size", "dtype": "--dtype", "quantization": "--quantization"}
 """Option that sets a field of `SavedModel`."""
+ADVICE = {name: f"; set {flag} as it was, or save the model again" for name, flag in FLAGS.items()} | {
+    "layout": ", which keeps parameters in another order; save the model again"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +109,7 @@ def _checked(folder: Path, model: SavedModel) -> list[tuple[Path, Label]]:
     for field in fields(SavedModel):
         saved, wanted = getattr(first.model, field.name), getattr(model, field.name)
         if saved != wanted:
-            flag = FLAGS.get(field.name)
-            advice = f"; set {flag} as it was, or save the model again" if flag else ""
+            advice = ADVICE.get(field.name, "")
             raise ConfigError(
                 f"{field.name}: {first_path} was saved with {saved}, and this server has {wanted}{advice}"
             )
