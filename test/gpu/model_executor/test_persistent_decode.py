@@ -35,6 +35,9 @@ FAMILIES = {
     "mistral": SIZES,
     "qwen2": {**SIZES, "tie_word_embeddings": True},
     "qwen3": {**SIZES, "head_dim": 128},
+    # A part of each head is turned, and neighbouring lanes.
+    "phi3": {**SIZES, "partial_rotary_factor": 0.5},
+    "ernie4_5": {**SIZES, "head_dim": 64},
     # Each token goes through all of them: which of two experts with nearly equal logits is chosen depends on rounding.
     "qwen3_moe": {
         **SIZES,

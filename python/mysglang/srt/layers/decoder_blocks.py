@@ -213,10 +213,10 @@ class PagedAttention(nn.Module):
             self.q_norm, self.k_norm = whole_norms(queries), whole_norms(keys)
         self._places: Tensor | None = None
         """Places of a value's dimensions, where values are keys and these are in another order."""
-        if rotary is not None and rotary.order is not None:
-            self._put_in_order(rotary.order)
-            if values_from_keys:
-                self._places = rotary.order.argsort().to(torch.get_default_device())
+        order = None if rotary is None else rotary.order
+        self._put_in_order(order)
+        if values_from_keys and order is not None:
+            self._places = order.argsort().to(torch.get_default_device())
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
@@ -227,8 +227,7 @@ class PagedAttention(nn.Module):
             v = self._normed(v, self.v_norm)
         gate = None
         if self.output_gate:
-            q, gate = head_view(q, 2 * self.attn.spec.head_dim).chunk(2, dim=-1)
-            q = q.flatten(1)
+            q, gate = q.chunk(2, dim=-1)
         if self.norms_before:
             # Heads that are turned are normed by the kernel that turns them; these are not, or not each alone.
             assert self.q_norm is not None and self.k_norm is not None
@@ -242,7 +241,7 @@ class PagedAttention(nn.Module):
             q = q * self.tempering.factors(batch.positions).to(q.dtype)
         attended = self.attn(q, k, v, batch, rotation)
         if gate is not None:
-            attended = attended * batch.wanted(gate).flatten(1).sigmoid()
+            attended = attended * batch.wanted(gate).sigmoid()
         out: Tensor = self.o_proj(attended)
         return out
 
@@ -259,15 +258,18 @@ class PagedAttention(nn.Module):
         queries = q.shape[1] // dim
         return heads[:, :queries].flatten(1), heads[:, queries:].flatten(1)
 
-    def _put_in_order(self, order: Tensor) -> None:
+    def _put_in_order(self, order: Tensor | None) -> None:
         """Declares the order in which the dimensions of queries and keys are loaded, so that a step reorders none."""
-        # The gate of a head keeps its order: it belongs to values.
-        queries = (
-            torch.cat((order, torch.arange(len(order), 2 * len(order), device="cpu"))) if self.output_gate else order
-        )
+        queries = order
+        if self.output_gate:
+            # The queries of all heads before their gates, which belong to values and keep their order.
+            dim = self.attn.spec.head_dim
+            own = torch.arange(dim, device="cpu")
+            heads = torch.arange(self.qkv_proj.num_heads, device="cpu")[:, None] * 2 * dim
+            queries = torch.cat(((heads + (own if order is None else order)).flatten(), (heads + dim + own).flatten()))
         self.qkv_proj.in_orders((queries, order, *(None for _ in self.qkv_proj.sections[2:])))
         for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
+            if norm is not None and order is not None:
                 norm.in_order(order)
 
     def rotation(self) -> Rotation | None:

@@ -44,8 +44,8 @@ class WeightParameter(nn.Parameter):
     """Rows of each section that stand after one another, again and again, in a tensor of all sections; empty: such a
     tensor has one whole section behind another."""
     orders: tuple[Tensor | None, ...] = ()
-    """For each section, the order of the rows of a head: which one of a checkpoint's head is each row here, int64 on
-    the CPU. None: its own. Empty: all have their own."""
+    """For each section, the order of the rows of each head, or of the whole section: which one of a checkpoint's is
+    each row here, int64 on the CPU. None: its own. Empty: all have their own."""
     transposed: bool = False
     """True if a checkpoint's matrix is [input, output]. This parameter is [output, input] all the same."""
     centre: float = 0.0

@@ -137,9 +137,6 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "its logits have a bias": plan.head_bias,
         "it divides rows of the projection to logits by their lengths": plan.unit_head,
         "it norms all heads of queries and keys together": any(each.qk_norm_whole for each in plan.attentions),
-        "it turns neighbouring lanes of a head": any(
-            each.rope is not None and each.rope.interleaved for each in plan.attentions
-        ),
         "its norms multiply by 1 + w": any(norm.kind == "rms_plus_one" for norm in _norms(plan)),
         "its norms subtract the mean": any(norm.kind.startswith("layer") for norm in _norms(plan)),
         "it computes attention and MLP side by side": any(layer.parallel for layer in plan.layers),
@@ -148,7 +145,6 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         ),
         "some layers keep a state and attend over no keys": plan.has_states,
         "it has layers without rotary positions": any(each.rope is None for each in plan.attentions),
-        "it turns a part of each head": any(each.rope is not None and each.rope.part < 1 for each in plan.attentions),
         "what its heads give is multiplied by a gate": any(each.output_gate for each in plan.attentions),
         "its keys and values are latent": any(each.latent is not None for each in plan.attentions),
         "its layers have MLPs of another kind": not all(map(_said, (layer.mlp for layer in plan.layers))),
