@@ -38,6 +38,13 @@ class own_words:  # used like a function
             raise error.reworded(message, _reworded(error.param, names)) from None
 
 
+def then(names: Mapping[str, str], further: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns names that translate as `names` and then `further` do."""
+    if not further:
+        return names
+    return {**further, **{name: further.get(own, own) for name, own in names.items()}}
+
+
 def _reworded(param: str | None, names: Mapping[str, str]) -> str | None:
     """Returns the place of an error, such as `messages.0.role`, with the client's name of its field."""
     if param is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mysglang.srt.entrypoints.field_bounds import check_joined
-from mysglang.srt.entrypoints.openai.protocol import Prompts
+from mysglang.srt.entrypoints.openai.prompt_types import Prompts
 from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 

@@ -7,11 +7,13 @@ client's own bookkeeping, which is taken and changes nothing: user, metadata, sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PlainValidator, ValidationInfo, model_validator
 
-from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, MAX_NUMBERS, check_joined
+from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, check_joined
+from mysglang.srt.entrypoints.openai.field_names import NO_NAMES
+from mysglang.srt.entrypoints.openai.prompt_types import Prompts, TokenIds
 from mysglang.srt.entrypoints.openai.response_format import (
     ResponseFormat,
     StructuredOutputs,
@@ -42,41 +44,6 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 """A client's own words about an object that is kept for it, with OpenAI's bounds."""
-
-
-def _prompts(value: object) -> object:
-    """Returns the prompts as a list, also if there is one only."""
-    match value:
-        case str():
-            return [value]
-        case []:
-            raise ValueError("must not be empty")
-        case list() if all(isinstance(item, str) for item in value):
-            return value
-        case list() if _all_ints(value):
-            return [value]
-        case list() if all(isinstance(item, list) and _all_ints(item) for item in value):
-            return value
-    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
-
-
-def _ids_or_lists(value: object) -> object:
-    if isinstance(value, list) and sum(len(ids) if isinstance(ids, list) else 1 for ids in value) > MAX_NUMBERS:
-        raise ValueError(f"must have at most {MAX_NUMBERS} token ids")
-    if isinstance(value, list) and (_all_ints(value) or all(isinstance(i, list) and _all_ints(i) for i in value)):
-        return value
-    raise ValueError("must be a list of token ids, or a list of lists of token ids")
-
-
-def _all_ints(values: list[object]) -> bool:
-    # Compared by exact type: true is not a token id.
-    return all(type(value) is int for value in values)
-
-
-PromptTypes = str | list[str] | list[int] | list[list[int]]
-Prompts = Annotated[list[str] | list[list[int]], PlainValidator(_prompts, json_schema_input_type=PromptTypes)]
-IdLists = list[int] | list[list[int]]
-TokenIds = Annotated[IdLists, PlainValidator(_ids_or_lists, json_schema_input_type=IdLists)]
 
 
 class StreamOptions(StrictModel):
@@ -150,6 +117,21 @@ class GenerationRequest(OpenAISampling):
         **not_here("dynatemp_exponent", unless=(1, 1.0)),
         **not_here("dry_base", "dry_allowed_length", "dry_sequence_breakers"),
     }
+
+    _sent_names: Mapping[str, str] | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _note_names(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(data)
+        if isinstance(data, dict) and (sent := cls.aliases.keys() & data.keys()):
+            made._sent_names = {cls.aliases[name]: name for name in sent if cls.aliases[name] not in data}
+        return made
+
+    @property
+    def sent_names(self) -> Mapping[str, str]:
+        """Maps our names of fields to other servers' names that the client used."""
+        return self._sent_names or NO_NAMES
 
     @property
     def own_grammars(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openai.field_names import NO_NAMES, own_words
+from mysglang.srt.entrypoints.openai.field_names import NO_NAMES, own_words, then
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -75,9 +75,15 @@ class OpenAIServingBase(ABC, Generic[Body]):
         body: Body = await self._models.read(request, self.body_model)
         envelope = Envelope(self._rid(body), int(time.time()), self._models.name)
         if body.stream:
-            return talk_stream(lambda: self._talk(body, envelope))
-        answer = await while_connected(request, self._complete(body, envelope))
+            return talk_stream(lambda: self._begin(body, envelope))
+        with own_words(body.sent_names):
+            answer = await while_connected(request, self._complete(body, envelope))
         return json_response(answer)
+
+    async def _begin(self, body: Body, envelope: Envelope) -> Talk:
+        with own_words(body.sent_names):
+            talk = await self._talk(body, envelope)
+        return msgspec.structs.replace(talk, names=then(talk.names, body.sent_names))
 
     async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
         """Returns the whole answer to a body that was not sent as a request of its own. Raises the same errors as the
@@ -87,7 +93,8 @@ class OpenAIServingBase(ABC, Generic[Body]):
         self._models.check(body.model)
         if body.stream:
             raise InvalidRequest("stream: an answer that is kept is not streamed.", param="stream")
-        return await self._complete(body, Envelope(self._rid(body), int(time.time()), self._models.name))
+        with own_words(body.sent_names):
+            return await self._complete(body, Envelope(self._rid(body), int(time.time()), self._models.name))
 
     @abstractmethod
     async def _complete(self, body: Body, envelope: Envelope) -> dict[str, object]:
