@@ -3,7 +3,7 @@
     first    a few outputs of one pair's gate and up, and the activation     -> [pairs, inner]
     second   a few outputs of one row: all of its experts' down, their gates and the sum over them -> [rows, width]
 
-An expert that all rows have is computed by more programs of the first kernel, and as more inputs in the second.
+An expert that all rows have is computed by further programs of the first kernel, and as more inputs in the second.
 
 A pair is a row and one of its experts. If rows share an expert, its weights are read once from memory and then from the
 cache, because the programs of the same outputs are side by side. Nothing is multiplied on tensor cores: with one row
@@ -76,6 +76,18 @@ def _gate_up(
     tl.store(out + n, gated_product(gate_sum, up_sum, KIND), mask=n < inner)
 
 
+@triton.jit
+def _fetch(weights, first, inner, inputs, OUTPUTS: tl.constexpr, LINES: tl.constexpr):
+    """Asks for OUTPUTS rows of weights [inner, inputs], from `first` on, to be brought into the cache of the device."""
+    ITEM: tl.constexpr = weights.dtype.element_ty.primitive_bitwidth // 8
+    n = tl.minimum(first + tl.arange(0, OUTPUTS), inner - 1)
+    k = tl.minimum(tl.arange(0, LINES) * (128 // ITEM), inputs - 1)
+    places = (weights + n.to(tl.int64)[:, None] * inputs + k[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _gate_up_kernel(
     x,
@@ -96,19 +108,30 @@ def _gate_up_kernel(
     SHARED: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Computes OUTPUTS activations of one pair, weights [E, 2 * inner, inputs]. SHARED: also those of one row with the
-    expert that all rows have, weights [2 * shared_inner, inputs].
+    expert that all rows have, weights [2 * shared_inner, inputs]. LINES: of 128 bytes that hold a row of weights.
     """
+    program = tl.program_id(0)
+    # Programs of the shared expert are the first, because they know their weights before any expert is chosen.
+    shared = 0
+    if SHARED:
+        shared = rows * tl.cdiv(shared_inner, OUTPUTS)
+    start = (program // rows) * OUTPUTS
     if OVERLAP:
+        if SHARED:
+            if program < shared:
+                _fetch(shared_weights, start, shared_inner, inputs, OUTPUTS, LINES)
+                if KIND != "relu2":
+                    _fetch(shared_weights + shared_inner * inputs, start, shared_inner, inputs, OUTPUTS, LINES)
         # The next kernel reads ids before it waits, so it may only start when the kernel that wrote them is done.
         gdc_wait()
         gdc_launch_dependents()
-    program = tl.program_id(0)
     pairs = rows * TOP_K
-    routed = pairs * tl.cdiv(inner, OUTPUTS)
-    if program < routed:
+    if program >= shared:
+        program -= shared
         pair = program % pairs
         expert = tl.load(ids + pair).to(tl.int64)
         row = x + (pair // TOP_K).to(tl.int64) * x_stride
@@ -121,8 +144,7 @@ def _gate_up_kernel(
         first = (program // pairs) * OUTPUTS
         _gate_up(row, matrices, bias, target, first, inner, inputs, KIND, BIASED, OUTPUTS, INPUTS)
     elif SHARED:
-        one = ((program - routed) % rows).to(tl.int64)
-        start = ((program - routed) // rows) * OUTPUTS
+        one = (program % rows).to(tl.int64)
         end = shared_out + one * shared_inner
         source = x + one * x_stride
         _gate_up(source, shared_weights, None, end, start, shared_inner, inputs, KIND, False, OUTPUTS, INPUTS)
@@ -239,6 +261,7 @@ class Gemv:
                 "SHARED": first is not None,
                 "OUTPUTS": self.outputs,
                 "INPUTS": self.inputs,
+                "LINES": triton.next_power_of_2(triton.cdiv(width * x.element_size(), 128)),
                 "num_warps": self.warps,
                 **overlapping(x),
             },
