@@ -78,14 +78,17 @@ def _gate_up(
 
 @triton.jit
 def _fetch(weights, first, inner, inputs, OUTPUTS: tl.constexpr, LINES: tl.constexpr):
-    """Asks for OUTPUTS rows of weights [inner, inputs], from `first` on, to be brought into the cache of the device."""
+    """Asks for OUTPUTS rows of weights [inner, inputs], from `first` on, to be brought into the cache of the device. For
+    programs beyond the last row it does nothing.
+    """
     ITEM: tl.constexpr = weights.dtype.element_ty.primitive_bitwidth // 8
-    n = tl.minimum(first + tl.arange(0, OUTPUTS), inner - 1)
-    k = tl.minimum(tl.arange(0, LINES) * (128 // ITEM), inputs - 1)
-    places = (weights + n.to(tl.int64)[:, None] * inputs + k[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-    )
+    if first < inner:
+        n = tl.minimum(first + tl.arange(0, OUTPUTS), inner - 1)
+        k = tl.minimum(tl.arange(0, LINES) * (128 // ITEM), inputs - 1)
+        places = (weights + n.to(tl.int64)[:, None] * inputs + k[None, :]).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -122,10 +125,9 @@ def _gate_up_kernel(
     start = (program // rows) * OUTPUTS
     if OVERLAP:
         if SHARED:
-            if program < shared:
-                _fetch(shared_weights, start, shared_inner, inputs, OUTPUTS, LINES)
-                if KIND != "relu2":
-                    _fetch(shared_weights + shared_inner * inputs, start, shared_inner, inputs, OUTPUTS, LINES)
+            _fetch(shared_weights, start, shared_inner, inputs, OUTPUTS, LINES)
+            if KIND != "relu2":
+                _fetch(shared_weights + shared_inner * inputs, start, shared_inner, inputs, OUTPUTS, LINES)
         # The next kernel reads ids before it waits, so it may only start when the kernel that wrote them is done.
         gdc_wait()
         gdc_launch_dependents()
