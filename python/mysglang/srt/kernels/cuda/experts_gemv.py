@@ -78,8 +78,8 @@ def _gate_up(
 
 @triton.jit
 def _fetch(weights, first, inner, inputs, OUTPUTS: tl.constexpr, LINES: tl.constexpr):
-    """Asks for OUTPUTS rows of weights [inner, inputs], from `first` on, to be brought into the cache of the device. For
-    programs beyond the last row it does nothing.
+    """Asks for OUTPUTS rows of weights [inner, inputs], from `first` on, to be brought into the cache of the device.
+    Beyond the last row it does nothing.
     """
     ITEM: tl.constexpr = weights.dtype.element_ty.primitive_bitwidth // 8
     if first < inner:
