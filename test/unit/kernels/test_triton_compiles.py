@@ -87,28 +87,32 @@ def plans(capability: int) -> list[experts_blocks.Blocks]:
     return [plan for plan in listed if isinstance(plan, experts_blocks.Blocks)]
 
 
-@pytest.mark.parametrize("capability", SHARED_BYTES)
-def test_products_of_experts(capability: int) -> None:
-    for tile in {plan.tile for plan in plans(capability)}:
-        copied = tile.copied and capability >= 90
-        described = {"weights": f"tensordesc<bf16[{tile.outputs}, {tile.depth // 2}]>"} if copied else {}
+@pytest.mark.parametrize(("capability", "kind", "size"), [(80, "bf16", 2), (90, "bf16", 2), (90, "fp32", 4)])
+def test_products_of_experts(capability: int, kind: str, size: int) -> None:
+    """Gate and up together, and down, of which only the first has an activation."""
+    products = {(plan.tile, "silu", plan.sort) for plan in plans(capability)}
+    products |= {(plan.down, "none", plan.sort) for plan in plans(capability)}
+    tensors = {name: each.replace("bf16", kind) for name, each in PRODUCT.items()}
+    for tile, activation, sort in products:
+        copied, inputs = tile.copied and capability >= 90, tile.depth // size
+        described = {"weights": f"tensordesc<{kind}[{tile.outputs}, {inputs}]>"} if copied else {}
         shared = shared_bytes(
             experts_blocks._product_kernel,
             capability,
-            PRODUCT | {"outputs": "i32", "inputs": "i32"} | described,
-            SORTED=tile.rows > 16,
-            TOP_K=6,
-            PLACES=8,
+            tensors | {"outputs": "i32", "inputs": "i32"} | described,
+            SORTED=sort,
+            TOP_K=1 if sort else 6,
+            PLACES=1 if sort else 8,
             SHARED=6,
-            KIND="silu",
+            KIND=activation,
             BIASED=True,
-            WHOLE=tile.rows > 16,
+            WHOLE=sort,
             COPIED=copied,
             ACROSS=tile.across,
-            HALVED=tile.halved,
+            HALVED=tile.halved and sort,
             ROWS=tile.rows,
             OUTPUTS=tile.outputs,
-            INPUTS=tile.depth // 2,
+            INPUTS=inputs,
             OVERLAP=capability >= 90,
             num_warps=tile.warps,
             num_stages=tile.stages,
