@@ -56,11 +56,21 @@ class Reversed:
         return self._model.forward(batch).flip(-1)
 
 
-# Positions of a table; rotary ones, windows and experts; two calls of attention in a layer.
+# Positions of a table; rotary ones, windows and experts; two calls of attention in a layer. All norms of the residual
+# stream but the first come behind a sum.
 @pytest.mark.parametrize(
-    ("family", "page_size", "backend"), [("gpt2", 16, "aot_eager"), ("dots1", 1, "eager"), ("diffllama", 1, "eager")]
+    ("family", "page_size", "backend", "sums", "turns"),
+    [("gpt2", 16, "aot_eager", 0, 0), ("dots1", 1, "aot_eager", 6, 3), ("diffllama", 1, "eager", 6, 3)],
 )
-def test_as_plain(family: str, page_size: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_plain(
+    family: str,
+    page_size: int,
+    backend: str,
+    sums: int,
+    turns: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Steps of up to four rows run compiled, and those of five and six do not. Probabilities differ by at most 1e-5."""
     made: list[str] = []
     monkeypatch.setattr(compiled, "lookup_backend", lambda name: counted(lookup_backend(name), made))
@@ -69,6 +79,9 @@ def test_as_plain(family: str, page_size: int, backend: str, tmp_path: Path, mon
     workers = [started(tmp_path, config), started(tmp_path, replace(PLAIN, page_size=page_size))]
     program = programs_of(workers[0])[COMPILED_DECODE]
     assert len(made) == 2
+    for graph in made:
+        assert graph.count("mysglang_compiled.sum_and_norm.default") == sums
+        assert graph.count("mysglang_compiled.turn.default") == turns
     traced = dict(torch._dynamo.utils.counters["stats"])
     ran: list[int] = []
     run = program.run

@@ -31,6 +31,13 @@ def _fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     return _rms_norm(residual, weight, eps), residual
 
 
+def _sum_and_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns (x + residual, rms_norm(x + residual)), both new. x, residual: [T, dim], of one dtype, rows dense."""
+    total = x + residual
+    return total, _rms_norm(total, weight, eps)
+
+
+sum_and_norm = Op("sum_and_norm", reference=_sum_and_norm, cuda="mysglang.srt.kernels.cuda.norm:sum_and_norm")
 rms_norm = Op(
     "rms_norm",
     reference=_rms_norm,

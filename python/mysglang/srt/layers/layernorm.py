@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.gemm import linear
-from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
+from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm, sum_and_norm
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import Section, WeightParameter
 
@@ -44,6 +44,10 @@ class RMSNorm(nn.Module):
         if residual is None:
             return rms_norm(x, self.gain, self.eps), x
         return fused_add_rms_norm(x, residual, self.gain, self.eps)
+
+    def sum_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (x + residual, norm(x + residual)), both new. x, residual: [T, size]."""
+        return sum_and_norm(x, residual, self.gain, self.eps)
 
 
 class UnitRMSNorm(RMSNorm):

@@ -25,7 +25,19 @@ def _rms_norm_kernel(x, weight, out, x_stride, dim, eps, BLOCK: tl.constexpr, OV
 
 @triton.jit
 def _fused_add_rms_norm_kernel(
-    x, residual, weight, x_stride, residual_stride, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    x,
+    residual,
+    weight,
+    normed,
+    total,
+    x_stride,
+    residual_stride,
+    normed_stride,
+    total_stride,
+    dim,
+    eps,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
         gdc_launch_dependents()
@@ -36,14 +48,13 @@ def _fused_add_rms_norm_kernel(
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    stream = residual + row * residual_stride + columns
-    values += tl.load(stream, mask=inside, other=0.0).to(tl.float32)
+    values += tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
     # The sum is rounded to its stored dtype before it is normalised.
     rounded = values.to(residual.dtype.element_ty)
-    tl.store(stream, rounded, mask=inside)
+    tl.store(total + row * total_stride + columns, rounded, mask=inside)
     values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / dim + eps)
-    tl.store(x + row * x_stride + columns, values * scale * gain, mask=inside)
+    tl.store(normed + row * normed_stride + columns, values * scale * gain, mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,21 +71,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `kernels.norm.fused_add_rms_norm`: the norm overwrites x, the sum overwrites residual. Both [T, dim]."""
+    _add_and_norm(x, residual, weight, eps, x, residual)
+    return x, residual
+
+
+def sum_and_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `kernels.norm.sum_and_norm`."""
+    total, normed = torch.empty_like(residual), torch.empty_like(x)
+    _add_and_norm(x, residual, weight, eps, normed, total)
+    return total, normed
+
+
+def _add_and_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, normed: Tensor, total: Tensor) -> None:
+    """Writes the sum and its norm; both may be written over an argument."""
     dim = x.shape[-1]
     block = triton.next_power_of_2(dim)
     _fused_add_rms_norm_kernel[(len(x),)](
         x,
         residual,
         weight,
-        x.stride(0),
-        residual.stride(0),
+        normed,
+        total,
+        *(each.stride(0) for each in (x, residual, normed, total)),
         dim,
         eps,
         BLOCK=block,
         num_warps=_warps(block),
         **overlapping(x),
     )
-    return x, residual
 
 
 def _warps(block: int) -> int:

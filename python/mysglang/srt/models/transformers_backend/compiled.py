@@ -11,6 +11,7 @@ Dynamo stays out of it: nothing can be compiled later, and its frame evaluation 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
@@ -25,6 +26,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.rotary_embedding import turn_heads
 from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.probe import CausalMask
@@ -54,6 +56,10 @@ class AnswersCompiled(Protocol):
         """Returns the result of our layer of that number, which is not a view of an argument."""
         ...
 
+    def sum_and_norm(self, number: int, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns x + residual, and the result of our layer of that number for it, a norm; both are new."""
+        ...
+
     def attend_call(self, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attends as `Attends.attend` does, in the call of that number. The result is contiguous."""
         ...
@@ -69,6 +75,14 @@ def _answers() -> AnswersCompiled:
 
 def _layer(x: Tensor, others: list[Tensor], number: int, width: int) -> Tensor:
     return _answers().layer(number, x, others).contiguous()
+
+
+def _sum_and_norm(x: Tensor, residual: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    return _answers().sum_and_norm(number, x, residual)
+
+
+def _sum_and_norm_without_numbers(x: Tensor, residual: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
@@ -102,12 +116,15 @@ _library: Any = torch.library  # its functions have no types
 _ops = _library.Library("mysglang_compiled", "DEF")
 _ops.define("layer(Tensor x, Tensor[] others, int number, SymInt width) -> Tensor")
 _ops.define("attend(Tensor q, Tensor k, Tensor v, int number) -> Tensor")
+_ops.define("sum_and_norm(Tensor x, Tensor residual, int number) -> (Tensor, Tensor)")
 _ops.define("turn(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)")
 _ops.define("keep(Tensor x) -> Tensor")
 _ops.impl("keep", torch.clone, "CompositeExplicitAutograd")
 _library.register_fake("mysglang_compiled::keep", torch.empty_like, lib=_ops)
 _ops.impl("layer", _layer, "CompositeExplicitAutograd")
 _ops.impl("attend", _attend, "CompositeExplicitAutograd")
+_ops.impl("sum_and_norm", _sum_and_norm, "CompositeExplicitAutograd")
+_library.register_fake("mysglang_compiled::sum_and_norm", _sum_and_norm_without_numbers, lib=_ops)
 _ops.impl("turn", _turn, "CompositeExplicitAutograd")
 _library.register_fake("mysglang_compiled::turn", _turn_without_numbers, lib=_ops)
 _library.register_fake("mysglang_compiled::layer", _layer_without_numbers, lib=_ops)
@@ -157,6 +174,7 @@ class CompiledBody:
         with mode, enable_python_dispatcher():
             graph: torch.fx.GraphModule = make_fx(run)(*inputs)
         _keep_angles(graph)
+        _join_sums(graph, self.layers)
         # Inductor's own compiler processes would outlive the start.
         with torch._inductor.config.patch(compile_threads=1):
             made: Code = lookup_backend(backend)(graph, inputs)
@@ -173,6 +191,35 @@ def _keep_angles(graph: torch.fx.GraphModule) -> None:
                 kept = graph.graph.call_function(torch.ops.mysglang_compiled.keep.default, (node,))
             node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
     graph.recompile()
+
+
+def _join_sums(graph: torch.fx.GraphModule, layers: Sequence[nn.Module]) -> None:
+    """Makes one op of a norm of ours and the sum of two tensors before it, as of the residual stream and a layer."""
+    ops, nodes = torch.ops.mysglang_compiled, graph.graph
+    for norm in nodes.find_nodes(op="call_function", target=ops.layer.default):
+        total, others, number, _ = norm.args
+        if others or not isinstance(layers[number], RMSNorm) or total.target is not torch.ops.aten.add.Tensor:
+            continue
+        x, residual = total.args
+        if total.kwargs or not all(isinstance(each, torch.fx.Node) and _alike(each, total) for each in (x, residual)):
+            continue
+        with nodes.inserting_after(total):
+            both = nodes.call_function(ops.sum_and_norm.default, (x, residual, number))
+        with nodes.inserting_after(both):
+            parts = [nodes.call_function(operator.getitem, (both, part)) for part in (1, 0)]
+        for old, new in zip((norm, total), parts, strict=True):
+            new.meta = dict(old.meta)
+            old.replace_all_uses_with(new)
+            nodes.erase_node(old)
+    graph.recompile()
+
+
+def _alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """True if the values of two nodes have the same shape and dtype."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    return first.dtype == second.dtype and [*map(str, first.shape)] == [*map(str, second.shape)]
 
 
 class _Tracing:

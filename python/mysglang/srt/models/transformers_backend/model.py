@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import turn_heads
@@ -231,6 +232,11 @@ class CompiledAttention(StepAttention):
     def layer(self, number: int, x: Tensor, others: Sequence[Tensor]) -> Tensor:
         found: Tensor = self.layers[number](x, *others)
         return found
+
+    def sum_and_norm(self, number: int, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        norm = cast(RMSNorm, self.layers[number])
+        parts = norm.sum_and_norm(*(each.reshape(-1, each.shape[-1]) for each in (x, residual)))
+        return parts[0].view(x.shape), parts[1].view(x.shape)
 
     def attend_call(self, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _attended(self.calls[number][1], q, k, v, self.batch).contiguous()
