@@ -26,9 +26,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.rotary_embedding import turn_heads
-from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending, current
+from mysglang.srt.models.transformers_backend.interface import NoCache, NormsSums, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.probe import CausalMask
 
 FIRST_ROWS = 5
@@ -198,7 +197,7 @@ def _join_sums(graph: torch.fx.GraphModule, layers: Sequence[nn.Module]) -> None
     ops, nodes = torch.ops.mysglang_compiled, graph.graph
     for norm in nodes.find_nodes(op="call_function", target=ops.layer.default):
         total, others, number, _ = norm.args
-        if others or not isinstance(layers[number], RMSNorm) or total.target is not torch.ops.aten.add.Tensor:
+        if others or not isinstance(layers[number], NormsSums) or total.target is not torch.ops.aten.add.Tensor:
             continue
         x, residual = total.args
         if total.kwargs or not all(isinstance(each, torch.fx.Node) and _alike(each, total) for each in (x, residual)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -46,6 +46,15 @@ class Attends(Protocol):
 
     def embedded(self, x: Tensor) -> Tensor:
         """Returns the embeddings [1, T, hidden_size] of the pass, some of them replaced by given vectors."""
+        ...
+
+
+@runtime_checkable
+class NormsSums(Protocol):
+    """A norm of ours that can be computed together with the sum of which it is."""
+
+    def sum_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (x + residual, norm(x + residual)), both new. x, residual: [T, size]."""
         ...
 
 

@@ -25,13 +25,12 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import turn_heads
 from mysglang.srt.models.checkpoint_model import DecodesRows, TokenModel
 from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
-from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending, current
+from mysglang.srt.models.transformers_backend.interface import NoCache, NormsSums, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.names import ForeignNames
 from mysglang.srt.models.transformers_backend.plain_attention import PlainAttention
 from mysglang.srt.models.transformers_backend.probe import Call, CausalMask, Refused, probe
@@ -234,7 +233,7 @@ class CompiledAttention(StepAttention):
         return found
 
     def sum_and_norm(self, number: int, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        norm = cast(RMSNorm, self.layers[number])
+        norm = cast(NormsSums, self.layers[number])
         parts = norm.sum_and_norm(*(each.reshape(-1, each.shape[-1]) for each in (x, residual)))
         return parts[0].view(x.shape), parts[1].view(x.shape)
 
