@@ -28,7 +28,7 @@ from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_in_pieces import JsonFault, PieceReader
 from mysglang.srt.entrypoints.json_layout import JsonLimits, lay_out
-from mysglang.srt.entrypoints.strict_model import UNSUPPORTED
+from mysglang.srt.entrypoints.strict_model import UNSUPPORTED, sent_names
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool, checkpoint
 from mysglang.srt.messages.generate import REFUSED, FieldReport
@@ -272,22 +272,25 @@ def _refusal(error: ValidationError, data: dict[str, object], aliases: Mapping[s
     holds: the body. That would be a cycle, and a whole body would stay until the garbage collector runs.
     """
     found = error.errors(include_url=False, include_input=False)
+    sent = sent_names(aliases, data)
     for each in found:
         if isinstance(raised := each.get("ctx", {}).get("error"), BaseException):
             raised.__traceback__ = None
-        each["loc"] = _place(each, data, aliases)
+        each["loc"] = _place(each, data, sent)
     return InvalidRequest(flatten(found), param=_path(found[0]) or None)
 
 
-def _place(error: ErrorDetails, data: dict[str, object], aliases: Mapping[str, str]) -> tuple[int | str, ...]:
-    """Returns where in `data` the error is. Pydantic's own place also has the name of each member of a union that it
-    tried, such as `literal['none','auto']`, which no client sent.
+def _place(error: ErrorDetails, data: dict[str, object], sent: Mapping[str, str]) -> tuple[int | str, ...]:
+    """Returns where in `data` the error is. `sent`: our names of fields -> other names that it holds instead.
+
+    Pydantic's own place also has the name of each member of a union that it tried, such as `literal['none','auto']`,
+    which no client sent.
     """
     place: list[int | str] = []
     here: Any = data
     for number, part in enumerate(error["loc"]):
-        if number == 0 and part not in data:
-            part = next((given for given, name in aliases.items() if name == part and given in data), part)
+        if number == 0 and isinstance(part, str):
+            part = sent.get(part, part)
         if _holds(here, part):
             here = here[part]
         elif number == 0:

@@ -97,6 +97,13 @@ class StrictModel(BaseModel):
         return settled
 
 
+def sent_names(aliases: Mapping[str, str], data: Mapping[str, object]) -> dict[str, str]:
+    """Maps our names of fields that `data` does not hold to the first other name of `aliases` under which it does."""
+    if aliases.keys().isdisjoint(data):
+        return {}  # as in most requests
+    return {aliases[given]: given for given in [*aliases][::-1] if given in data and aliases[given] not in data}
+
+
 @cache
 def _names(model: type[StrictModel]) -> frozenset[str]:
     """Returns the fields of `model`, as clients call them."""

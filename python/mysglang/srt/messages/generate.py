@@ -90,6 +90,7 @@ UNSUPPORTED_SAMPLING: dict[str, object] = {
 
 NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
+"""Fields are called alike."""
 MAX_MISSPELLED = 64
 """Characters of a name that is compared with the known ones: comparing long names takes long."""
 

@@ -35,7 +35,7 @@ from mysglang.srt.entrypoints.openai.chat_prompt import (
     thinking_kwargs,
     thinking_words,
 )
-from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, NO_NAMES, own_words
+from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, own_words
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
 from mysglang.srt.entrypoints.openai.protocol import THINKING_SWITCHES, ChatCompletionRequest, CompletionRequest
@@ -46,7 +46,7 @@ from mysglang.srt.entrypoints.sampling_body import beside_sampling
 from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import list_ids
-from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.generate import NO_NAMES, GenerateReqInput
 from mysglang.srt.parser.reasoning_parser import MARKED
 from mysglang.srt.sampling.sampling_params import SamplingParams
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from mysglang.srt.entrypoints.sampling_body import OPENAI_NAMES
 from mysglang.srt.errors import Aborted, InvalidRequest
-
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
-"""Fields are called alike."""
 
 SAMPLING_NAMES = OPENAI_NAMES | {"max_new_tokens": "max_tokens", "return_logprob": "logprobs"}
 """Native name -> OpenAI's, where they differ."""

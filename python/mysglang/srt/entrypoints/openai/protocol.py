@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, PlainValidator, ValidationInfo, model_validator
 
 from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, check_joined
-from mysglang.srt.entrypoints.openai.field_names import NO_NAMES
 from mysglang.srt.entrypoints.openai.prompt_types import Prompts, TokenIds
 from mysglang.srt.entrypoints.openai.response_format import (
     ResponseFormat,
@@ -23,9 +22,9 @@ from mysglang.srt.entrypoints.openai.response_format import (
 )
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
 from mysglang.srt.entrypoints.sampling_body import OPENAI_ALIASES, WITHOUT_EFFECT, OpenAISampling, Texts
-from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here
+from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here, sent_names
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.generate import REFUSED, FieldReport
+from mysglang.srt.messages.generate import NO_NAMES, REFUSED, FieldReport
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 USUAL_EFFORT: ReasoningEffort = "medium"
@@ -124,8 +123,8 @@ class GenerationRequest(OpenAISampling):
     @classmethod
     def _note_names(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         made = handler(data)
-        if isinstance(data, dict) and (sent := cls.aliases.keys() & data.keys()):
-            made._sent_names = {cls.aliases[name]: name for name in sent if cls.aliases[name] not in data}
+        if isinstance(data, dict):
+            made._sent_names = sent_names(cls.aliases, data)
         return made
 
     @property

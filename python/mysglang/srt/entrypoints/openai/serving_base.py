@@ -23,7 +23,7 @@ from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openai.field_names import NO_NAMES, own_words, then
+from mysglang.srt.entrypoints.openai.field_names import own_words, then
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -31,7 +31,7 @@ from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.generate import REFUSED, FieldReport, GenerateReqInput
+from mysglang.srt.messages.generate import NO_NAMES, REFUSED, FieldReport, GenerateReqInput
 from mysglang.srt.utils.ids import new_id
 
 Body = TypeVar("Body", bound=GenerationRequest)
