@@ -20,7 +20,7 @@ from mysglang.srt.layers.linear import (
     RowParallelLinear,
     split_kv_heads,
 )
-from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.layers.parameter import Section, WeightParameter, put_in_order
 from mysglang.srt.layers.vocab_parallel_embedding import TiedLMHead, VocabParallelEmbedding
 
 HIDDEN = 24
@@ -165,7 +165,7 @@ def test_heads_in_another_order(size: int) -> None:
 
     def work(tp: ThreadGroup) -> tuple[Tensor, ...]:
         plain, ordered = (QKVParallelLinear(HIDDEN, 4, 8, 4, bias=True, context=context(tp)) for _ in range(2))
-        ordered.in_orders((ORDER, ORDER, None))
+        put_in_order(ordered, ORDER, ORDER, None)
         for layer in (plain, ordered):
             load(layer, tensors)
         for section in (None, 0, 1, 2):
@@ -187,7 +187,7 @@ def test_heads_of_a_fused_tensor_in_another_order() -> None:
     weight = torch.randn(8 * 4, HIDDEN)
     layer.weight.load(weight)
     q, k, v = (part.unflatten(-1, (-1, 4)) for part in layer.forward_split(X))
-    layer.in_orders((ORDER, ORDER, None))
+    put_in_order(layer, ORDER, ORDER, None)
     layer.weight.fit(weight)
     layer.weight.load(weight)
     layer.weight.check(weight)

@@ -24,7 +24,7 @@ from mysglang.srt.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.layers.parameter import Section, WeightParameter, put_in_order
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
@@ -267,10 +267,10 @@ class PagedAttention(nn.Module):
             own = torch.arange(dim, device="cpu")
             heads = torch.arange(self.qkv_proj.num_heads, device="cpu")[:, None] * 2 * dim
             queries = torch.cat(((heads + (own if order is None else order)).flatten(), (heads + dim + own).flatten()))
-        self.qkv_proj.in_orders((queries, order, *(None for _ in self.qkv_proj.sections[2:])))
+        put_in_order(self.qkv_proj, queries, order, *(None for _ in self.qkv_proj.sections[2:]))
         for norm in (self.q_norm, self.k_norm):
             if norm is not None and order is not None:
-                norm.in_order(order)
+                put_in_order(norm, order)
 
     def rotation(self) -> Rotation | None:
         """Returns the rotation of heads before attention; None without rotary positions."""

@@ -28,12 +28,6 @@ class RMSNorm(nn.Module):
         """[size]: what the normalised values are multiplied with."""
         return self.weight
 
-    def in_order(self, order: Tensor) -> None:
-        """Declares the order of a head's dimensions (`WeightParameter.orders`)."""
-        for parameter in self.parameters(recurse=False):
-            assert isinstance(parameter, WeightParameter)
-            parameter.orders = (order,)
-
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.gain, self.eps)
 

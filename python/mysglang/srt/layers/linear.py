@@ -57,12 +57,6 @@ class LinearBase(nn.Module):
             assert isinstance(parameter, WeightParameter)
             parameter.runs = runs
 
-    def in_orders(self, orders: tuple[Tensor | None, ...]) -> None:
-        """Declares the order of a head's outputs, for each section (`WeightParameter.orders`)."""
-        for parameter in self.parameters(recurse=False):
-            assert isinstance(parameter, WeightParameter)
-            parameter.orders = orders
-
     def stored_transposed(self) -> None:
         """Declares that a checkpoint's matrices are [input, output] (`WeightParameter.transposed`)."""
         for parameter in self.parameters(recurse=False):

@@ -173,6 +173,13 @@ class WeightParameter(nn.Parameter):
         return self.orders[section] if self.orders else None
 
 
+def put_in_order(layer: nn.Module, *orders: Tensor | None) -> None:
+    """Declares for each section of the layer's own parameters the order of its rows (`WeightParameter.orders`)."""
+    for parameter in layer.parameters(recurse=False):
+        assert isinstance(parameter, WeightParameter)
+        parameter.orders = orders
+
+
 def _reordered(tensor: Tensor, order: Tensor) -> Tensor:
     """Returns the rows of each head in another order. tensor: [heads * rows of a head, …]."""
     return _in_runs(tensor, len(order)).index_select(1, order.to(tensor.device)).flatten(0, 1)

@@ -16,7 +16,7 @@ from mysglang.srt.kernels.rotary import rope
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import RowParallelLinear, SectionsLinear, split_kv_heads
-from mysglang.srt.layers.parameter import Section
+from mysglang.srt.layers.parameter import Section, put_in_order
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
@@ -54,9 +54,9 @@ class SharedKeysAttention(nn.Module):
         self.q_norm = None if head_norm is None else head_norm()
         self.rotary = rotary
         if rotary is not None and rotary.order is not None:
-            self.qkv_proj.in_orders((rotary.order,))
+            put_in_order(self.qkv_proj, rotary.order)
             if self.q_norm is not None:
-                self.q_norm.in_order(rotary.order)
+                put_in_order(self.q_norm, rotary.order)
         kv_heads = split_kv_heads(spec.num_kv_heads, tp.rank, tp.size)
         self.attn = RadixAttention(replace(spec, num_heads=heads.size, num_kv_heads=kv_heads.size))
 
