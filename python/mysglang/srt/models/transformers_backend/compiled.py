@@ -63,10 +63,6 @@ class AnswersCompiled(Protocol):
         """Attends as `Attends.attend` does, in the call of that number. The result is contiguous."""
         ...
 
-    def turn(self, theirs: Rotate, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Attends.turn`."""
-        ...
-
 
 def _answers() -> AnswersCompiled:
     return cast(AnswersCompiled, current())
@@ -89,7 +85,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
 
 
 def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    turned_q, turned_k = _answers().turn(turn_heads, q, k, cos, sin)
+    turned_q, turned_k = turn_heads(q, k, cos, sin)
     return _by_token(turned_q), _by_token(turned_k)
 
 
