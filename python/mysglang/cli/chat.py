@@ -169,7 +169,7 @@ class Chat:
         except Failed as error:
             self._end_line(answer)
             self._failures += 1
-            print(self._style.red(f"error: {harmless(str(error))}"))
+            self._error(harmless(str(error)))
             self._forget_question()
             return []
         finally:
@@ -219,6 +219,9 @@ class Chat:
             return line.rstrip("\n")
         return input(_for_readline(self._style, prompt))
 
+    def _error(self, text: str) -> None:
+        print(self._style.red(f"error: {text}"), flush=True)
+
     def _note(self, text: str) -> None:
         print(self._style.dim(text), flush=True)
 
@@ -242,7 +245,7 @@ class Chat:
         try:
             Path(path).expanduser().write_bytes(orjson.dumps(self.messages, option=orjson.OPT_INDENT_2))
         except OSError as error:
-            print(self._style.red(f"error: {path} cannot be written: {error.strerror}"))
+            self._error(f"{path} cannot be written: {error.strerror}")
         else:
             self._note(f"{len(self.messages)} messages are in {path}.")
 

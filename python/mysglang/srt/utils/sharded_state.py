@@ -37,11 +37,11 @@ class SavedModel:
 
 LAYOUT = 2
 """2: queries and keys of heads of which a part is rotated are kept in the order of the rotation."""
-FLAGS = {"tp_size": "--tp-size", "dtype": "--dtype", "quantization": "--quantization"}
-"""Option that sets a field of `SavedModel`."""
-ADVICE = {name: f"; set {flag} as it was, or save the model again" for name, flag in FLAGS.items()} | {
+_FLAGS = {"tp_size": "--tp-size", "dtype": "--dtype", "quantization": "--quantization"}
+ADVICE = {name: f"; set {flag} as it was, or save the model again" for name, flag in _FLAGS.items()} | {
     "layout": ", which keeps parameters in another order; save the model again"
 }
+"""Advice about a field of `SavedModel` that differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
