@@ -94,16 +94,16 @@ __device__ void fetch_keys(Ring<ROWS>& ring, const Step& s, const Layer& layer, 
 }
 
 // The weights of one product. Which experts are meant is known once the other warps have chosen them.
-template <int DIM, int ROWS>
+template <int DIM, int ROWS, bool MIXTURE>
 __device__ Rows rows_of(const Ring<ROWS>& ring, const Step& s, const Layer& layer, Kind kind, int index,
                         const Chosen* chosen) {
     if (kind == Kind::QKV) return {layer.qkv, s.hidden};
     if (kind == Kind::O) return {layer.o, s.q_heads * DIM};
-    if (kind == Kind::ROUTE) return {layer.router, s.hidden};
+    if (MIXTURE && kind == Kind::ROUTE) return {layer.router, s.hidden};
     if (kind == Kind::LOGITS) return {s.lm_head, s.hidden};
     Rows rows{kind == Kind::DOWN ? layer.down : layer.gate_up, kind == Kind::DOWN ? s.inner : s.hidden};
     rows.apart = kind == Kind::GATE_UP ? s.inner : 0;
-    if (s.chosen == 0) return rows;
+    if (!MIXTURE) return rows;
     if (kind == Kind::GATE_UP) barrier_wait(ring.experts_known(), index % 2);
     rows.experts = chosen[index % 2].experts;
     rows.expert_size = static_cast<long long>(s.hidden) * s.inner * (kind == Kind::GATE_UP ? 2 : 1);
@@ -112,16 +112,17 @@ __device__ Rows rows_of(const Ring<ROWS>& ring, const Step& s, const Layer& laye
     return rows;
 }
 
-template <int DIM, int ROWS>
+template <int DIM, int ROWS, bool MIXTURE>
 __device__ void fetch_step(Ring<ROWS>& ring, const Step& s, const Chosen* chosen) {
+    constexpr int products = products_of_a_layer<MIXTURE>();
     uint64_t policy = read_once_policy();
-    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0, products = products_of_a_layer(s);
+    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0;
 #pragma unroll 1
     for (int number = 0; number <= products * s.layers; ++number) {
         int index = number / products;
         const Layer& layer = s.layer[min(index, s.layers - 1)];
-        Kind kind = index == s.layers ? Kind::LOGITS : kind_of(s, number);
-        Rows rows = rows_of<DIM>(ring, s, layer, kind, index, chosen);
+        Kind kind = index == s.layers ? Kind::LOGITS : kind_of<MIXTURE>(number);
+        Rows rows = rows_of<DIM, ROWS, MIXTURE>(ring, s, layer, kind, index, chosen);
         fetch_weight<ROWS>(ring, rows, share(s, kind, rotation), number, policy);
         if (kind == Kind::DOWN) rotation = next_rotation(s, rotation);
         if (kind != Kind::QKV) continue;

@@ -107,11 +107,16 @@ __host__ __device__ constexpr int largest(int a, int b) { return a > b ? a : b; 
 // What comes out of the activation, of all experts of a token.
 __host__ __device__ inline int activations(const Step& s) { return s.inner * largest(1, s.chosen); }
 
-__host__ __device__ inline int products_of_a_layer(const Step& s) { return KINDS - 1 - (s.chosen == 0); }
+// MIXTURE: layers have experts. Compiled for both, as everybody waits while more instructions are fetched from afar.
+template <bool MIXTURE>
+__device__ constexpr int products_of_a_layer() {
+    return KINDS - 1 - !MIXTURE;
+}
 
-__host__ __device__ inline Kind kind_of(const Step& s, int number) {
-    int place = number % products_of_a_layer(s);
-    return static_cast<Kind>(s.chosen == 0 && place >= static_cast<int>(Kind::ROUTE) ? place + 1 : place);
+template <bool MIXTURE>
+__device__ inline Kind kind_of(int number) {
+    int place = number % products_of_a_layer<MIXTURE>();
+    return static_cast<Kind>(!MIXTURE && place >= static_cast<int>(Kind::ROUTE) ? place + 1 : place);
 }
 
 // The experts that a layer's token goes through, in shared memory. Those of the layer before may still be in use.

@@ -59,7 +59,7 @@ __device__ void choose_tokens(const Step& s, const Choice& choice, float* scratc
     if (lane == 0) s.tokens[row] = found.broken ? -1 : found.id;
 }
 
-template <int ROWS>
+template <int ROWS, bool MIXTURE>
 __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* shared, uint32_t steps) {
     const Places& places = s.places;
     const Buffers& buffers = s.buffers;
@@ -72,9 +72,10 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
     Workplace at{base + places.vectors, reinterpret_cast<float*>(shared + places.partials)};
     Choice choice;
     // More rows than one would have experts of their own each.
-    const bool routes = ROWS == 1 && s.chosen > 0;
+    static_assert(!MIXTURE || ROWS == 1, "a mixture of experts has one row");
+    constexpr int products = products_of_a_layer<MIXTURE>();
     Chosen* chosen = reinterpret_cast<Chosen*>(shared + places.chosen);
-    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0, products = products_of_a_layer(s);
+    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0;
     if (threadIdx.x < sizeof(Layer) / 8) {
         copy_8_bytes(base + places.layers + 8 * threadIdx.x, reinterpret_cast<const char*>(s.layer) + 8 * threadIdx.x);
         copies_done();
@@ -90,7 +91,7 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             copy_8_bytes(to, reinterpret_cast<const char*>(s.layer + index + 1) + 8 * threadIdx.x);
         }
         uint32_t round = steps * s.layers + index + 1;
-        Kind kind = index == s.layers ? Kind::LOGITS : kind_of(s, number);
+        Kind kind = index == s.layers ? Kind::LOGITS : kind_of<MIXTURE>(number);
         // What the product takes: the residual stream, normed after adding what came in, or what came in.
         const bf16* gain = nullptr;
         Incoming incoming{nullptr, nullptr, round};
@@ -104,21 +105,21 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             incoming = {packets(buffers.attended), arrived(Kind::QKV, s.q_heads * HEAD_DIM), round};
             p.inputs = s.q_heads * HEAD_DIM, p.bias = layer.o_bias;
             p.to = packets(buffers.o), p.arrived = arrived(Kind::O, s.hidden);
-        } else if (routes && kind == Kind::ROUTE) {
+        } else if (MIXTURE && kind == Kind::ROUTE) {
             gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
             p.outputs = s.experts, p.bias = layer.router_bias, p.to = packets(buffers.routed);
         } else if (kind == Kind::GATE_UP) {
             // Behind a router the normed vector is there already.
-            if (!routes) {
+            if (!MIXTURE) {
                 gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
             }
-            if (routes) p.chosen = &chosen[index % 2];
+            if (MIXTURE) p.chosen = &chosen[index % 2];
             p.outputs = activations(s), p.bias = layer.gate_up_bias;
             p.to = packets(buffers.activated), p.arrived = arrived(Kind::GATE_UP, activations(s));
         } else if (kind == Kind::DOWN) {
             incoming = {packets(buffers.activated), arrived(Kind::GATE_UP, activations(s)), round};
             p.inputs = s.inner, p.bias = layer.down_bias;
-            if (routes) p.segments = s.chosen, p.chosen = &chosen[index % 2];
+            if (MIXTURE) p.segments = s.chosen, p.chosen = &chosen[index % 2];
             p.to = packets(buffers.down), p.arrived = arrived(Kind::DOWN, s.hidden);
         } else {
             gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN, s.hidden), round - 1};
@@ -127,18 +128,18 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
         // 0 to 3 around the first product, 4 to 8 in attention, then 9 to 11, 12 to 15 and 16 to 18; 19 to 22 around a
         // router's.
         Trace trace{s, index};
-        int first_mark = kind == Kind::O ? 9 : kind == Kind::GATE_UP ? 12 : kind == Kind::DOWN ? 16 : kind == Kind::ROUTE ? 19 : 0;
+        int first_mark = kind == Kind::O ? 9 : kind == Kind::GATE_UP ? 12 : kind == Kind::DOWN ? 16 : MIXTURE && kind == Kind::ROUTE ? 19 : 0;
         if (gain != nullptr) {
             add_and_norm<ROWS>(s, base + places.sums, base + places.residual, base + places.gain, at.vectors, gain,
                                incoming, trace, first_mark);
         } else if (incoming.packets != nullptr) {
             receive<ROWS>(s, at.vectors, incoming, p.segments * p.inputs, trace, first_mark);
-        } else if (routes && threadIdx.x < 32) {
+        } else if (MIXTURE && threadIdx.x < 32) {
             // The other warps wait for weights, which wait for this one.
             choose_experts(s, packets(buffers.routed), round, chosen[index % 2], trace, first_mark);
             if (threadIdx.x == 0) barrier_arrive(ring.experts_known());
             trace.mark(first_mark + 2);
-        } else if (routes && p.bias != nullptr) {
+        } else if (MIXTURE && p.bias != nullptr) {
             // Biases are asked for before weights are waited for.
             barrier_wait(ring.experts_known(), index % 2);
         }
@@ -164,7 +165,7 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
     choose_tokens<ROWS>(s, choice, scratch, packets(buffers.best), steps + 1);
 }
 
-template <int ROWS>
+template <int ROWS, bool MIXTURE>
 __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const __grid_constant__ Step s) {
     extern __shared__ __align__(128) unsigned char shared[];
     Ring<ROWS> ring{shared_address(shared + s.places.barriers), shared_address(shared + s.places.ring), s.stages};
@@ -184,18 +185,18 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const 
     __syncthreads();
     if (threadIdx.x >= THREADS) {
         give_registers<FETCHER_REGISTERS>();
-        fetch_step<HEAD_DIM, ROWS>(ring, s, reinterpret_cast<const Chosen*>(shared + s.places.chosen));
+        fetch_step<HEAD_DIM, ROWS, MIXTURE>(ring, s, reinterpret_cast<const Chosen*>(shared + s.places.chosen));
     } else {
         take_registers<MULTIPLIER_REGISTERS>();
-        compute_step<ROWS>(ring, s, shared, steps);
+        compute_step<ROWS, MIXTURE>(ring, s, shared, steps);
         if (blockIdx.x == 0 && threadIdx.x == 0) *counter = steps + 1;
     }
 }
 
-template <int ROWS>
+template <int ROWS, bool MIXTURE = false>
 cudaError_t launch(const Step& s, cudaStream_t stream) {
     int bytes = s.places.end;
-    cudaError_t error = cudaFuncSetAttribute(step_kernel<ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaError_t error = cudaFuncSetAttribute(step_kernel<ROWS, MIXTURE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute together;
     together.id = cudaLaunchAttributeCooperative;
@@ -207,7 +208,7 @@ cudaError_t launch(const Step& s, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &together;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, step_kernel<ROWS>, s);
+    return cudaLaunchKernelEx(&config, step_kernel<ROWS, MIXTURE>, s);
 }
 
 }  // namespace decoder
@@ -241,5 +242,6 @@ extern "C" cudaError_t mysgl_decoder_plan(Step* s, long long* workspace_bytes) {
 
 extern "C" cudaError_t mysgl_decoder_step(const Step* s, cudaStream_t stream) {
 #define LAUNCH(ROWS) launch<ROWS>(*s, stream)
+    if (s->chosen > 0) return decoder::launch<1, true>(*s, stream);
     return FOR_ROWS(s->rows, LAUNCH);
 }

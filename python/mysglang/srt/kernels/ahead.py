@@ -21,7 +21,7 @@ MISSING = (
 )
 
 
-def compile_ahead(device_type: str, *, head_dim: int | None, dtype: torch.dtype) -> None:
+def compile_ahead(device_type: str, *, head_dim: int | None, dtype: torch.dtype, keeps_states: bool) -> None:
     """Start compiling kernels in the background, if the device can use them and they are not compiled yet.
 
     Only what a model with such heads, computed in this dtype, may need. head_dim: None if no layer attends over keys.
@@ -33,7 +33,8 @@ def compile_ahead(device_type: str, *, head_dim: int | None, dtype: torch.dtype)
         logger.warning(MISSING)
         return
     if device_type == "cuda":
-        importlib.import_module(f"{KERNELS}.build").start_building({"head_dim": head_dim, "dtype": dtype})
+        traits = {"head_dim": head_dim, "dtype": dtype, "keeps_states": keeps_states}
+        importlib.import_module(f"{KERNELS}.build").start_building(traits)
     elif device_type == "cpu" and dtype is torch.bfloat16:
         importlib.import_module(f"{KERNELS}.cpu.build").start_building()
 

@@ -183,11 +183,19 @@ delta_step = Op(
     "delta_step",
     reference=_delta_step,
     cpu="mysglang.srt.kernels.cpu.states:delta_step",
-    cuda="mysglang.srt.kernels.cuda.delta_rule:delta_step",
+    cuda=(
+        "mysglang.srt.kernels.cuda.hopper_delta:delta_step",
+        "mysglang.srt.kernels.cuda.delta_rule:delta_step",
+    ),
+    # The number of rows decides which kernel of Hopper's is used.
+    invariant={"cuda": "mysglang.srt.kernels.cuda.delta_rule:delta_step"},
 )
 delta_runs = Op(
     "delta_runs",
     reference=_delta_runs,
     cpu="mysglang.srt.kernels.cpu.states:delta_runs",
-    cuda="mysglang.srt.kernels.cuda.delta_rule:delta_runs",
+    cuda=(
+        "mysglang.srt.kernels.cuda.hopper_delta:delta_runs",
+        "mysglang.srt.kernels.cuda.delta_rule:delta_runs",
+    ),
 )

@@ -5,6 +5,8 @@ step   (row, value head, values)   the state [key_dim, values] is read once and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -218,8 +220,9 @@ def _delta_chunk_kernel(
     """Computes what the tokens of one chunk write and how they see each other, before states are known.
 
     written: [T, HEADS, VALUE_DIM]. taken: [T, HEADS, KEY_DIM]. inside: [T, HEADS, CHUNK], how much a token sees of what
-    each token of its chunk writes. factors: [3, T, HEADS], the logarithm of the decay from the chunk's beginning on,
-    and what makes keys and queries as long as they should be.
+    each token of its chunk writes. factors: [3, HEADS, T], what keys and queries are
+    multiplied by, each its length and a decay: of a key to the chunk's end, of a query from the chunk's beginning. The
+    third is the decay of the whole chunk, at its first token.
     """
     head = tl.program_id(0)
     begin = tl.load(chunks + tl.program_id(1) * 2)
@@ -261,11 +264,13 @@ def _delta_chunk_kernel(
     of_keys = (inverse * (strength * of_key * tl.exp(since))[None, :]).to(keys.dtype)
     found = tl.dot(of_keys, keys, input_precision="ieee")
     tl.store(taken + (token * HEADS + head)[:, None] * KEY_DIM + dk[None, :], found, mask=some_keys)
-    place = factors + token * HEADS + head
+    # The decay of the whole chunk is the least.
+    whole = tl.min(since, axis=0)
+    place = factors + head.to(tl.int64) * tokens + token
     columns = tokens.to(tl.int64) * HEADS
-    tl.store(place, since, mask=exists)
-    tl.store(place + columns, of_key, mask=exists)
-    tl.store(place + 2 * columns, of_query, mask=exists)
+    tl.store(place, of_key * tl.exp(whole - since), mask=exists)
+    tl.store(place + columns, of_query * tl.exp(since), mask=exists)
+    tl.store(place + 2 * columns, tl.exp(whole + tl.zeros((CHUNK,), tl.float32)), mask=i == 0)
 
 
 # The rows of a later turn begin anywhere in their table.
@@ -310,6 +315,7 @@ def _delta_runs_kernel(
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
     state = tl.load(tile + own, mask=some, other=0.0).to(tl.float32)
     within = (head // SHARED) * KEY_DIM + dk[None, :]
+    of_head = factors + head.to(tl.int64) * tokens
     for number in range(first, tl.load(rows + row + 1)):
         start = tl.load(cuts + number * 5)
         end = tl.load(cuts + number * 5 + 1)
@@ -321,24 +327,36 @@ def _delta_runs_kernel(
             place = token * HEADS + head
             takes = tl.load(taken + place[:, None] * KEY_DIM + dk[None, :], mask=some_keys, other=0.0)
             new = tl.load(written + place[None, :] * VALUE_DIM + dv[:, None], mask=some_values, other=0.0)
-            since = tl.load(factors + place, mask=exists, other=0.0)
-            of_key = tl.load(factors + columns + place, mask=exists, other=0.0)
-            of_query = tl.load(factors + 2 * columns + place, mask=exists, other=0.0)
+            of_keys = tl.load(of_head + token, mask=exists, other=0.0)
+            of_queries = tl.load(of_head + columns + token, mask=exists, other=0.0)
+            whole = tl.load(of_head + 2 * columns + begin)
             queries = tl.load(q + token[:, None] * q_stride + within, mask=some_keys, other=0.0)
             seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
             keys = tl.load(k + token[:, None] * k_stride + within, mask=some_keys, other=0.0)
-            # The decay of the whole chunk is the least.
-            whole = tl.min(since, axis=0)
             before = state.to(takes.dtype)
             added = new.to(tl.float32) - tl.dot(before, tl.trans(takes), input_precision="ieee")
-            kept = (added * (of_key * tl.exp(whole - since))[None, :]).to(keys.dtype)
-            state = state * tl.exp(whole) + tl.dot(kept, keys, input_precision="ieee")
-            read = tl.dot(before, tl.trans(queries), input_precision="ieee") * (of_query * tl.exp(since))[None, :]
+            kept = (added * of_keys[None, :]).to(keys.dtype)
+            state = state * whole + tl.dot(kept, keys, input_precision="ieee")
+            read = tl.dot(before, tl.trans(queries), input_precision="ieee") * of_queries[None, :]
             read += tl.dot(added.to(seen.dtype), tl.trans(seen), input_precision="ieee")
             tl.store(out + place[None, :] * VALUE_DIM + dv[:, None], read, mask=some_values)
         checkpoint = tl.load(cuts + number * 5 + 4).to(tl.int64)
         tl.store(tile + checkpoint * size, state, mask=some & (checkpoint >= 0))
     tl.store(tile + own, state, mask=some)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Results of `_delta_chunk_kernel` for T tokens, chunk by chunk; it says what they mean."""
+
+    written: Tensor
+    """[T, heads, value_dim]"""
+    taken: Tensor
+    """[T, heads, key_dim]"""
+    inside: Tensor
+    """[T, heads, CHUNK]"""
+    factors: Tensor
+    """[3, heads, T] float32"""
 
 
 def delta_runs(
@@ -356,21 +374,29 @@ def delta_runs(
     """See `kernels/delta_rule.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
     if a.dim() == 3:
         return delta_runs_by_channel(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
+    return take_chunks(q, k, chunks_of(q, k, v, a, b, log_rate, time_bias, runs, strongest), matrix, runs)
+
+
+def chunks_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    runs: Runs,
+    strongest: float,
+) -> Chunks:
+    """Returns what does not depend on states. Arguments as of `delta_runs`; one decay for each head."""
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device
-    out = torch.empty(v.shape, dtype=dtype, device=device)
-    written = torch.empty_like(out)
-    taken = torch.empty(tokens, heads, key_dim, dtype=dtype, device=device)
-    inside = torch.empty(tokens, heads, CHUNK, dtype=dtype, device=device)
-    factors = torch.empty(3, tokens, heads, dtype=torch.float32, device=device)
-    sizes = {
-        "HEADS": heads,
-        "SHARED": heads // q.shape[1],
-        "KEY_DIM": key_dim,
-        "VALUE_DIM": value_dim,
-        "KEYS": tile(key_dim),
-        "CHUNK": CHUNK,
-    }
+    made = Chunks(
+        written=torch.empty(v.shape, dtype=dtype, device=device),
+        taken=torch.empty(tokens, heads, key_dim, dtype=dtype, device=device),
+        inside=torch.empty(tokens, heads, CHUNK, dtype=dtype, device=device),
+        factors=torch.empty(3, heads, tokens, dtype=torch.float32, device=device),
+    )
     _delta_chunk_kernel[(heads, len(runs.chunks))](
         q,
         k,
@@ -381,29 +407,51 @@ def delta_runs(
         time_bias,
         runs.cuts,
         runs.chunks,
-        written,
-        taken,
-        inside,
-        factors,
+        made.written,
+        made.taken,
+        made.inside,
+        made.factors,
         *(each.stride(0) for each in (q, k, v, a, b)),
         tokens,
         NORM_EPS,
-        **sizes,
+        HEADS=heads,
+        SHARED=heads // q.shape[1],
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        KEYS=tile(key_dim),
         VALUES=tile(value_dim),
+        CHUNK=CHUNK,
         STRONGEST=strongest,
         PRECISION=SOLVERS[dtype],
         num_warps=CHUNK_WARPS,
     )
-    constants = {**sizes, "num_warps": warps(tile(key_dim)), "num_stages": 1}
+    return made
+
+
+def take_chunks(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, runs: Runs) -> Tensor:
+    """Returns what the tokens read from their states, which are updated. Arguments as of `delta_runs`."""
+    tokens, heads, value_dim = chunks.written.shape
+    key_dim, dtype = q.shape[2], chunks.written.dtype
+    out = torch.empty_like(chunks.written)
+    constants = {
+        "HEADS": heads,
+        "SHARED": heads // q.shape[1],
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "KEYS": tile(key_dim),
+        "CHUNK": CHUNK,
+        "num_warps": warps(tile(key_dim)),
+        "num_stages": 1,
+    }
+    parts = chunks.written, chunks.taken, chunks.inside, chunks.factors
     at = 0
     for rows in runs.turn_sizes:
         values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
         numbers = runs.numbers[at : at + rows + 1]
-        strides = (q.stride(0), k.stride(0))
         launch_width(
             _delta_runs_kernel,
             (triton.cdiv(value_dim, values), heads, rows),
-            (q, k, written, taken, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens),
+            (q, k, *parts, matrix, runs.turns, numbers, out, q.stride(0), k.stride(0), tokens),
             constants,
             ("VALUES", values),
         )

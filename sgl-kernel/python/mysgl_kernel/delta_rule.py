@@ -1,0 +1,138 @@
+"""The gated delta rule for one new token of many rows, and for prompts from chunk to chunk: `csrc/states/delta_step.cu`
+and `csrc/states/delta.cu`, which say how they work.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.library import Library, current_stream
+
+DIM = 128
+"""Numbers of a key and of a value."""
+CHUNK = 64
+"""Tokens of a chunk."""
+STATES = torch.float32, torch.bfloat16
+"""How states may be kept. They are computed in float32."""
+
+_TRAITS = {"dtype": torch.bfloat16, "keeps_states": True}
+_STEP, _SPANS = (Library(f"states/{name}.cu", archs=("90a",), traits=_TRAITS) for name in ("delta_step", "delta"))
+
+
+def available() -> bool:
+    """True if the present device runs both. Compiles them if necessary."""
+    return _STEP.available() and _SPANS.available()
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    matrix: Tensor,
+    at: Tensor,
+    strongest: float,
+    eps: float,
+) -> Tensor:
+    """Updates the states of rows with one token of each. Returns what the tokens read, [R, heads, DIM] bfloat16, zeros
+    for rows without a state.
+
+    q, k: [R, key_heads, DIM], v: [R, heads, DIM], bfloat16; rows at distances of multiples of 8, and aligned to 16
+    bytes. a, b: [R, heads] bfloat16. log_rate, time_bias: [heads] float32. matrix: [N, heads, DIM, DIM] in one of
+    STATES, dense, updated. at: [R] int64 entries of the rows, distinct but for N - 1: rows without a state. strongest:
+    upper bound of strengths. eps: added to squared lengths of queries and keys.
+    """
+    rows, heads, dim = v.shape
+    assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES and matrix.is_contiguous()
+    assert q.shape == k.shape and heads % q.shape[1] == 0 and a.shape == b.shape == (rows, heads)
+    assert all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b)) and a.stride(1) == b.stride(1) == 1
+    assert all(each.dtype is torch.float32 and each.is_contiguous() for each in (log_rate, time_bias))
+    assert at.dtype is torch.int64 and at.is_contiguous() and len(at) == rows
+    _check_rows(q, k, v)
+    out = torch.empty(rows, heads, dim, dtype=v.dtype, device=v.device)
+    _launch_step()(
+        *(each.data_ptr() for each in (q, k, v, a, b, log_rate, time_bias, matrix, at, out)),
+        *(each.stride(0) for each in (q, k, v, a, b)),
+        len(matrix) - 1,
+        rows,
+        heads,
+        heads // q.shape[1],
+        strongest,
+        eps,
+        matrix.dtype is torch.bfloat16,
+        min(rows * heads, multiprocessors(v.device)),
+        current_stream(v),
+    )
+    return out
+
+
+def take_spans(
+    q: Tensor,
+    k: Tensor,
+    written: Tensor,
+    taken: Tensor,
+    inside: Tensor,
+    factors: Tensor,
+    matrix: Tensor,
+    spans: Tensor,
+    out: Tensor,
+) -> None:
+    """Takes the state of each span through its chunks, and fills `out` at its tokens.
+
+    q, k: [T, key_heads, DIM] bfloat16; rows at distances of multiples of 8, and aligned to 16 bytes. written, taken,
+    out: [T, heads, DIM] bfloat16, dense. inside: [T, heads, CHUNK] bfloat16, dense. factors: [3, heads, T] float32,
+    dense: what keys and queries are multiplied by, and at the first token of each chunk the decay of all of it.
+    matrix: [N, heads, DIM, DIM] in one of STATES, dense, updated. spans: [R, 5] int32, dense: first token, the one
+    after the last, a number that is not read, the entry of the state, and the entry that gets a copy of it, or -1.
+    Entries are distinct. A span without tokens changes nothing.
+    """
+    tokens, heads, dim = out.shape
+    assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES
+    assert q.shape == k.shape and q.shape[0] == tokens and heads % q.shape[1] == 0 and q.shape[2] == dim
+    assert written.shape == taken.shape == out.shape and inside.shape == (tokens, heads, CHUNK)
+    assert factors.shape == (3, heads, tokens) and factors.dtype is torch.float32
+    assert spans.shape[1] == 5 and spans.dtype is torch.int32
+    assert all(each.is_contiguous() for each in (written, taken, inside, factors, matrix, spans, out))
+    assert all(each.dtype is torch.bfloat16 for each in (q, k, written, taken, inside, out))
+    _check_rows(q, k)
+    _launch_spans()(
+        *(each.data_ptr() for each in (q, k, written, taken, inside, factors, matrix, spans, out)),
+        q.stride(0),
+        k.stride(0),
+        tokens,
+        heads,
+        heads // q.shape[1],
+        len(spans),
+        matrix.dtype is torch.bfloat16,
+        current_stream(q),
+    )
+
+
+def _check_rows(*parts: Tensor) -> None:
+    for each in parts:
+        assert each.stride(2) == 1 and each.stride(1) == DIM and each.stride(0) % 8 == 0 and each.data_ptr() % 16 == 0
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Returns how many multiprocessors a device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _launch_step() -> Launch:
+    pointers, sizes = 10 * [c_void_p], [*6 * [c_long], *3 * [c_int], *2 * [c_float], *2 * [c_int]]
+    return _STEP.function("mysgl_delta_step", *pointers, *sizes, c_void_p)
+
+
+@cache
+def _launch_spans() -> Launch:
+    return _SPANS.function("mysgl_delta_spans", *9 * [c_void_p], *2 * [c_long], *5 * [c_int], c_void_p)
