@@ -5,14 +5,19 @@ float64.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from mysgl_kernel.delta_rule import CHUNK, DIM, step, take_spans
+from mysgl_kernel.delta_rule import CHUNK, DIM, Chunks, step, take_chunks, take_spans
+
+sys.path.insert(0, str(Path(__file__).parent))
+from delta_case import CHUNK_CASES
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper device"
@@ -82,7 +87,8 @@ class Case:
     def taken_by_kernel(self) -> tuple[Tensor, Tensor]:
         spans = torch.tensor([(a, b, a, entry, copy) for a, b, entry, copy in self.spans], dtype=torch.int32).cuda()
         out, matrix = torch.full_like(self.written, math.nan), self.matrix.clone()
-        take_spans(self.q, self.k, self.written, self.taken, self.inside, self.factors, matrix, spans, out)
+        chunks = Chunks(self.written, self.taken, self.inside, self.factors)
+        take_spans(self.q, self.k, chunks, matrix, spans, out)
         return out, matrix
 
 
@@ -151,3 +157,9 @@ def test_a_token_of_each_row(rows: int, heads: int, shared: int, kept: torch.dty
     again = matrix.clone()
     assert torch.equal(step(q, k, v, a, b, log_rate, time_bias, again, at, strongest, eps), out)
     assert torch.equal(again, states)
+
+
+@pytest.mark.parametrize("name", CHUNK_CASES)
+def test_chunks(name: str) -> None:
+    case = replace(CHUNK_CASES[name], device="cuda")
+    case.check(take_chunks(*case.arguments()))  # type: ignore[arg-type]

@@ -57,16 +57,16 @@ struct Product {
     }
 };
 
-// The highest logit that a thread has seen, the lowest id among equals.
+// The highest logit that a thread has seen, the lowest id among equals; -1 for ever after one that is not finite.
 struct Choice {
     float highest = -INFINITY;
     int id = 0x7fffffff;
-    bool broken = false;
 
     __device__ void see(float value, int its_id) {
-        if (value > highest || (value == highest && its_id < id)) {
-            highest = value;
-            id = its_id;
+        bool broken = !(value - value == 0.0f) && its_id != 0x7fffffff;
+        if (broken || value > highest || (value == highest && its_id < id)) {
+            highest = broken ? INFINITY : value;
+            id = broken ? -1 : its_id;
         }
     }
 
@@ -76,7 +76,6 @@ struct Choice {
             float value = __shfl_xor_sync(~0u, highest, distance);
             see(value, __shfl_xor_sync(~0u, id, distance));
         }
-        broken = __any_sync(~0u, broken);
     }
 };
 
@@ -109,7 +108,6 @@ __device__ __forceinline__ void finish(const Step& s, const Product& p, bool has
         bf16 logit = __float2bfloat16_rn(value);
         value = __bfloat162float(logit);
         s.logits[static_cast<long long>(row) * s.vocab + p.share.first + own] = logit;
-        choice.broken |= !(value - value == 0.0f);
         choice.see(value, p.share.first + own);
         return;
     }

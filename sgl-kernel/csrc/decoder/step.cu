@@ -31,32 +31,28 @@ template <int ROWS>
 __device__ void choose_tokens(const Step& s, const Choice& choice, float* scratch, Packet* best, uint32_t round) {
     int i = threadIdx.x, lane = i % 32, row = i / 32;
     int* ids = reinterpret_cast<int*>(scratch + THREADS);
-    int* broken = ids + THREADS;
     scratch[i] = choice.highest;
     ids[i] = choice.id;
-    broken[i] = choice.broken;
     join();
     // A warp for each row. Thread n has seen logits of row n % ROWS.
     if (row < s.rows) {
         Choice own;
         for (int n = row + lane * ROWS; n < THREADS; n += 32 * ROWS) {
-            own.broken |= broken[n];
             own.see(scratch[n], ids[n]);
         }
         own.join_lanes();
         Packet* to = best + (static_cast<long long>(row) * s.grid + blockIdx.x) * 2;
-        if (lane == 0) send(to, __float_as_uint(own.highest), own.broken ? ~0u : own.id, round);
+        if (lane == 0) send(to, __float_as_uint(own.highest), own.id, round);
     }
     if (blockIdx.x != 0 || row >= s.rows) return;
     Choice found;
     for (int block = lane; block < s.grid; block += 32) {
         const Packet* from = best + (static_cast<long long>(row) * s.grid + block) * 2;
         uint2 its = await_pair(from, peek_pair(from), round);
-        found.broken |= static_cast<int>(its.y) < 0;
         found.see(__uint_as_float(its.x), static_cast<int>(its.y));
     }
     found.join_lanes();
-    if (lane == 0) s.tokens[row] = found.broken ? -1 : found.id;
+    if (lane == 0) s.tokens[row] = found.id;
 }
 
 template <int ROWS, bool MIXTURE>

@@ -12,7 +12,7 @@
 // left side of the next. Only what tokens bring lies in shared memory, in three stages of one chunk each, filled two
 // chunks ahead. Sums are taken in one order, whatever else is in the step.
 
-#include "tiles.cuh"
+#include "products.cuh"
 
 namespace {
 
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(THREADS, 1) delta_spans(const __grid_constant_
   const int start = span[0], end = span[1];
   if (start >= end) return;
   extern __shared__ unsigned char shared[];
-  const uint32_t stages = (hopper::shared_address(shared) + 1023) & ~1023u;
+  const uint32_t stages = (shared_address(shared) + 1023) & ~1023u;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   // This thread's first row of a warpgroup's squares, and its first column in each block of eight.
   const int value = warp * 16 + lane / 4, pair = lane % 4 * 2;
@@ -115,8 +115,6 @@ __global__ void __launch_bounds__(THREADS, 1) delta_spans(const __grid_constant_
         state[half][4 * j + 2 * below + 1] = two.y;
       }
 
-  // Of a warp's sixteen values of all tokens, in the tile of its half: the address of one row of eight for this lane.
-  const int turned_row = lane / 16 * 8 + lane % 8, turned_place = warp * 2 + lane / 8 % 2;
   int slot = 0;
   for (int begin = start; begin < end; begin += TOKENS) {
     await_copies<1>();
@@ -125,7 +123,7 @@ __global__ void __launch_bounds__(THREADS, 1) delta_spans(const __grid_constant_
       fetch(p, stages + (slot + 2) % STAGES * STAGE_BYTES, head, begin + 2 * TOKENS, end);
     close_copies();
     const uint32_t stage = stages + slot * STAGE_BYTES;
-    const float* factors = reinterpret_cast<const float*>(shared + (stage + FACTORS_AT - hopper::shared_address(shared)));
+    const float* factors = reinterpret_cast<const float*>(shared + (stage + FACTORS_AT - shared_address(shared)));
     slot = slot == STAGES - 1 ? 0 : slot + 1;
 
     // Not while products are under way: the compiler would wait for all of them.
@@ -153,7 +151,7 @@ __global__ void __launch_bounds__(THREADS, 1) delta_spans(const __grid_constant_
 #pragma unroll
     for (int two = 0; two < 4; ++two) {
       uint32_t written[4];
-      load_turned(written, values + within_tile(two * 16 + turned_row, turned_place));
+      load_turned(written, values + lane_in_turned(two * 16, warp * 2));
 #pragma unroll
       for (int one = 0; one < 2; ++one) {
         const int j = two * 2 + one;
@@ -188,20 +186,15 @@ __global__ void __launch_bounds__(THREADS, 1) delta_spans(const __grid_constant_
       uint32_t results[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) results[i] = packed(read[8 * two + 2 * i], read[8 * two + 2 * i + 1]);
-      store_turned(values + within_tile(two * 16 + turned_row, turned_place), results);
+      store_turned(values + lane_in_turned(two * 16, warp * 2), results);
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < TOKENS * 2 / 32; ++i) {
       const int row = lane / 2 + i * 16, place = warp * 2 + lane % 2;
       if (begin + row < end) {
-        uint4 eight;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-                     : "r"(values + within_tile(row, place))
-                     : "memory");
         const long target = (long(begin + row) * p.heads + head) * DIM + group * COLUMNS + place * 8;
-        *reinterpret_cast<uint4*>(p.out + target) = eight;
+        *reinterpret_cast<uint4*>(p.out + target) = load_16(values + within_tile(row, place));
       }
     }
   }

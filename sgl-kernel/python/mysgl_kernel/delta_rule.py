@@ -1,11 +1,12 @@
-"""The gated delta rule for one new token of many rows, and for prompts from chunk to chunk: `csrc/states/delta_step.cu`
-and `csrc/states/delta.cu`, which say how they work.
+"""The gated delta rule for one new token of many rows, and for prompts, chunk by chunk and then from chunk to chunk:
+`csrc/states/delta_step.cu`, `delta_chunks.cuh` and `delta.cu`, which say how they work.
 """
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +18,102 @@ DIM = 128
 """Numbers of a key and of a value."""
 CHUNK = 64
 """Tokens of a chunk."""
+MOST_SHARED = 8
+"""Value heads that may share a key head in prompts."""
 STATES = torch.float32, torch.bfloat16
 """How states may be kept. They are computed in float32."""
 
 _TRAITS = {"dtype": torch.bfloat16, "keeps_states": True}
-_STEP, _SPANS = (Library(f"states/{name}.cu", archs=("90a",), traits=_TRAITS) for name in ("delta_step", "delta"))
+_STEP, _CHUNKS, _SPANS = _LIBRARIES = [
+    Library(f"states/{name}.cu", archs=("90a",), traits=_TRAITS) for name in ("delta_step", "delta_chunks", "delta")
+]
+
+
+class ChunksCall(Structure):
+    """`Chunks` of delta_chunks.cuh, which says what the fields mean."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "a", "b", "log_rate", "time_bias", "cuts", "chunks")),
+        *((name, c_void_p) for name in ("written", "taken", "inside", "factors")),
+        *((f"{name}_stride", c_long) for name in ("q", "k", "v", "a", "b")),
+        *((name, c_int) for name in ("tokens", "heads", "shared")),
+        *((name, c_float) for name in ("strongest", "eps")),
+    )
+
+
+class Chunks(NamedTuple):
+    """Results for T tokens that do not depend on states."""
+
+    written: Tensor
+    """[T, heads, DIM] bfloat16: what the tokens of a chunk would write were the state 0."""
+    taken: Tensor
+    """[T, heads, DIM] bfloat16: how much of the state they take away from it."""
+    inside: Tensor
+    """[T, heads, CHUNK] bfloat16: how much a token reads of what each token of its chunk writes."""
+    factors: Tensor
+    """[3, heads, T] float32: what keys and queries are multiplied by, and at the first token of each chunk the decay
+    of all of it.
+    """
 
 
 def available() -> bool:
-    """True if the present device runs both. Compiles them if necessary."""
-    return _STEP.available() and _SPANS.available()
+    """True if the present device runs all. Compiles them if necessary."""
+    return all(library.available() for library in _LIBRARIES)
+
+
+def take_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    cuts: Tensor,
+    chunks: Tensor,
+    strongest: float,
+    eps: float,
+) -> Chunks:
+    """Returns what chunks of CHUNK tokens make by themselves. Tokens in no chunk are left undefined.
+
+    q, k, v, a, b, log_rate, time_bias, strongest and eps as of `step`, with T tokens for rows. cuts: [S, 5] int32, of
+    which the second number is read: the end of a span. chunks: [C, 2] int32, the first token of each chunk, and its
+    span. A chunk that begins behind its span has no tokens.
+    """
+    call, made = arguments(q, k, v, a, b, log_rate, time_bias, cuts, chunks, strongest, eps)
+    _launch_chunks()(byref(call), len(chunks), current_stream(v))
+    return made
+
+
+def arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log_rate: Tensor,
+    time_bias: Tensor,
+    cuts: Tensor,
+    chunks: Tensor,
+    strongest: float,
+    eps: float,
+) -> tuple[ChunksCall, Chunks]:
+    """Returns the arguments of the kernel of `take_chunks`, and the tensors that it writes."""
+    tokens, heads, dim = v.shape
+    shared = heads // q.shape[1]
+    assert dim == DIM and heads % q.shape[1] == 0 and shared <= MOST_SHARED
+    _check_gates(q, k, v, a, b, log_rate, time_bias)
+    assert cuts.shape[1] == 5 and chunks.shape[1] == 2 and cuts.dtype is chunks.dtype is torch.int32
+    assert cuts.is_contiguous() and chunks.is_contiguous()
+    made = Chunks(
+        written=torch.empty(tokens, heads, dim, dtype=v.dtype, device=v.device),
+        taken=torch.empty(tokens, heads, dim, dtype=v.dtype, device=v.device),
+        inside=torch.empty(tokens, heads, CHUNK, dtype=v.dtype, device=v.device),
+        factors=torch.empty(3, heads, tokens, dtype=torch.float32, device=v.device),
+    )
+    given = q, k, v, a, b
+    pointers = [each.data_ptr() for each in (*given, log_rate, time_bias, cuts, chunks, *made)]
+    return ChunksCall(*pointers, *(x.stride(0) for x in given), tokens, heads, shared, strongest, eps), made
 
 
 def step(
@@ -52,11 +139,8 @@ def step(
     """
     rows, heads, dim = v.shape
     assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES and matrix.is_contiguous()
-    assert q.shape == k.shape and heads % q.shape[1] == 0 and a.shape == b.shape == (rows, heads)
-    assert all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b)) and a.stride(1) == b.stride(1) == 1
-    assert all(each.dtype is torch.float32 and each.is_contiguous() for each in (log_rate, time_bias))
-    assert at.dtype is torch.int64 and at.is_contiguous() and len(at) == rows
-    _check_rows(q, k, v)
+    assert heads % q.shape[1] == 0 and at.dtype is torch.int64 and at.is_contiguous() and len(at) == rows
+    _check_gates(q, k, v, a, b, log_rate, time_bias)
     out = torch.empty(rows, heads, dim, dtype=v.dtype, device=v.device)
     _launch_step()(
         *(each.data_ptr() for each in (q, k, v, a, b, log_rate, time_bias, matrix, at, out)),
@@ -74,27 +158,17 @@ def step(
     return out
 
 
-def take_spans(
-    q: Tensor,
-    k: Tensor,
-    written: Tensor,
-    taken: Tensor,
-    inside: Tensor,
-    factors: Tensor,
-    matrix: Tensor,
-    spans: Tensor,
-    out: Tensor,
-) -> None:
+def take_spans(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, spans: Tensor, out: Tensor) -> None:
     """Takes the state of each span through its chunks, and fills `out` at its tokens.
 
-    q, k: [T, key_heads, DIM] bfloat16; rows at distances of multiples of 8, and aligned to 16 bytes. written, taken,
-    out: [T, heads, DIM] bfloat16, dense. inside: [T, heads, CHUNK] bfloat16, dense. factors: [3, heads, T] float32,
-    dense: what keys and queries are multiplied by, and at the first token of each chunk the decay of all of it.
+    q, k: [T, key_heads, DIM] bfloat16; rows at distances of multiples of 8, and aligned to 16 bytes. out: [T, heads,
+    DIM] bfloat16, dense.
     matrix: [N, heads, DIM, DIM] in one of STATES, dense, updated. spans: [R, 5] int32, dense: first token, the one
     after the last, a number that is not read, the entry of the state, and the entry that gets a copy of it, or -1.
     Entries are distinct. A span without tokens changes nothing.
     """
     tokens, heads, dim = out.shape
+    written, taken, inside, factors = chunks
     assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES
     assert q.shape == k.shape and q.shape[0] == tokens and heads % q.shape[1] == 0 and q.shape[2] == dim
     assert written.shape == taken.shape == out.shape and inside.shape == (tokens, heads, CHUNK)
@@ -116,6 +190,13 @@ def take_spans(
     )
 
 
+def _check_gates(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> None:
+    assert q.shape == k.shape and a.shape == b.shape == v.shape[:2]
+    assert all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b)) and a.stride(1) == b.stride(1) == 1
+    assert all(each.dtype is torch.float32 and each.is_contiguous() for each in (log_rate, time_bias))
+    _check_rows(q, k, v)
+
+
 def _check_rows(*parts: Tensor) -> None:
     for each in parts:
         assert each.stride(2) == 1 and each.stride(1) == DIM and each.stride(0) % 8 == 0 and each.data_ptr() % 16 == 0
@@ -131,6 +212,11 @@ def multiprocessors(device: torch.device) -> int:
 def _launch_step() -> Launch:
     pointers, sizes = 10 * [c_void_p], [*6 * [c_long], *3 * [c_int], *2 * [c_float], *2 * [c_int]]
     return _STEP.function("mysgl_delta_step", *pointers, *sizes, c_void_p)
+
+
+@cache
+def _launch_chunks() -> Launch:
+    return _CHUNKS.function("mysgl_delta_chunks", POINTER(ChunksCall), c_int, c_void_p)
 
 
 @cache

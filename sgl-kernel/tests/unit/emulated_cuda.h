@@ -1,4 +1,4 @@
-// The few names of CUDA that csrc/sampling uses, for a compiler of C++ alone: a thread of a cluster is a fiber, which
+// The few names of CUDA that csrc/sampling and csrc/states use, for a compiler of C++ alone: a thread of a cluster is a fiber, which
 // runs until it comes to a barrier.
 #pragma once
 #define MYSGL_EMULATED
@@ -26,6 +26,9 @@ struct uint4 {
 };
 struct float4 {
   float x, y, z, w;
+};
+struct float2 {
+  float x, y;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct Dim {
@@ -177,6 +180,7 @@ inline unsigned long long __shfl_xor_sync(unsigned, unsigned long long value, in
   emulated::share(value, all);
   return all[(emulated::cluster->now->thread % 32) ^ mask];
 }
+inline void __syncwarp() { emulated::wait(emulated::warp().barrier, 32); }
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
   std::memcpy(&bits, &x, 4);
@@ -187,6 +191,14 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&x, &bits, 4);
   return x;
 }
+inline float __shfl_up_sync(unsigned mask, float value, int step) {
+  return __uint_as_float(__shfl_up_sync(mask, static_cast<unsigned long long>(__float_as_uint(value)), step));
+}
+inline float __shfl_xor_sync(unsigned mask, float value, int other) {
+  return __uint_as_float(__shfl_xor_sync(mask, static_cast<unsigned long long>(__float_as_uint(value)), other));
+}
+inline float __expf(float x) { return std::exp(x); }
+inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

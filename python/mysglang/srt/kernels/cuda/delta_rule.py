@@ -5,8 +5,6 @@ step   (row, value head, values)   the state [key_dim, values] is read once and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -345,20 +343,6 @@ def _delta_runs_kernel(
     tl.store(tile + own, state, mask=some)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Results of `_delta_chunk_kernel` for T tokens, chunk by chunk; it says what they mean."""
-
-    written: Tensor
-    """[T, heads, value_dim]"""
-    taken: Tensor
-    """[T, heads, key_dim]"""
-    inside: Tensor
-    """[T, heads, CHUNK]"""
-    factors: Tensor
-    """[3, heads, T] float32"""
-
-
 def delta_runs(
     q: Tensor,
     k: Tensor,
@@ -374,29 +358,21 @@ def delta_runs(
     """See `kernels/delta_rule.py`. Rows of all inputs may lie in wider ones; their heads are side by side."""
     if a.dim() == 3:
         return delta_runs_by_channel(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
-    return take_chunks(q, k, chunks_of(q, k, v, a, b, log_rate, time_bias, runs, strongest), matrix, runs)
-
-
-def chunks_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_rate: Tensor,
-    time_bias: Tensor,
-    runs: Runs,
-    strongest: float,
-) -> Chunks:
-    """Returns what does not depend on states. Arguments as of `delta_runs`; one decay for each head."""
     tokens, heads, value_dim = v.shape
     key_dim, dtype, device = q.shape[2], v.dtype, v.device
-    made = Chunks(
-        written=torch.empty(v.shape, dtype=dtype, device=device),
-        taken=torch.empty(tokens, heads, key_dim, dtype=dtype, device=device),
-        inside=torch.empty(tokens, heads, CHUNK, dtype=dtype, device=device),
-        factors=torch.empty(3, heads, tokens, dtype=torch.float32, device=device),
-    )
+    out = torch.empty(v.shape, dtype=dtype, device=device)
+    written = torch.empty_like(out)
+    taken = torch.empty(tokens, heads, key_dim, dtype=dtype, device=device)
+    inside = torch.empty(tokens, heads, CHUNK, dtype=dtype, device=device)
+    factors = torch.empty(3, heads, tokens, dtype=torch.float32, device=device)
+    sizes = {
+        "HEADS": heads,
+        "SHARED": heads // q.shape[1],
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "KEYS": tile(key_dim),
+        "CHUNK": CHUNK,
+    }
     _delta_chunk_kernel[(heads, len(runs.chunks))](
         q,
         k,
@@ -407,51 +383,29 @@ def chunks_of(
         time_bias,
         runs.cuts,
         runs.chunks,
-        made.written,
-        made.taken,
-        made.inside,
-        made.factors,
+        written,
+        taken,
+        inside,
+        factors,
         *(each.stride(0) for each in (q, k, v, a, b)),
         tokens,
         NORM_EPS,
-        HEADS=heads,
-        SHARED=heads // q.shape[1],
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
-        KEYS=tile(key_dim),
+        **sizes,
         VALUES=tile(value_dim),
-        CHUNK=CHUNK,
         STRONGEST=strongest,
         PRECISION=SOLVERS[dtype],
         num_warps=CHUNK_WARPS,
     )
-    return made
-
-
-def take_chunks(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, runs: Runs) -> Tensor:
-    """Returns what the tokens read from their states, which are updated. Arguments as of `delta_runs`."""
-    tokens, heads, value_dim = chunks.written.shape
-    key_dim, dtype = q.shape[2], chunks.written.dtype
-    out = torch.empty_like(chunks.written)
-    constants = {
-        "HEADS": heads,
-        "SHARED": heads // q.shape[1],
-        "KEY_DIM": key_dim,
-        "VALUE_DIM": value_dim,
-        "KEYS": tile(key_dim),
-        "CHUNK": CHUNK,
-        "num_warps": warps(tile(key_dim)),
-        "num_stages": 1,
-    }
-    parts = chunks.written, chunks.taken, chunks.inside, chunks.factors
+    constants = {**sizes, "num_warps": warps(tile(key_dim)), "num_stages": 1}
     at = 0
     for rows in runs.turn_sizes:
         values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
         numbers = runs.numbers[at : at + rows + 1]
+        strides = (q.stride(0), k.stride(0))
         launch_width(
             _delta_runs_kernel,
             (triton.cdiv(value_dim, values), heads, rows),
-            (q, k, *parts, matrix, runs.turns, numbers, out, q.stride(0), k.stride(0), tokens),
+            (q, k, written, taken, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens),
             constants,
             ("VALUES", values),
         )

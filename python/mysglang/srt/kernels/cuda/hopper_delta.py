@@ -1,6 +1,5 @@
-"""The gated delta rule on Hopper: states of 128 by 128 numbers pass through kernels of the kernels' package, one token
-of many rows or from chunk to chunk of a prompt. What does not depend on states, and all other shapes, is computed as in
-`delta_rule` beside this.
+"""The gated delta rule on Hopper by the kernels' package: one token of many rows, and prompts, for states of 128 by 128
+numbers and one decay for each head. All other shapes, and a few rows, are computed by `delta_rule` beside this.
 
 The shape alone decides which kernel is used, so it is the same in every run.
 """
@@ -38,7 +37,7 @@ def delta_step(
     """Implements the op `delta_step`. `kernels/delta_rule.py` describes its arguments and result."""
     rows, heads, _ = v.shape
     many = rows * heads >= MANY * states.multiprocessors(v.device)
-    if many and a.dim() == 2 and a.dtype is b.dtype is v.dtype and _fits(q, k, v, matrix):
+    if many and _fits(q, k, v, a, b, matrix):
         return states.step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, NORM_EPS)
     return delta_rule.delta_step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest)
 
@@ -56,23 +55,22 @@ def delta_runs(
     strongest: float = 1.0,
 ) -> Tensor:
     """Implements the op `delta_runs`. `kernels/delta_rule.py` describes its arguments and result."""
-    if a.dim() == 3 or not _fits(q, k, v, matrix):
+    if not _fits(q, k, v, a, b, matrix) or v.shape[1] > states.MOST_SHARED * q.shape[1]:
         return delta_rule.delta_runs(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
-    chunks = delta_rule.chunks_of(q, k, v, a, b, log_rate, time_bias, runs, strongest)
+    chunks = states.take_chunks(q, k, v, a, b, log_rate, time_bias, runs.cuts, runs.chunks, strongest, NORM_EPS)
     out = torch.empty_like(chunks.written)
     at = 0
     for rows in runs.turn_sizes:
-        states.take_spans(
-            q, k, chunks.written, chunks.taken, chunks.inside, chunks.factors, matrix, runs.turns[at : at + rows], out
-        )
+        states.take_spans(q, k, chunks, matrix, runs.turns[at : at + rows], out)
         at += rows
     return out
 
 
-def _fits(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor) -> bool:
+def _fits(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, matrix: Tensor) -> bool:
     """True if the kernels are written for these dtypes and sizes, and can copy rows of them in whole vectors."""
     return (
-        v.dtype is q.dtype is k.dtype is torch.bfloat16
+        a.dim() == 2
+        and all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b))
         and matrix.dtype in states.STATES
         and matrix.shape[2:] == (states.DIM, states.DIM)
         and all(each.stride(0) % 8 == 0 and each.data_ptr() % 16 == 0 for each in (q, k, v))

@@ -1,0 +1,79 @@
+// What csrc/states/tiles.cuh asks of a warp, by fibers. Addresses in shared memory are offsets.
+#pragma once
+#include "emulated_cuda.h"
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+  operator float() const { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+};
+
+namespace states {
+
+inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(static_cast<const char*>(at) - mysgl::shared_memory());
+}
+
+template <typename T>
+T& shared_at(uint32_t address) {
+  return *reinterpret_cast<T*>(mysgl::shared_memory() + address);
+}
+
+inline void copy_or_clear(uint32_t target, const void* source, bool there) {
+  std::memset(&shared_at<char>(target), 0, 16);
+  if (there) std::memcpy(&shared_at<char>(target), source, 16);
+}
+inline void close_copies() {}
+template <int PENDING>
+void await_copies() {}
+
+inline uint16_t rounded(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float widened(uint32_t bits) { return __uint_as_float(bits << 16); }
+inline uint32_t packed(float low, float high) { return rounded(low) | static_cast<uint32_t>(rounded(high)) << 16; }
+inline float2 unpacked(uint32_t pair) { return {widened(pair & 0xffff), widened(pair >> 16)}; }
+
+inline uint4 load_16(uint32_t address) { return shared_at<uint4>(address); }
+inline void store_4(uint32_t address, uint32_t x) { shared_at<uint32_t>(address) = x; }
+
+inline int lane_here() { return emulated::cluster->now->thread % 32; }
+
+inline void load_blocks(uint32_t (&pairs)[4], uint32_t address) {
+  uint64_t all[32];
+  emulated::share(address, all);
+  for (int m = 0; m < 4; ++m) pairs[m] = shared_at<uint32_t>(all[m * 8 + lane_here() / 4] + lane_here() % 4 * 4);
+}
+inline uint16_t& turned_at(const uint64_t (&all)[32], int m, int one) {
+  return shared_at<uint16_t>(all[m * 8 + lane_here() % 4 * 2 + one] + lane_here() / 4 * 2);
+}
+inline void load_turned(uint32_t (&pairs)[4], uint32_t address) {
+  uint64_t all[32];
+  emulated::share(address, all);
+  for (int m = 0; m < 4; ++m) pairs[m] = turned_at(all, m, 0) | static_cast<uint32_t>(turned_at(all, m, 1)) << 16;
+}
+inline void store_turned(uint32_t address, const uint32_t (&pairs)[4]) {
+  uint64_t all[32];
+  emulated::share(address, all);
+  for (int m = 0; m < 4; ++m)
+    for (int one = 0; one < 2; ++one) turned_at(all, m, one) = static_cast<uint16_t>(pairs[m] >> 16 * one);
+}
+
+inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
+  uint64_t left[2][32], right[32];
+  for (int i = 0; i < 2; ++i) emulated::share(a[2 * i] | static_cast<uint64_t>(a[2 * i + 1]) << 32, left[i]);
+  emulated::share(b_low | static_cast<uint64_t>(b_high) << 32, right);
+  for (int n = 0; n < 4; ++n) {
+    const int row = n / 2, column = lane_here() % 4 * 2 + n % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      const int there = k % 8 / 2, shift = k % 2 * 16;
+      const uint64_t x = left[k / 8][lane_here() / 4 * 4 + there] >> (32 * row + shift);
+      const uint64_t y = right[column * 4 + there] >> (32 * (k / 8) + shift);
+      sum += widened(x & 0xffff) * widened(y & 0xffff);
+    }
+    c[n] += sum;
+  }
+}
+
+}  // namespace states
