@@ -1,4 +1,4 @@
-// The few names of CUDA that csrc/sampling and csrc/states use, for a compiler of C++ alone: a thread of a cluster is a fiber, which
+// The few names of CUDA that sources of csrc use, for a compiler of C++ alone: a thread of a cluster is a fiber, which
 // runs until it comes to a barrier.
 #pragma once
 #define MYSGL_EMULATED
@@ -191,6 +191,17 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&x, &bits, 4);
   return x;
 }
+inline int __shfl_up_sync(unsigned mask, int value, int step) {
+  return static_cast<int>(__shfl_up_sync(mask, static_cast<unsigned long long>(static_cast<unsigned>(value)), step));
+}
+inline unsigned __match_any_sync(unsigned, int value) {
+  uint64_t all[32];
+  emulated::share(static_cast<unsigned>(value), all);
+  unsigned same = 0;
+  for (int lane = 0; lane < 32; ++lane) same |= static_cast<unsigned>(all[lane] == static_cast<unsigned>(value)) << lane;
+  return same;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline float __shfl_up_sync(unsigned mask, float value, int step) {
   return __uint_as_float(__shfl_up_sync(mask, static_cast<unsigned long long>(__float_as_uint(value)), step));
 }

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import math
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
+from sampling_case import TOP, Case, check, uniform
 from torch import Tensor
 
 from mysgl_kernel.cpu.toolchain import find_gxx
 from mysgl_kernel.sampling import RowLogprobs, arguments
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-from sampling_case import TOP, Case, check, uniform  # noqa: E402
-
 pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 
 
 @pytest.fixture(scope="module")
-def sampler(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    target = tmp_path_factory.mktemp("sampler") / "sampler.so"
-    # Compilers of some distributions check each longjmp, and take one to another fiber's stack for an error.
-    unchecked = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"]
-    options = ["-O1", *unchecked, "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-w", "-o"]
-    compiler = find_gxx()
-    assert compiler is not None
-    subprocess.run([compiler.path, *options, str(target), str(HERE / "emulated_sampler.cpp")], check=True)
-    return ctypes.CDLL(str(target))
+def sampler(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return emulated("emulated_sampler.cpp")
 
 
 def sample(library: ctypes.CDLL, case: Case) -> tuple[Tensor, RowLogprobs]:

@@ -16,8 +16,9 @@ def test_only_for_cuda_kernels(monkeypatch: pytest.MonkeyPatch, device: str, ref
     starts: list[object] = []
     monkeypatch.setattr(build, "start_building", starts.append)
     monkeypatch.setenv("MYSGLANG_REFERENCE_OPS", reference)
-    compile_ahead(device, head_dim=128, dtype=torch.bfloat16, keeps_states=True)
-    assert starts == [{"head_dim": 128, "dtype": torch.bfloat16, "keeps_states": True}] * started
+    compile_ahead(device, head_dim=128, dtype=torch.bfloat16, keeps_states=True, has_experts=False)
+    traits = {"head_dim": 128, "dtype": torch.bfloat16, "keeps_states": True, "has_experts": False}
+    assert starts == [traits] * started
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,13 @@ def test_cpu_kernels_where_they_are_used(
     monkeypatch.setattr(build, "start_building", lambda model: None)
     monkeypatch.setattr(cpu_build, "start_building", lambda: starts.append(None))
     monkeypatch.setenv("MYSGLANG_REFERENCE_OPS", reference)
-    compile_ahead(device, head_dim=128, dtype=dtype, keeps_states=False)
+    compile_ahead(device, head_dim=128, dtype=dtype, keeps_states=False, has_experts=False)
     assert len(starts) == started
 
 
 def test_a_missing_package_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    compile_ahead("cpu", head_dim=128, dtype=torch.bfloat16, keeps_states=False)
+    compile_ahead("cpu", head_dim=128, dtype=torch.bfloat16, keeps_states=False, has_experts=False)
     assert caplog.messages == [MISSING] and "2.4 times the processor time" in MISSING
     assert kernel_state("cpu") == MISSING
 

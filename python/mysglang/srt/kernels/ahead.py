@@ -21,10 +21,13 @@ MISSING = (
 )
 
 
-def compile_ahead(device_type: str, *, head_dim: int | None, dtype: torch.dtype, keeps_states: bool) -> None:
+def compile_ahead(
+    device_type: str, *, head_dim: int | None, dtype: torch.dtype, keeps_states: bool, has_experts: bool
+) -> None:
     """Start compiling kernels in the background, if the device can use them and they are not compiled yet.
 
     Only what a model with such heads, computed in this dtype, may need. head_dim: None if no layer attends over keys.
+    keeps_states, has_experts: True if some layers do so.
     Logs a warning if the package is missing.
     """
     if REFERENCE_OPS.get():
@@ -33,7 +36,7 @@ def compile_ahead(device_type: str, *, head_dim: int | None, dtype: torch.dtype,
         logger.warning(MISSING)
         return
     if device_type == "cuda":
-        traits = {"head_dim": head_dim, "dtype": dtype, "keeps_states": keeps_states}
+        traits = {"head_dim": head_dim, "dtype": dtype, "keeps_states": keeps_states, "has_experts": has_experts}
         importlib.import_module(f"{KERNELS}.build").start_building(traits)
     elif device_type == "cpu" and dtype is torch.bfloat16:
         importlib.import_module(f"{KERNELS}.cpu.build").start_building()

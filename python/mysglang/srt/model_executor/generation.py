@@ -69,7 +69,8 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     setup.check_numerics()
     if (plan := launch.config.decoder) is not None:
         head_dim = next((attention.head_dim for attention in plan.attentions), None)
-        compile_ahead(platform.name, head_dim=head_dim, dtype=launch.dtype, keeps_states=plan.has_states)
+        has = {"keeps_states": plan.has_states, "has_experts": bool(plan.mixtures)}
+        compile_ahead(platform.name, head_dim=head_dim, dtype=launch.dtype, **has)
     processors = load_processors(setup.config.logit_processors)
     ops = SamplingOps.choose(reference=setup.wants_reference)
 

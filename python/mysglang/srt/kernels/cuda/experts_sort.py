@@ -1,4 +1,5 @@
-"""The sort of (row, expert) pairs by expert, in Triton, each expert's padded to whole blocks of rows.
+"""The sort of (row, expert) pairs by expert, each expert's padded to whole blocks of rows: a kernel of the kernels'
+package in one block where it is at hand and has room for the list, and Triton otherwise.
 
 The host learns nothing of it: it launches the same programs whatever the routing, so a step can be captured. Pairs of
 an expert keep their order, so that the same routing always gives the same blocks.
@@ -6,15 +7,21 @@ an expert keep their order, so that the same routing always gives the same block
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mysglang.srt.kernels.cuda.mixture import MANY_PAIRS, Launch
+from mysglang.srt.kernels.cuda.mixture import MANY_PAIRS, Called, Launch
 from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.op import KERNELS
 
 SORTED_PAIRS = 1024
 """Pairs that a program of the sort reads together."""
@@ -186,6 +193,9 @@ def sort_launches(
 ) -> Iterator[Launch]:
     """Yields the kernel launches that list the pairs by expert, for blocks of `rows`."""
     pairs, wide, overlap = ids.numel(), triton.next_power_of_2(experts), overlapping(ids)
+    if (whole := _whole_sort(ids.device)) is not None and whole.fits(pairs, experts, len(order)):
+        yield Called(whole.sort_pairs), (1,), (ids, order, block_experts, used, experts, rows), {}
+        return
     if pairs <= SORTED_ALONE:
         constants = {"EXPERTS": wide, "CHUNK": SORTED_PAIRS, "MOST_ROWS": MOST_ROWS, "num_warps": 4, **overlap}
         yield _sort_kernel, (experts,), (ids, order, block_experts, used, pairs, rows), constants
@@ -202,3 +212,12 @@ def sort_launches(
         {**some_experts, "num_warps": 4, **overlap},
     )
     yield _place_kernel, (pieces,), (ids, counts, order, pairs), {**one_piece, "COMPARED": COMPARED_PAIRS}
+
+
+@cache
+def _whole_sort(device: torch.device) -> Any:
+    """Returns the module of the kernel that sorts in one block, None if this device has none."""
+    if device.type != "cuda" or importlib.util.find_spec(KERNELS) is None:
+        return None
+    module = importlib.import_module(f"{KERNELS}.experts_sort")
+    return module if module.available() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,21 @@ Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 
 MANY_PAIRS = 2048
 """More pairs than these may be sorted by other kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function that starts a compiled kernel, in the place of one of Triton's."""
+
+    function: Callable[..., None]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """Returns the function; the grid is its own affair."""
+        return self.function
+
+    def warmup(self, *arguments: object, grid: tuple[int, ...]) -> None:
+        """There is nothing to compile."""
+
 
 _compiled: set[tuple[object, ...]] = set()
 """Devices, types and shapes for which every plan is."""

@@ -1,0 +1,35 @@
+// The sort of pairs by expert; see sort.cuh.
+#include "sort.cuh"
+
+namespace {
+
+using Sorter = mysgl::PairSorter<32>;
+
+__global__ void __launch_bounds__(Sorter::THREADS, 1) sort_pairs(const __grid_constant__ mysgl::SortedPairs p) {
+  extern __shared__ __align__(16) char shared[];
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  Sorter(p, shared).run();
+}
+
+}  // namespace
+
+// overlap: the device can start a kernel while the one before it finishes.
+extern "C" cudaError_t mysgl_sort_pairs(const mysgl::SortedPairs* p, int overlap, cudaStream_t stream) {
+  const int bytes = Sorter::bytes(p->experts, p->length);
+  if (!Sorter::fits(*p)) return cudaErrorInvalidValue;
+  const cudaError_t error = cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(Sorter::THREADS);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  return cudaLaunchKernelEx(&config, sort_pairs, *p);
+}
