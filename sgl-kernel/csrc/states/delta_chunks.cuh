@@ -21,7 +21,6 @@
 
 namespace states {
 
-constexpr int DIM = 128;           // of keys and of values
 constexpr int CHUNK_THREADS = 128;
 constexpr int SIDE = 16;           // of a square of L that is inverted
 constexpr int BLOCKS = TOKENS / SIDE;

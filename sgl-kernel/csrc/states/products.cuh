@@ -1,8 +1,10 @@
 // Products by a warpgroup of wgmma, whose left sides lie in registers and whose right sides are tiles.
 #pragma once
 
-#include "../gemm/wgmma.cuh"
 #include "tiles.cuh"
+#ifndef MYSGL_EMULATED
+#include "../gemm/wgmma.cuh"
+#endif
 
 namespace states {
 
@@ -25,8 +27,13 @@ struct Left {
   }
 };
 
-// d += left right, or without what d holds if not `add`. ACROSS: the rows of right's tile are the rows of the product's
-// right side; otherwise they are its columns.
+#ifndef MYSGL_EMULATED
+
+using hopper::wgmma_commit;
+using hopper::wgmma_fence;
+using hopper::wgmma_wait;
+
+// One of four steps, sixteen deep.
 template <int ACROSS>
 __device__ __forceinline__ void multiply_step(Square& d, const uint32_t (&a)[4], uint64_t right, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -40,6 +47,8 @@ __device__ __forceinline__ void multiply_step(Square& d, const uint32_t (&a)[4],
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "r"(add), "n"(ACROSS));
 }
 
+// d += left right, or without what d holds if not `add`. ACROSS: the rows of right's tile are the rows of the product's
+// right side; otherwise they are its columns.
 template <bool ACROSS>
 __device__ __forceinline__ void multiply(Square& d, const Left& left, uint32_t tile, bool add) {
   // Sixteen rows further, or sixteen numbers of each row.
@@ -49,5 +58,7 @@ __device__ __forceinline__ void multiply(Square& d, const Left& left, uint32_t t
   for (int step = 0; step < 4; ++step)
     multiply_step<ACROSS ? 1 : 0>(d, left.steps[step], right + step * advance, add || step > 0);
 }
+
+#endif
 
 }  // namespace states

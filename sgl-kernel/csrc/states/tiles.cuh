@@ -10,6 +10,7 @@
 
 namespace states {
 
+constexpr int DIM = 128;                       // of keys and of values
 constexpr int TOKENS = 64;                     // rows of a tile
 constexpr int COLUMNS = 64;                    // numbers of a row
 constexpr int TILE_BYTES = TOKENS * COLUMNS * 2;

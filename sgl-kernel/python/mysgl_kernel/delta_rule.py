@@ -1,5 +1,5 @@
 """The gated delta rule for one new token of many rows, and for prompts, chunk by chunk and then from chunk to chunk:
-`csrc/states/delta_step.cu`, `delta_chunks.cuh` and `delta.cu`, which say how they work.
+`csrc/states/delta_step.cu`, `delta_chunks.cuh` and `delta_spans.cuh`, which say how they work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ STATES = torch.float32, torch.bfloat16
 
 _TRAITS = {"dtype": torch.bfloat16, "keeps_states": True}
 _STEP, _CHUNKS, _SPANS = _LIBRARIES = [
-    Library(f"states/{name}.cu", archs=("90a",), traits=_TRAITS) for name in ("delta_step", "delta_chunks", "delta")
+    Library(f"states/{name}.cu", archs=("90a",), traits=_TRAITS)
+    for name in ("delta_step", "delta_chunks", "delta_spans")
 ]
 
 
@@ -38,6 +39,16 @@ class ChunksCall(Structure):
         *((f"{name}_stride", c_long) for name in ("q", "k", "v", "a", "b")),
         *((name, c_int) for name in ("tokens", "heads", "shared")),
         *((name, c_float) for name in ("strongest", "eps")),
+    )
+
+
+class SpansCall(Structure):
+    """`Spans` of delta_spans.cuh, which says what the fields mean."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "written", "taken", "inside", "factors", "matrix", "spans", "out")),
+        *((f"{name}_stride", c_long) for name in ("q", "k")),
+        *((name, c_int) for name in ("tokens", "heads", "shared")),
     )
 
 
@@ -80,12 +91,12 @@ def take_chunks(
     which the second number is read: the end of a span. chunks: [C, 2] int32, the first token of each chunk, and its
     span. A chunk that begins behind its span has no tokens.
     """
-    call, made = arguments(q, k, v, a, b, log_rate, time_bias, cuts, chunks, strongest, eps)
+    call, made = chunk_arguments(q, k, v, a, b, log_rate, time_bias, cuts, chunks, strongest, eps)
     _launch_chunks()(byref(call), len(chunks), current_stream(v))
     return made
 
 
-def arguments(
+def chunk_arguments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -167,6 +178,12 @@ def take_spans(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, spans: Tens
     after the last, a number that is not read, the entry of the state, and the entry that gets a copy of it, or -1.
     Entries are distinct. A span without tokens changes nothing.
     """
+    call = span_arguments(q, k, chunks, matrix, spans, out)
+    _launch_spans()(byref(call), len(spans), matrix.dtype is torch.bfloat16, current_stream(q))
+
+
+def span_arguments(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, spans: Tensor, out: Tensor) -> SpansCall:
+    """Returns the arguments of the kernel of `take_spans`."""
     tokens, heads, dim = out.shape
     written, taken, inside, factors = chunks
     assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES
@@ -177,17 +194,8 @@ def take_spans(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, spans: Tens
     assert all(each.is_contiguous() for each in (written, taken, inside, factors, matrix, spans, out))
     assert all(each.dtype is torch.bfloat16 for each in (q, k, written, taken, inside, out))
     _check_rows(q, k)
-    _launch_spans()(
-        *(each.data_ptr() for each in (q, k, written, taken, inside, factors, matrix, spans, out)),
-        q.stride(0),
-        k.stride(0),
-        tokens,
-        heads,
-        heads // q.shape[1],
-        len(spans),
-        matrix.dtype is torch.bfloat16,
-        current_stream(q),
-    )
+    pointers = [each.data_ptr() for each in (q, k, *chunks, matrix, spans, out)]
+    return SpansCall(*pointers, q.stride(0), k.stride(0), tokens, heads, heads // q.shape[1])
 
 
 def _check_gates(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> None:
@@ -221,4 +229,4 @@ def _launch_chunks() -> Launch:
 
 @cache
 def _launch_spans() -> Launch:
-    return _SPANS.function("mysgl_delta_spans", *9 * [c_void_p], *2 * [c_long], *5 * [c_int], c_void_p)
+    return _SPANS.function("mysgl_delta_spans", POINTER(SpansCall), c_int, c_int, c_void_p)

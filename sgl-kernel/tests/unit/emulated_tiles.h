@@ -2,9 +2,17 @@
 #pragma once
 #include "emulated_cuda.h"
 
+inline uint16_t rounded(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float widened(uint32_t bits) { return __uint_as_float(bits << 16); }
+
 struct __nv_bfloat16 {
   uint16_t bits;
-  operator float() const { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+  __nv_bfloat16() = default;
+  explicit __nv_bfloat16(float x) : bits(rounded(x)) {}
+  operator float() const { return widened(bits); }
 };
 
 namespace states {
@@ -22,15 +30,13 @@ inline void copy_or_clear(uint32_t target, const void* source, bool there) {
   std::memset(&shared_at<char>(target), 0, 16);
   if (there) std::memcpy(&shared_at<char>(target), source, 16);
 }
+inline void copy_or_clear_float(uint32_t target, const float* source, bool there) {
+  shared_at<float>(target) = there ? *source : 0.f;
+}
 inline void close_copies() {}
 template <int PENDING>
 void await_copies() {}
 
-inline uint16_t rounded(float x) {
-  const unsigned bits = __float_as_uint(x);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-inline float widened(uint32_t bits) { return __uint_as_float(bits << 16); }
 inline uint32_t packed(float low, float high) { return rounded(low) | static_cast<uint32_t>(rounded(high)) << 16; }
 inline float2 unpacked(uint32_t pair) { return {widened(pair & 0xffff), widened(pair >> 16)}; }
 
@@ -73,6 +79,33 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, 
       sum += widened(x & 0xffff) * widened(y & 0xffff);
     }
     c[n] += sum;
+  }
+}
+
+// By a warpgroup, whose warps have sixteen rows each.
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int PENDING>
+void wgmma_wait() {}
+
+template <bool ACROSS, class Left>
+void multiply(float (&d)[32], const Left& left, uint32_t tile, bool add) {
+  uint64_t parts[4][2][32];
+  for (int step = 0; step < 4; ++step)
+    for (int i = 0; i < 2; ++i)
+      emulated::share(left.steps[step][2 * i] | static_cast<uint64_t>(left.steps[step][2 * i + 1]) << 32, parts[step][i]);
+  const auto right = [&](int k, int n) {
+    const int row = ACROSS ? k : n, number = ACROSS ? n : k;
+    return widened(shared_at<uint16_t>(tile + row * 128 + ((number / 8 ^ row % 8) << 4) + number % 8 * 2));
+  };
+  for (int i = 0; i < 32; ++i) {
+    const int below = i / 2 % 2, n = i / 4 * 8 + lane_here() % 4 * 2 + i % 2;
+    float sum = add ? d[i] : 0.f;
+    for (int k = 0; k < 64; ++k) {
+      const int lane = lane_here() / 4 * 4 + k % 8 / 2, shift = 32 * below + k % 2 * 16;
+      sum += widened(parts[k / 16][k % 16 / 8][lane] >> shift & 0xffff) * right(k, n);
+    }
+    d[i] = sum;
   }
 }
 
