@@ -1,6 +1,4 @@
-"""States of a gated delta rule on a GPU, one token further or taken through chunks, against the same sums in
-float64.
-"""
+"""The gated delta rule on a GPU, one token of each row and chunks of prompts, against the same sums in float64."""
 
 from __future__ import annotations
 
@@ -11,25 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from mysgl_kernel.delta_rule import DIM, step, take_chunks, take_spans
+from mysgl_kernel.delta_rule import step, take_chunks
+from mysgl_kernel.spans import DIM
 
 sys.path.insert(0, str(Path(__file__).parent))
-from delta_case import CHUNK_CASES, SPAN_CASES, error
+from delta_case import CHUNK_CASES
+from span_case import error
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper device"
 )
-
-
-@pytest.mark.parametrize("name", SPAN_CASES)
-def test_spans(name: str) -> None:
-    case = replace(SPAN_CASES[name], device="cuda")
-    given = case.arguments()
-    take_spans(*given)
-    case.check(given[3], given[5])
-    again = case.arguments()
-    take_spans(*again)
-    assert torch.equal(given[3], again[3]) and torch.equal(given[5].nan_to_num(), again[5].nan_to_num())
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])

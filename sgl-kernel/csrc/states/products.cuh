@@ -21,6 +21,9 @@ struct Left {
     steps[j / 2][j % 2 * 2 + 1] = packed(lower_0, lower_1);
   }
 
+  __device__ __forceinline__ uint32_t upper(int j) const { return steps[j / 2][j % 2 * 2]; }
+  __device__ __forceinline__ uint32_t lower(int j) const { return steps[j / 2][j % 2 * 2 + 1]; }
+
   __device__ __forceinline__ void set(const Square& x) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) set(j, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);

@@ -1,5 +1,5 @@
-"""The gated delta rule for one new token of many rows, and for prompts, chunk by chunk and then from chunk to chunk:
-`csrc/states/delta_step.cu`, `delta_chunks.cuh` and `delta_spans.cuh`, which say how they work.
+"""The gated delta rule for one new token of many rows, and for prompts chunk by chunk: `csrc/states/delta_step.cu` and
+`delta_chunks.cuh`, which say how they work. States are taken through chunks by `spans.py`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,12 @@ from torch import Tensor
 
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.library import Library, current_stream
+from mysgl_kernel.spans import ARCHS, CHUNK, DIM, STATES, TRAITS, check_rows
 
-DIM = 128
-"""Numbers of a key and of a value."""
-CHUNK = 64
-"""Tokens of a chunk."""
 MOST_SHARED = 8
 """Value heads that may share a key head in prompts."""
-STATES = torch.float32, torch.bfloat16
-"""How states may be kept. They are computed in float32."""
 
-_TRAITS = {"dtype": torch.bfloat16, "keeps_states": True}
-_STEP, _CHUNKS, _SPANS = _LIBRARIES = [
-    Library(f"states/{name}.cu", archs=("90a",), traits=_TRAITS)
-    for name in ("delta_step", "delta_chunks", "delta_spans")
-]
+_STEP, _CHUNKS = (Library(f"states/{name}.cu", archs=ARCHS, traits=TRAITS) for name in ("delta_step", "delta_chunks"))
 
 
 class ChunksCall(Structure):
@@ -39,16 +30,6 @@ class ChunksCall(Structure):
         *((f"{name}_stride", c_long) for name in ("q", "k", "v", "a", "b")),
         *((name, c_int) for name in ("tokens", "heads", "shared")),
         *((name, c_float) for name in ("strongest", "eps")),
-    )
-
-
-class SpansCall(Structure):
-    """`Spans` of delta_spans.cuh, which says what the fields mean."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("q", "k", "written", "taken", "inside", "factors", "matrix", "spans", "out")),
-        *((f"{name}_stride", c_long) for name in ("q", "k")),
-        *((name, c_int) for name in ("tokens", "heads", "shared")),
     )
 
 
@@ -68,8 +49,8 @@ class Chunks(NamedTuple):
 
 
 def available() -> bool:
-    """True if the present device runs all. Compiles them if necessary."""
-    return all(library.available() for library in _LIBRARIES)
+    """True if the present device runs both. Compiles them if necessary."""
+    return _STEP.available() and _CHUNKS.available()
 
 
 def take_chunks(
@@ -169,45 +150,11 @@ def step(
     return out
 
 
-def take_spans(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, spans: Tensor, out: Tensor) -> None:
-    """Takes the state of each span through its chunks, and fills `out` at its tokens.
-
-    q, k: [T, key_heads, DIM] bfloat16; rows at distances of multiples of 8, and aligned to 16 bytes. out: [T, heads,
-    DIM] bfloat16, dense.
-    matrix: [N, heads, DIM, DIM] in one of STATES, dense, updated. spans: [R, 5] int32, dense: first token, the one
-    after the last, a number that is not read, the entry of the state, and the entry that gets a copy of it, or -1.
-    Entries are distinct. A span without tokens changes nothing.
-    """
-    call = span_arguments(q, k, chunks, matrix, spans, out)
-    _launch_spans()(byref(call), len(spans), matrix.dtype is torch.bfloat16, current_stream(q))
-
-
-def span_arguments(q: Tensor, k: Tensor, chunks: Chunks, matrix: Tensor, spans: Tensor, out: Tensor) -> SpansCall:
-    """Returns the arguments of the kernel of `take_spans`."""
-    tokens, heads, dim = out.shape
-    written, taken, inside, factors = chunks
-    assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES
-    assert q.shape == k.shape and q.shape[0] == tokens and heads % q.shape[1] == 0 and q.shape[2] == dim
-    assert written.shape == taken.shape == out.shape and inside.shape == (tokens, heads, CHUNK)
-    assert factors.shape == (3, heads, tokens) and factors.dtype is torch.float32
-    assert spans.shape[1] == 5 and spans.dtype is torch.int32
-    assert all(each.is_contiguous() for each in (written, taken, inside, factors, matrix, spans, out))
-    assert all(each.dtype is torch.bfloat16 for each in (q, k, written, taken, inside, out))
-    _check_rows(q, k)
-    pointers = [each.data_ptr() for each in (q, k, *chunks, matrix, spans, out)]
-    return SpansCall(*pointers, q.stride(0), k.stride(0), tokens, heads, heads // q.shape[1])
-
-
 def _check_gates(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> None:
     assert q.shape == k.shape and a.shape == b.shape == v.shape[:2]
     assert all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b)) and a.stride(1) == b.stride(1) == 1
     assert all(each.dtype is torch.float32 and each.is_contiguous() for each in (log_rate, time_bias))
-    _check_rows(q, k, v)
-
-
-def _check_rows(*parts: Tensor) -> None:
-    for each in parts:
-        assert each.stride(2) == 1 and each.stride(1) == DIM and each.stride(0) % 8 == 0 and each.data_ptr() % 16 == 0
+    check_rows(q, k, v)
 
 
 @cache
@@ -225,8 +172,3 @@ def _launch_step() -> Launch:
 @cache
 def _launch_chunks() -> Launch:
     return _CHUNKS.function("mysgl_delta_chunks", POINTER(ChunksCall), c_int, c_void_p)
-
-
-@cache
-def _launch_spans() -> Launch:
-    return _SPANS.function("mysgl_delta_spans", POINTER(SpansCall), c_int, c_int, c_void_p)

@@ -123,5 +123,8 @@ scan_runs = Op(
     "scan_runs",
     reference=_scan_runs,
     cpu="mysglang.srt.kernels.cpu.states:scan_runs",
-    cuda="mysglang.srt.kernels.cuda.state_space:scan_runs",
+    cuda=(
+        "mysglang.srt.kernels.cuda.hopper_scan:scan_runs",
+        "mysglang.srt.kernels.cuda.state_space:scan_runs",
+    ),
 )

@@ -9,14 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mysgl_kernel import delta_rule as states
+from mysgl_kernel import delta_rule as kernels
+from mysgl_kernel import spans
 from mysglang.srt.kernels.cuda import delta_rule
 from mysglang.srt.kernels.delta_rule import NORM_EPS
 from mysglang.srt.kernels.states import CHUNK, Runs
 
-assert states.CHUNK == CHUNK
+assert spans.CHUNK == CHUNK
 
-available = states.available
+
+def available() -> bool:
+    """True if the present device runs these kernels. Compiles them if necessary."""
+    return kernels.available() and spans.available()
+
 
 MANY = 8
 """States for each multiprocessor from which on a kernel that streams them is used. Fewer are spread better in parts."""
@@ -36,9 +41,9 @@ def delta_step(
 ) -> Tensor:
     """Implements the op `delta_step`. `kernels/delta_rule.py` describes its arguments and result."""
     rows, heads, _ = v.shape
-    many = rows * heads >= MANY * states.multiprocessors(v.device)
+    many = rows * heads >= MANY * kernels.multiprocessors(v.device)
     if many and _fits(q, k, v, a, b, matrix):
-        return states.step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, NORM_EPS)
+        return kernels.step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, NORM_EPS)
     return delta_rule.delta_step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest)
 
 
@@ -55,13 +60,13 @@ def delta_runs(
     strongest: float = 1.0,
 ) -> Tensor:
     """Implements the op `delta_runs`. `kernels/delta_rule.py` describes its arguments and result."""
-    if not _fits(q, k, v, a, b, matrix) or v.shape[1] > states.MOST_SHARED * q.shape[1]:
+    if not _fits(q, k, v, a, b, matrix) or v.shape[1] > kernels.MOST_SHARED * q.shape[1]:
         return delta_rule.delta_runs(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
-    chunks = states.take_chunks(q, k, v, a, b, log_rate, time_bias, runs.cuts, runs.chunks, strongest, NORM_EPS)
+    chunks = kernels.take_chunks(q, k, v, a, b, log_rate, time_bias, runs.cuts, runs.chunks, strongest, NORM_EPS)
     out = torch.empty_like(chunks.written)
     at = 0
     for rows in runs.turn_sizes:
-        states.take_spans(q, k, chunks, matrix, runs.turns[at : at + rows], out)
+        spans.take_delta_spans(q, k, *chunks, matrix, runs.turns[at : at + rows], out)
         at += rows
     return out
 
@@ -71,7 +76,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, matrix: Tensor)
     return (
         a.dim() == 2
         and all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b))
-        and matrix.dtype in states.STATES
-        and matrix.shape[2:] == (states.DIM, states.DIM)
+        and matrix.dtype in spans.STATES
+        and matrix.shape[2:] == (spans.DIM, spans.DIM)
         and all(each.stride(0) % 8 == 0 and each.data_ptr() % 16 == 0 for each in (q, k, v))
     )

@@ -209,8 +209,9 @@ def _scan_chunk_kernel(
 ):
     """Computes, for PART heads of a group, what the tokens of one chunk read of each other, before states are known.
 
-    inside: [T, HEADS, CHUNK], how much a token reads of the input of each token of its chunk. factors: [2, T, HEADS],
-    the logarithm of the decay from the chunk's beginning on, and the time steps.
+    inside: [T, HEADS, CHUNK], how much a token reads of the input of each token of its chunk. factors: [3, HEADS, T]:
+    of what writes, its time step and the decay to the chunk's end; of what reads, the decay from the chunk's beginning.
+    The third is the decay of the whole chunk, at its first token.
     """
     head = tl.program_id(0) * PART
     begin = tl.load(chunks + tl.program_id(1) * 2)
@@ -235,10 +236,13 @@ def _scan_chunk_kernel(
         # Above the diagonal a quotient could overflow.
         pairs = tl.exp(tl.where(lower, since[:, None] - since[None, :], 0.0)) * step[None, :]
         seen = tl.where(lower, products * pairs, 0.0)
-        place = token * HEADS + head
-        tl.store(inside + place[:, None] * CHUNK + i[None, :], seen, mask=exists[:, None])
-        tl.store(factors + place, since, mask=exists)
-        tl.store(factors + columns + place, step, mask=exists)
+        tl.store(inside + (token * HEADS + head)[:, None] * CHUNK + i[None, :], seen, mask=exists[:, None])
+        # The decay of the whole chunk is the least.
+        whole = tl.min(since, axis=0)
+        place = factors + head.to(tl.int64) * tokens + token
+        tl.store(place, step * tl.exp(whole - since), mask=exists)
+        tl.store(place + columns, tl.exp(since), mask=exists)
+        tl.store(place + 2 * columns, tl.exp(whole + tl.zeros((CHUNK,), tl.float32)), mask=i == 0)
         head += 1
 
 
@@ -285,6 +289,7 @@ def _scan_runs_kernel(
     own = tl.load(cuts + first * 5 + 3).to(tl.int64) * size
     state = tl.load(kept_at + own, mask=some, other=0.0).to(tl.float32)
     within = (head // SHARED) * STATE + n[None, :]
+    of_head = factors + head.to(tl.int64) * tokens
     for number in range(first, tl.load(rows + row + 1)):
         start = tl.load(cuts + number * 5)
         end = tl.load(cuts + number * 5 + 1)
@@ -295,18 +300,17 @@ def _scan_runs_kernel(
             some_columns = (d < DIM)[:, None] & exists[None, :]
             value = tl.load(x + token[None, :] * x_stride + head * DIM + d[:, None], mask=some_columns, other=0.0)
             place = token * HEADS + head
-            since = tl.load(factors + place, mask=exists, other=0.0)
-            step = tl.load(factors + columns + place, mask=exists, other=0.0)
+            of_writes = tl.load(of_head + token, mask=exists, other=0.0)
+            of_reads = tl.load(of_head + columns + token, mask=exists, other=0.0)
+            whole = tl.load(of_head + 2 * columns + begin)
             write = tl.load(b + token[:, None] * b_stride + within, mask=some_rows, other=0.0)
             read = tl.load(c + token[:, None] * c_stride + within, mask=some_rows, other=0.0)
             seen = tl.load(inside + place[:, None] * CHUNK + i[None, :], mask=exists[:, None], other=0.0)
-            # The decay of the whole chunk is the least.
-            whole = tl.min(since, axis=0)
             numbers = value.to(tl.float32)
             before = state.to(read.dtype)
-            kept = (numbers * (step * tl.exp(whole - since))[None, :]).to(value.dtype)
-            state = state * tl.exp(whole) + tl.dot(kept, write, input_precision="ieee")
-            found = tl.dot(before, tl.trans(read), input_precision="ieee") * tl.exp(since)[None, :]
+            kept = (numbers * of_writes[None, :]).to(value.dtype)
+            state = state * whole + tl.dot(kept, write, input_precision="ieee")
+            found = tl.dot(before, tl.trans(read), input_precision="ieee") * of_reads[None, :]
             found += tl.dot(value, tl.trans(seen), input_precision="ieee")
             found += passed * numbers
             tl.store(out + place[None, :] * DIM + d[:, None], found, mask=some_columns)
@@ -330,33 +334,16 @@ def scan_runs(
     side.
     """
     tokens, heads, dim = x.shape
-    groups, state = b.shape[1:]
+    state = b.shape[2]
+    inside, factors = chunks_of(x, b, c, time, time_bias, log_rate, runs)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    inside = torch.empty(tokens, heads, CHUNK, dtype=x.dtype, device=x.device)
-    factors = torch.empty(2, tokens, heads, dtype=torch.float32, device=x.device)
-    sizes = {"HEADS": heads, "SHARED": heads // groups, "STATE": state, "ROWS": tile(state), "CHUNK": CHUNK}
-    part = gcd(heads // groups, CHUNK_HEADS)
-    _scan_chunk_kernel[(heads // part, len(runs.chunks))](
-        b,
-        c,
-        time,
-        time_bias,
-        log_rate,
-        runs.cuts,
-        runs.chunks,
-        inside,
-        factors,
-        b.stride(0),
-        c.stride(0),
-        time.stride(0),
-        tokens,
-        **sizes,
-        PART=part,
-        num_warps=CHUNK_WARPS,
-    )
     constants = {
-        **sizes,
+        "HEADS": heads,
+        "SHARED": heads // b.shape[1],
+        "STATE": state,
         "DIM": dim,
+        "ROWS": tile(state),
+        "CHUNK": CHUNK,
         "num_warps": warps(tile(state)),
         "num_stages": 1,
     }
@@ -374,3 +361,39 @@ def scan_runs(
         )
         at += rows
     return out
+
+
+def chunks_of(
+    x: Tensor, b: Tensor, c: Tensor, time: Tensor, time_bias: Tensor, log_rate: Tensor, runs: Runs
+) -> tuple[Tensor, Tensor]:
+    """Returns `inside` and `factors` of `_scan_chunk_kernel`, which says what they are. Arguments as of
+    `scan_runs`.
+    """
+    tokens, heads, _ = x.shape
+    groups, state = b.shape[1:]
+    inside = torch.empty(tokens, heads, CHUNK, dtype=x.dtype, device=x.device)
+    factors = torch.empty(3, heads, tokens, dtype=torch.float32, device=x.device)
+    part = gcd(heads // groups, CHUNK_HEADS)
+    _scan_chunk_kernel[(heads // part, len(runs.chunks))](
+        b,
+        c,
+        time,
+        time_bias,
+        log_rate,
+        runs.cuts,
+        runs.chunks,
+        inside,
+        factors,
+        b.stride(0),
+        c.stride(0),
+        time.stride(0),
+        tokens,
+        HEADS=heads,
+        SHARED=heads // groups,
+        STATE=state,
+        ROWS=tile(state),
+        CHUNK=CHUNK,
+        PART=part,
+        num_warps=CHUNK_WARPS,
+    )
+    return inside, factors

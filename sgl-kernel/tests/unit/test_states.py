@@ -1,5 +1,5 @@
-"""The gated delta rule over prompts: CUDA sources, compiled as C++ with a fiber for each thread, against the definition
-in float64.
+"""Recurrences over prompts: CUDA sources, compiled as C++ with a fiber for each thread, against their definitions in
+float64.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from delta_case import CHUNK_CASES, SPAN_CASES
+from delta_case import CHUNK_CASES
+from span_case import SPAN_CASES
 
 from mysgl_kernel.cpu.toolchain import find_gxx
-from mysgl_kernel.delta_rule import chunk_arguments, span_arguments
+from mysgl_kernel.delta_rule import chunk_arguments
 
 pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 
 
 @pytest.fixture(scope="module")
 def library(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
-    return emulated("emulated_delta.cpp")
+    return emulated("emulated_states.cpp")
 
 
 @pytest.mark.parametrize("name", CHUNK_CASES)
@@ -39,6 +40,6 @@ def test_chunks(library: ctypes.CDLL, name: str) -> None:
 def test_spans(library: ctypes.CDLL, name: str) -> None:
     case = SPAN_CASES[name]
     given = case.arguments()
-    halved = case.kept is torch.bfloat16
-    library.emulated_delta_spans(ctypes.byref(span_arguments(*given)), len(case.spans), halved)
-    case.check(given[3], given[5])
+    take = library.emulated_scan_spans if case.rule == "scan" else library.emulated_delta_spans
+    take(ctypes.byref(case.call(given)), len(case.spans), case.kept is torch.bfloat16)
+    case.check(given[-3], given[-1])
