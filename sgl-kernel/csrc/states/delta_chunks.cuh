@@ -17,6 +17,7 @@
 // L and the inverses are sums of two bf16 numbers each, which have 16 bits; X is rounded to bf16, as it is in the end.
 #pragma once
 
+#include "gates.cuh"
 #include "tiles.cuh"
 
 namespace states {
@@ -37,9 +38,6 @@ struct Chunks {
   int tokens, heads, shared;
   float strongest, eps;
 };
-
-// log(1 + exp(x)), also where 1 + exp(x) rounds to 1.
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(__expf(-fabsf(x))); }
 
 // x as the sum of two bf16 numbers.
 struct TwoParts {
@@ -137,15 +135,15 @@ class ChunkOfHeads {
   // Logarithms of decays since the chunk's beginning, and strengths. By one warp, two tokens a lane.
   __device__ void find_gates(int head) const {
     const int of = value_head(head), first = lane * 2;
-    const float rate = __expf(p.log_rate[of]), shift = p.time_bias[of];
+    const float log_rate = p.log_rate[of], shift = p.time_bias[of];
     float decay[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const long token = begin + first + i;
       float its = 0.f;
       if (first + i < count) {
-        decay[i] = -rate * softplus(float(p.a[token * p.a_stride + of]) + shift);
-        its = p.strongest / (1.f + __expf(-float(p.b[token * p.b_stride + of])));
+        decay[i] = decay_of(float(p.a[token * p.a_stride + of]), shift, log_rate);
+        its = strength_of(float(p.b[token * p.b_stride + of]), p.strongest);
       }
       strength[head * TOKENS + first + i] = its;
     }
@@ -179,7 +177,7 @@ class ChunkOfHeads {
     }
     if (half == 0) {
       of_key[row] = rsqrtf(sums[0] + p.eps);
-      of_query[row] = rsqrtf(sums[1] + p.eps) * 0.08838834764831845f;  // DIM ** -0.5
+      of_query[row] = rsqrtf(sums[1] + p.eps) * QUERY_SCALE;
     }
   }
 

@@ -12,6 +12,7 @@
 // written, and the token's query reads: (S + k u^T)^T q = S^T q + (k q) u, so both read the state before it is written.
 
 #include "../gemm/hopper.cuh"
+#include "gates.cuh"
 
 namespace {
 
@@ -145,9 +146,6 @@ __device__ __forceinline__ void put_pair(__nv_bfloat16* x, float2 two) {
 }
 __device__ __forceinline__ void put_pair(float* x, float2 two) { *reinterpret_cast<float2*>(x) = two; }
 
-// log(1 + exp(x)), also where 1 + exp(x) rounds to 1.
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(__expf(-fabsf(x))); }
-
 // What decay and strength are made of, as it is loaded.
 struct Loaded {
   float time, shift, log_rate, strength;
@@ -181,8 +179,8 @@ __device__ void compute(const Params& p, unsigned char* ring, float* sums, uint3
       if (part == 0) put_pair(out, make_float2(0.f, 0.f));
       continue;
     }
-    const float decay = __expf(-__expf(loaded.log_rate) * softplus(loaded.time + loaded.shift));
-    const float strength = p.strongest / (1.f + __expf(-loaded.strength));
+    const float decay = __expf(decay_of(loaded.time, loaded.shift, loaded.log_rate));
+    const float strength = strength_of(loaded.strength, p.strongest);
     unsigned char* own = ring + stage * R::STAGE_BYTES;
     barrier_wait(there + stage * 8, parity);
     Kept* state = reinterpret_cast<Kept*>(own) + part * KEYS * DIM + value;
@@ -217,7 +215,7 @@ __device__ void compute(const Params& p, unsigned char* ring, float* sums, uint3
       both += keys.x * queries.x + keys.y * queries.y;
     }
     of_key = rsqrtf(over_warp(of_key) + p.eps);
-    of_query = rsqrtf(over_warp(of_query) + p.eps) * 0.08838834764831845f;  // DIM ** -0.5
+    of_query = rsqrtf(over_warp(of_query) + p.eps) * QUERY_SCALE;
     both = over_warp(both);
     const float2 given = pair_at(values + value);
     named_barrier(1, COMPUTING);

@@ -38,13 +38,15 @@ struct Mamba2 {
 };
 
 struct Spans {
-  const __nv_bfloat16 *q, *k;                  // [tokens, key heads, DIM]; of Mamba-2, C and B of its groups
-  const __nv_bfloat16 *written, *taken, *inside;  // [tokens, columns of values]; [tokens, heads, DIM]; [.., TOKENS]
-  const float* factors;  // [3, heads, tokens]: g, f, and c at the first token of a chunk
-  const float* skip;     // [heads], d of Mamba-2
-  void* matrix;          // [entries, heads, DIM, values of a head]
-  const int* spans;      // [rows, 5]: first token, end, the row's first token, the state's entry, that of a copy or -1
-  __nv_bfloat16* out;    // [tokens, columns of values]
+  const __nv_bfloat16 *q, *k;    // [tokens, key heads, DIM]; of Mamba-2, C and B of its groups
+  const __nv_bfloat16 *written;  // [tokens, columns of values]
+  const __nv_bfloat16 *taken;    // [tokens, heads, DIM], or null
+  const __nv_bfloat16 *inside;   // [tokens, heads, TOKENS]
+  const float *factors;          // [3, heads, tokens]: g, f, and c at the first token of a chunk
+  const float *skip;             // [heads], d of Mamba-2, or null
+  void *matrix;                  // [entries, heads, DIM, values of a head]
+  const int *spans;              // [rows, 5]: first token, end, a number that is not read, entries of state and copy, or -1
+  __nv_bfloat16 *out;            // [tokens, columns of values]
   long q_stride, k_stride, written_stride;
   int tokens, heads, shared;  // shared: heads of a key head
 };
