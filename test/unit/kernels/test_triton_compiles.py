@@ -4,7 +4,8 @@ The interpreter takes much that the compiler refuses: types, shapes, and how muc
 """
 
 import re
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from triton.compiler import compile as compile_kernel
 from fixtures.triton_compiled import compile_launches, end_after
 from mysglang.srt.kernels.cuda import (
     attention,
+    delta_by_channel,
     delta_rule,
     expanded_attention,
     experts_blocks,
@@ -30,6 +32,7 @@ from mysglang.srt.kernels.cuda import (
     latent_attention,
     select_experts,
     state_space,
+    triangular,
 )
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
@@ -64,12 +67,17 @@ def no_machine_code() -> Iterator[None]:
         yield
 
 
-def compiled(kernel: Any, capability: int, signature: dict[str, str], **constants: Any) -> Any:
-    """The kernel with these constants, the upper ones; the others are options of the launch."""
-    options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+def compiled(
+    kernel: Any, capability: int, signature: dict[str, str], *, aligned: Collection[str] = (), **constants: Any
+) -> Any:
+    """The kernel with these constants, the upper ones; the others are options of the launch. aligned: arguments that
+    are divisible by 16.
+    """
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in constants}
     types = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
+    divisible = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(kernel.arg_names) if name in aligned}
     return compile_kernel(
-        ASTSource(fn=kernel, signature=types, constexprs=constants),
+        ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=divisible),
         target=GPUTarget("cuda", capability, 32),
         options=options,
     )
@@ -253,6 +261,57 @@ def test_prompts_through_states(capability: int) -> None:
     for made in (delta, scan):
         assert made.metadata.shared <= SHARED_BYTES[capability]
         assert "mma.sync" in made.asm["llir"] and "wgmma" not in made.asm["llir"]
+
+
+BY_CHANNEL = {
+    **dict.fromkeys(("q", "k", "v", "a", "b", "written", "taken", "inside", "asked", "kept", "out"), "*bf16"),
+    **dict.fromkeys(("log_rate", "time_bias", "since", "lengths", "system", "matrix"), "*fp32"),
+    **dict.fromkeys(("cuts", "chunks", "rows"), "*i32"),
+    **dict.fromkeys(("q_stride", "k_stride", "v_stride", "a_stride", "b_stride", "tokens"), "i32"),
+    "eps": "fp32",
+}
+
+
+@pytest.mark.parametrize("dim", [128, 256])
+def test_prompts_of_decays_by_channel(dim: int, tmp_path: Path) -> None:
+    """At the sizes of Kimi Linear and of larger heads: no asynchronous products, and nothing is spilled."""
+    end_after("cubin")
+    aligned = BY_CHANNEL.keys() - {"rows", "tokens", "eps"}
+    sizes = {"HEADS": 32, "KEY_DIM": dim, "VALUE_DIM": dim, "CHUNK": 64}
+    chunk = compiled(
+        delta_by_channel._channel_chunk_kernel,
+        90,
+        BY_CHANNEL,
+        aligned=aligned,
+        **sizes,
+        SHARED=1,
+        PART=delta_by_channel.PART,
+        STRONGEST=1.0,
+        PRECISION=triangular.SOLVERS[torch.bfloat16],
+        num_warps=delta_by_channel.CHUNK_WARPS,
+        num_stages=1,
+        maxnreg=delta_by_channel.CHUNK_REGISTERS,
+    )
+    runs = compiled(
+        delta_by_channel._channel_runs_kernel,
+        90,
+        BY_CHANNEL,
+        aligned=aligned,
+        **sizes,
+        KEYS=state_space.tile(dim),
+        VALUES=state_space.NARROW,
+        num_warps=state_space.warps(dim),
+        num_stages=1,
+    )
+    for made in (chunk, runs):
+        assert made.metadata.shared <= SHARED_BYTES[90]
+        assert "mma.sync" in made.asm["ptx"] and "wgmma" not in made.asm["ptx"]
+        # Other threads of the program read what was written before a barrier: not through the read-only cache.
+        assert "ld.global.nc" not in made.asm["ptx"]
+        binary = tmp_path / "kernel.cubin"
+        binary.write_bytes(made.asm["cubin"])
+        listed = [knobs.nvidia.cuobjdump.path, "-res-usage", str(binary)]
+        assert " STACK:0 " in subprocess.run(listed, capture_output=True, text=True, check=True).stdout
 
 
 LAUNCHES = """
