@@ -13,10 +13,11 @@ pytest.importorskip("triton")
 PROGRAM = """
 from fixtures.late_row_cases import random_case
 from fixtures.sampling_cases import random_draws
+from fixtures.state_runs import runs_of
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels import activation, norm
 from mysglang.srt.kernels.cuda import attention, attention_sinks, experts, expanded_attention, gemm, invariant_attention
-from mysglang.srt.kernels.cuda import invariant_gemm, kvcache
+from mysglang.srt.kernels.cuda import delta_rule, invariant_gemm, kvcache
 from mysglang.srt.kernels.cuda import late_rows, latent_attention, rotary, select_experts, sampling, shared_gate
 from mysglang.srt.platforms.cuda import CudaPlatform
 
@@ -82,9 +83,23 @@ def decode(rows):
         q, *pages, table, places, ints(rows), ints(rows), places, 1, 1, spec, decoding=True)
     chosen(rows)
 
+def states(rows, length):
+    # Decays by head and by channel. The second half of each prompt is a span of its own.
+    spans = []
+    for row, start in enumerate(range(0, rows * length, length)):
+        cuts = [start, start + length // 2, start + length]
+        spans += [(begin, end, row, None) for begin, end in zip(cuts, cuts[1:]) if end > begin]
+    runs = runs_of([length] * rows, spans)
+    q, k, v, by_channel = (torch.zeros(rows * length, HEADS, DIM, dtype=DTYPE) for _ in range(4))
+    a, b = (torch.zeros(rows * length, HEADS, dtype=DTYPE) for _ in range(2))
+    matrix, bias = torch.zeros(rows + 1, HEADS, DIM, DIM), torch.zeros(HEADS, DIM)
+    delta_rule.delta_runs(q, k, v, a, b, bias[:, 0].clone(), bias[:, 0].clone(), matrix, runs)
+    delta_rule.delta_runs(q, k, v, by_channel, b, bias[:, 0].clone(), bias, matrix, runs)
+
 def prompts(rows, length):
     # So many rows with as many new tokens each, the last of which alone goes on.
     q, _ = layers(rows * length)
+    states(rows, length)
     slots, lens, starts = ints(rows, torch.int64), ints(rows), ints(rows, torch.int64)
     attention.extend_attention(q, *pages, table, slots, lens, lens, starts, length, 1, spec)
     turned = torch.zeros(rows * length, HEADS * (DIM + 16), dtype=DTYPE)
