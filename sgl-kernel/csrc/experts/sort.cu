@@ -1,4 +1,5 @@
 // The sort of pairs by expert; see sort.cuh.
+#include "launch.cuh"
 #include "sort.cuh"
 
 namespace {
@@ -21,15 +22,5 @@ extern "C" cudaError_t mysgl_sort_pairs(const mysgl::SortedPairs* p, int overlap
   if (!Sorter::fits(*p)) return cudaErrorInvalidValue;
   const cudaError_t error = cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(1);
-  config.blockDim = dim3(Sorter::THREADS);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, sort_pairs, *p);
+  return launch(sort_pairs, 1, Sorter::THREADS, bytes, stream, overlap, *p);
 }

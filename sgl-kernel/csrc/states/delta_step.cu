@@ -13,6 +13,7 @@
 
 #include "../gemm/hopper.cuh"
 #include "gates.cuh"
+#include "launch.cuh"
 
 namespace {
 
@@ -267,22 +268,12 @@ __global__ void __launch_bounds__(THREADS, 1) delta_step(const __grid_constant__
 }
 
 template <typename Kept>
-cudaError_t launch(const Params& p, int blocks, cudaStream_t stream) {
+cudaError_t start(const Params& p, int blocks, cudaStream_t stream) {
   constexpr int bytes = Ring<Kept>::BYTES;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(delta_step<Kept>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (allowed != cudaSuccess) return allowed;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(THREADS);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, delta_step<Kept>, p);
+  return launch(delta_step<Kept>, blocks, THREADS, bytes, stream, true, p);
 }
 
 }  // namespace
@@ -298,5 +289,5 @@ extern "C" cudaError_t mysgl_delta_step(
   const Params p{Value(q), Value(k), Value(v), Value(a), Value(b), Number(log_rate), Number(time_bias),
                  matrix, static_cast<const long*>(at), static_cast<__nv_bfloat16*>(out),
                  q_stride, k_stride, v_stride, a_stride, b_stride, absent, rows, heads, shared, strongest, eps};
-  return halved ? launch<__nv_bfloat16>(p, blocks, stream) : launch<float>(p, blocks, stream);
+  return halved ? start<__nv_bfloat16>(p, blocks, stream) : start<float>(p, blocks, stream);
 }
