@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, tile, warps
-from mysglang.srt.kernels.cuda.triangular import SOLVERS, _inverse
+from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
 from mysglang.srt.kernels.delta_rule import NORM_EPS
 from mysglang.srt.kernels.states import CHUNK, Runs
 
@@ -232,7 +232,7 @@ def _channel_chunk_kernel(
     below = i[:, None] > i[None, :]
     strength = _strengths(b, b_stride, i, count, STRONGEST)
     block = tl.load(system + entry, mask=below & (i < count)[:, None], other=0.0) * strength[:, None]
-    inverse = _inverse(block, HALF, PRECISION)
+    inverse = invert(block, HALF, PRECISION)
     upper = (inverse * strength[None, :]).to(k.dtype.element_ty)
     corner = tl.zeros((HALF, HALF), k.dtype.element_ty)
     lower = corner
@@ -241,9 +241,9 @@ def _channel_chunk_kernel(
         some = (HALF + i < count)[:, None]
         strong = _strengths(b, b_stride, HALF + i, count, STRONGEST)
         block = tl.load(system + entry + HALF, mask=below & some, other=0.0) * strong[:, None]
-        other = _inverse(block, HALF, PRECISION)
+        other = invert(block, HALF, PRECISION)
         lower = (other * strong[None, :]).to(k.dtype.element_ty)
-        # As in `_inverse`, of blocks of this size.
+        # As in `invert`, of blocks of this size.
         block = tl.load(system + entry, mask=some, other=0.0) * strong[:, None]
         if PRECISION == "fp16":
             block = tl.dot(other.to(tl.float16), block.to(tl.float16))

@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mysglang.srt.kernels.cuda.delta_by_channel import delta_runs_by_channel
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, softplus, tile, warps
-from mysglang.srt.kernels.cuda.triangular import SOLVERS, _inverse
+from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
 from mysglang.srt.kernels.delta_rule import NORM_EPS
 from mysglang.srt.kernels.states import CHUNK, Runs
 
@@ -225,7 +225,7 @@ def _delta_chunk_kernel(
     system = tl.where(i[:, None] > i[None, :], overlap * (of_key * strength)[:, None], 0.0)
     seen = tl.dot(queries, tl.trans(keys), input_precision="ieee") * pairs * of_query[:, None]
     tl.store(inside + (token * HEADS + head)[:, None] * CHUNK + i[None, :], seen, mask=exists[:, None])
-    inverse = _inverse(system, CHUNK, PRECISION)
+    inverse = invert(system, CHUNK, PRECISION)
     values = tl.load(v + token[:, None] * v_stride + head * VALUE_DIM + dv[None, :], mask=some_values, other=0.0)
     of_values = (inverse * strength[None, :]).to(values.dtype)
     found = tl.dot(of_values, values, input_precision="ieee")

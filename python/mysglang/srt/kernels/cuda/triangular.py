@@ -14,7 +14,7 @@ a chunk are nearly the same. No entry of the inverse is greater than a strength 
 
 
 @triton.jit
-def _inverse(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+def invert(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     """Inverts 1 + system, where system is strictly lower triangular, [SIZE, SIZE] float32.
 
     Blocks of two, of four, and so on, are inverted along the diagonal. With inverses X and Y of the two halves of a
