@@ -11,7 +11,7 @@ All is computed in float32; kernels for CUDA multiply tiles in the dtype of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -68,6 +68,14 @@ class Runs(Protocol):
         number of the span. Chunks that begin behind their span have no tokens.
         """
         ...
+
+
+def turns_of(runs: Runs) -> Iterator[slice]:
+    """Yields the places in `turns` of all first spans, of all second ones, and so on: one launch for each."""
+    at = 0
+    for rows in runs.turn_sizes:
+        yield slice(at, at + rows)
+        at += rows
 
 
 def take_runs(runs: Runs, out: Tensor, state: Tensor, compute: Callable[[slice, int], Tensor]) -> Tensor:

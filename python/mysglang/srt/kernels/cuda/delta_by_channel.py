@@ -27,7 +27,7 @@ from torch import Tensor
 from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, tile, warps
 from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
 from mysglang.srt.kernels.delta_rule import NORM_EPS
-from mysglang.srt.kernels.states import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 CHUNK_WARPS = 4
 """Warps of a chunk. All its tiles have half a chunk as rows, which Triton multiplies with `mma.sync`: see
@@ -412,10 +412,10 @@ def delta_runs_by_channel(
         maxnreg=CHUNK_REGISTERS,
     )
     constants = {**sizes, "KEYS": tile(key_dim), "num_warps": warps(tile(key_dim)), "num_stages": 1}
-    at = 0
-    for rows in runs.turn_sizes:
+    for turn in turns_of(runs):
+        rows = turn.stop - turn.start
         values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
-        numbers = runs.numbers[at : at + rows + 1]
+        numbers = runs.numbers[turn.start : turn.stop + 1]
         launch_width(
             _channel_runs_kernel,
             (triton.cdiv(value_dim, values), heads, rows),
@@ -423,5 +423,4 @@ def delta_runs_by_channel(
             constants,
             ("VALUES", values),
         )
-        at += rows
     return out

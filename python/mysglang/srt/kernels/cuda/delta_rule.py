@@ -16,7 +16,7 @@ from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, softplus, tile, warps
 from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
 from mysglang.srt.kernels.delta_rule import NORM_EPS
-from mysglang.srt.kernels.states import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
@@ -368,10 +368,10 @@ def delta_runs(
         num_warps=CHUNK_WARPS,
     )
     constants = {**sizes, "num_warps": warps(tile(key_dim)), "num_stages": 1}
-    at = 0
-    for rows in runs.turn_sizes:
+    for turn in turns_of(runs):
+        rows = turn.stop - turn.start
         values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
-        numbers = runs.numbers[at : at + rows + 1]
+        numbers = runs.numbers[turn.start : turn.stop + 1]
         strides = (q.stride(0), k.stride(0))
         launch_width(
             _delta_runs_kernel,
@@ -380,5 +380,4 @@ def delta_runs(
             constants,
             ("VALUES", values),
         )
-        at += rows
     return out

@@ -13,7 +13,7 @@ from mysgl_kernel import delta_rule as kernels
 from mysgl_kernel import spans
 from mysglang.srt.kernels.cuda import delta_rule
 from mysglang.srt.kernels.delta_rule import NORM_EPS
-from mysglang.srt.kernels.states import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 assert spans.CHUNK == CHUNK
 
@@ -64,10 +64,8 @@ def delta_runs(
         return delta_rule.delta_runs(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
     chunks = kernels.take_chunks(q, k, v, a, b, log_rate, time_bias, runs.cuts, runs.chunks, strongest, NORM_EPS)
     out = torch.empty_like(chunks.written)
-    at = 0
-    for rows in runs.turn_sizes:
-        spans.take_delta_spans(q, k, *chunks, matrix, runs.turns[at : at + rows], out)
-        at += rows
+    for turn in turns_of(runs):
+        spans.take_delta_spans(q, k, *chunks, matrix, runs.turns[turn], out)
     return out
 
 

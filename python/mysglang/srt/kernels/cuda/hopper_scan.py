@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mysgl_kernel import spans
 from mysglang.srt.kernels.cuda import state_space
-from mysglang.srt.kernels.states import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 assert spans.CHUNK == CHUNK
 
@@ -34,10 +34,8 @@ def scan_runs(
         return state_space.scan_runs(x, b, c, time, time_bias, log_rate, skip, matrix, runs)
     inside, factors = state_space.chunks_of(x, b, c, time, time_bias, log_rate, runs)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    at = 0
-    for rows in runs.turn_sizes:
-        spans.take_scan_spans(c, b, x, inside, factors, skip, matrix, runs.turns[at : at + rows], out)
-        at += rows
+    for turn in turns_of(runs):
+        spans.take_scan_spans(c, b, x, inside, factors, skip, matrix, runs.turns[turn], out)
     return out
 
 

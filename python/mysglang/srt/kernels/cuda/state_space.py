@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.states import CHUNK, Runs
+from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 STEP_COLUMNS = 64
 """Columns of a state that a program of a step updates: 256 bytes of each of its rows."""
@@ -347,10 +347,10 @@ def scan_runs(
         "num_warps": warps(tile(state)),
         "num_stages": 1,
     }
-    at = 0
-    for rows in runs.turn_sizes:
+    for turn in turns_of(runs):
+        rows = turn.stop - turn.start
         columns = columns_of(x.dtype, rows * heads * triton.cdiv(dim, WIDE))
-        numbers = runs.numbers[at : at + rows + 1]
+        numbers = runs.numbers[turn.start : turn.stop + 1]
         strides = (x.stride(0), b.stride(0), c.stride(0))
         launch_width(
             _scan_runs_kernel,
@@ -359,7 +359,6 @@ def scan_runs(
             constants,
             ("COLUMNS", columns),
         )
-        at += rows
     return out
 
 
