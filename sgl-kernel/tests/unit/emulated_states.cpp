@@ -1,7 +1,7 @@
-// Recurrences over prompts without a GPU: chunks of the gated delta rule by themselves, and states. Compiled by
-// test_states.py.
+// Recurrences and convolutions over prompts without a GPU. Compiled by test_states.py.
 #include "emulated_tiles.h"
 //
+#include "../../csrc/states/convolution.cuh"
 #include "../../csrc/states/delta_chunks.cuh"
 #include "../../csrc/states/spans.cuh"
 
@@ -42,4 +42,11 @@ extern "C" void emulated_delta_spans(const states::Spans* p, int rows, int halve
 
 extern "C" void emulated_scan_spans(const states::Spans* p, int rows, int halved) {
   take<states::Mamba2>(p, rows, halved);
+}
+
+extern "C" void emulated_convolve(const states::Convolution* p, int taps, int chunks) {
+  // No thread knows of another.
+  for (int part = 0; part < chunks * p->chunk / states::CONVOLVED_TOKENS; ++part)
+    for (int group = 0; group < p->channels / states::CHANNELS; ++group)
+      taps == 4 ? states::ConvolvedPart<4>(*p, part, group).run() : states::ConvolvedPart<3>(*p, part, group).run();
 }

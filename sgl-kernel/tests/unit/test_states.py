@@ -1,5 +1,5 @@
-"""Recurrences over prompts: CUDA sources, compiled as C++ with a fiber for each thread, against their definitions in
-float64.
+"""Recurrences and convolutions over prompts: CUDA sources, compiled as C++ with a fiber for each thread, against their
+definitions in float64.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from convolution_case import CHUNK, CONVOLUTION_CASES
 from delta_case import CHUNK_CASES
 from span_case import SPAN_CASES
 
+from mysgl_kernel import convolution
 from mysgl_kernel.cpu.toolchain import find_gxx
 from mysgl_kernel.delta_rule import chunk_arguments
 
@@ -43,3 +45,12 @@ def test_spans(library: ctypes.CDLL, name: str) -> None:
     take = library.emulated_scan_spans if case.rule == "scan" else library.emulated_delta_spans
     take(ctypes.byref(case.call(given)), len(case.spans), case.kept is torch.bfloat16)
     case.check(given[-3], given[-1])
+
+
+@pytest.mark.parametrize("name", CONVOLUTION_CASES)
+def test_convolutions(library: ctypes.CDLL, name: str) -> None:
+    case = CONVOLUTION_CASES[name]
+    given = case.arguments()
+    call = convolution.arguments(*given, chunk=CHUNK, silu=case.silu)
+    library.emulated_convolve(ctypes.byref(call), case.taps, len(given[-2]))
+    case.check(given[-1])

@@ -56,4 +56,11 @@ def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) ->
 
 
 conv_step = Op("conv_step", reference=_conv_step, cuda="mysglang.srt.kernels.cuda.short_convolution:conv_step")
-conv_runs = Op("conv_runs", reference=_conv_runs, cuda="mysglang.srt.kernels.cuda.short_convolution:conv_runs")
+conv_runs = Op(
+    "conv_runs",
+    reference=_conv_runs,
+    cuda=(
+        "mysglang.srt.kernels.cuda.walked_convolution:conv_runs",
+        "mysglang.srt.kernels.cuda.short_convolution:conv_runs",
+    ),
+)

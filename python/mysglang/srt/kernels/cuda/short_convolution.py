@@ -212,7 +212,21 @@ def conv_runs(
         BLOCK=RUN_CHANNELS,
         num_warps=4,
     )
-    _conv_windows_kernel[(blocks, len(runs.rows) - 1)](
-        x, recent, runs.cuts, runs.rows, x.stride(0), channels, KERNEL=kernel, BLOCK=RUN_CHANNELS, num_warps=4
-    )
+    keep_windows(x, recent, runs)
     return out
+
+
+def keep_windows(x: Tensor, recent: Tensor, runs: Runs) -> None:
+    """Keeps the newest inputs at the end of each row's spans, in its window and its checkpoints."""
+    channels = x.shape[1]
+    _conv_windows_kernel[(triton.cdiv(channels, RUN_CHANNELS), len(runs.rows) - 1)](
+        x,
+        recent,
+        runs.cuts,
+        runs.rows,
+        x.stride(0),
+        channels,
+        KERNEL=recent.shape[1] + 1,
+        BLOCK=RUN_CHANNELS,
+        num_warps=4,
+    )
