@@ -5,11 +5,7 @@
 // Sums have the order of the taps.
 #pragma once
 
-#ifndef MYSGL_EMULATED
-#include <cstdint>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#endif
+#include "tiles.cuh"
 
 namespace states {
 
@@ -36,9 +32,8 @@ __device__ __forceinline__ Eight widened_eight(uint4 eight) {
   Eight found;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // A bf16 number is the upper half of a float.
-    found.values[2 * i] = __uint_as_float(pairs[i] << 16);
-    found.values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+    const float2 two = unpacked(pairs[i]);
+    found.values[2 * i] = two.x, found.values[2 * i + 1] = two.y;
   }
   return found;
 }
@@ -115,19 +110,10 @@ class ConvolvedPart {
       sum += bias.values[n];
       sums[n] = p.silu ? sum / (1.f + __expf(-sum)) : sum;
     }
-    const uint4 eight = {packed_pair(sums[0], sums[1]), packed_pair(sums[2], sums[3]), packed_pair(sums[4], sums[5]),
-                         packed_pair(sums[6], sums[7])};
+    const uint4 eight = {
+        packed(sums[0], sums[1]), packed(sums[2], sums[3]), packed(sums[4], sums[5]), packed(sums[6], sums[7])};
     *reinterpret_cast<uint4*>(p.out + long(token) * p.channels + channel) = eight;
   }
-
-#ifndef MYSGL_EMULATED
-  static __device__ __forceinline__ uint32_t packed_pair(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-#else
-  static uint32_t packed_pair(float low, float high) { return packed(low, high); }
-#endif
 };
 
 }  // namespace states
