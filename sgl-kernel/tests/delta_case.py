@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysgl_kernel.delta_rule import Chunks
+from mysgl_kernel.delta_rule import Chunks, Tokens
 from mysgl_kernel.spans import CHUNK, DIM
 
 EPS = 1e-6
@@ -49,9 +49,9 @@ class ChunkCase:
     def table(self, rows: list[list[int]]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int32, device=self.device)
 
-    def arguments(self) -> tuple[Tensor | float, ...]:
-        gates = self.a, self.b, self.log_rate, self.time_bias
-        return self.q, self.k, self.v, *gates, self.cuts, self.chunks, self.strongest, EPS
+    def arguments(self) -> tuple[Tokens, Tensor, Tensor, float, float]:
+        given = Tokens(self.q, self.k, self.v, self.a, self.b, self.log_rate, self.time_bias)
+        return given, self.cuts, self.chunks, self.strongest, EPS
 
     def check(self, made: Chunks) -> None:
         """Compare what a kernel made of all chunks."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mysgl_kernel.delta_rule import step, take_chunks
+from mysgl_kernel.delta_rule import Tokens, step, take_chunks
 from mysgl_kernel.spans import DIM
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +35,8 @@ def test_a_token_of_each_row(rows: int, heads: int, shared: int, kept: torch.dty
     at = torch.randperm(rows + 2, device="cuda")[:rows]
     at[2:3] = rows + 2
     states = matrix.clone()
-    out = step(q, k, v, a, b, log_rate, time_bias, states, at, strongest, eps)
+    given = Tokens(q, k, v, a, b, log_rate, time_bias)
+    out = step(given, states, at, strongest, eps)
 
     queries, of_keys = (each.double().repeat_interleave(shared, dim=1) for each in (q, k))
     queries, of_keys = (each / (each.square().sum(-1, keepdim=True) + eps).sqrt() for each in (queries, of_keys))
@@ -52,11 +53,11 @@ def test_a_token_of_each_row(rows: int, heads: int, shared: int, kept: torch.dty
     others[at[here]] = False
     assert torch.equal(states[others], matrix[others])
     again = matrix.clone()
-    assert torch.equal(step(q, k, v, a, b, log_rate, time_bias, again, at, strongest, eps), out)
+    assert torch.equal(step(given, again, at, strongest, eps), out)
     assert torch.equal(again, states)
 
 
 @pytest.mark.parametrize("name", CHUNK_CASES)
 def test_chunks(name: str) -> None:
     case = replace(CHUNK_CASES[name], device="cuda")
-    case.check(take_chunks(*case.arguments()))  # type: ignore[arg-type]
+    case.check(take_chunks(*case.arguments()))

@@ -33,6 +33,29 @@ class ChunksCall(Structure):
     )
 
 
+class Tokens(NamedTuple):
+    """Inputs of R tokens, or one of each of R rows."""
+
+    q: Tensor
+    """[R, key_heads, DIM] bfloat16, as k and v with rows at distances of multiples of 8, aligned to 16 bytes."""
+    k: Tensor
+    """[R, key_heads, DIM] bfloat16"""
+    v: Tensor
+    """[R, heads, DIM] bfloat16"""
+    a: Tensor
+    """[R, heads] bfloat16, what decays are made of."""
+    b: Tensor
+    """[R, heads] bfloat16, what strengths are made of."""
+    log_rate: Tensor
+    """[heads] float32"""
+    time_bias: Tensor
+    """[heads] float32"""
+
+
+STRIDED = 5
+"""How many of these have a row for each token."""
+
+
 class Chunks(NamedTuple):
     """Results for T tokens that do not depend on states."""
 
@@ -54,13 +77,7 @@ def available() -> bool:
 
 
 def take_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_rate: Tensor,
-    time_bias: Tensor,
+    given: Tokens,
     cuts: Tensor,
     chunks: Tensor,
     strongest: float,
@@ -68,33 +85,28 @@ def take_chunks(
 ) -> Chunks:
     """Returns what chunks of CHUNK tokens make by themselves. Tokens in no chunk are left undefined.
 
-    q, k, v, a, b, log_rate, time_bias, strongest and eps as of `step`, with T tokens for rows. cuts: [S, 5] int32, of
+    strongest and eps as of `step`. cuts: [S, 5] int32, of
     which the second number is read: the end of a span. chunks: [C, 2] int32, the first token of each chunk, and its
     span. A chunk that begins behind its span has no tokens.
     """
-    call, made = chunk_arguments(q, k, v, a, b, log_rate, time_bias, cuts, chunks, strongest, eps)
-    _launch_chunks()(byref(call), len(chunks), current_stream(v))
+    call, made = chunk_arguments(given, cuts, chunks, strongest, eps)
+    _launch_chunks()(byref(call), len(chunks), current_stream(given.v))
     return made
 
 
 def chunk_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_rate: Tensor,
-    time_bias: Tensor,
+    given: Tokens,
     cuts: Tensor,
     chunks: Tensor,
     strongest: float,
     eps: float,
 ) -> tuple[ChunksCall, Chunks]:
     """Returns the arguments of the kernel of `take_chunks`, and the tensors that it writes."""
+    q, v = given.q, given.v
     tokens, heads, dim = v.shape
     shared = heads // q.shape[1]
     assert dim == DIM and heads % q.shape[1] == 0 and shared <= MOST_SHARED
-    _check_gates(q, k, v, a, b, log_rate, time_bias)
+    _check(given)
     assert cuts.shape[1] == 5 and chunks.shape[1] == 2 and cuts.dtype is chunks.dtype is torch.int32
     assert cuts.is_contiguous() and chunks.is_contiguous()
     made = Chunks(
@@ -103,19 +115,12 @@ def chunk_arguments(
         inside=torch.empty(tokens, heads, CHUNK, dtype=v.dtype, device=v.device),
         factors=torch.empty(3, heads, tokens, dtype=torch.float32, device=v.device),
     )
-    given = q, k, v, a, b
-    pointers = [each.data_ptr() for each in (*given, log_rate, time_bias, cuts, chunks, *made)]
-    return ChunksCall(*pointers, *(x.stride(0) for x in given), tokens, heads, shared, strongest, eps), made
+    pointers = [each.data_ptr() for each in (*given, cuts, chunks, *made)]
+    return ChunksCall(*pointers, *(x.stride(0) for x in given[:STRIDED]), tokens, heads, shared, strongest, eps), made
 
 
 def step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_rate: Tensor,
-    time_bias: Tensor,
+    given: Tokens,
     matrix: Tensor,
     at: Tensor,
     strongest: float,
@@ -124,19 +129,18 @@ def step(
     """Updates the states of rows with one token of each. Returns what the tokens read, [R, heads, DIM] bfloat16, zeros
     for rows without a state.
 
-    q, k: [R, key_heads, DIM], v: [R, heads, DIM], bfloat16; rows at distances of multiples of 8, and aligned to 16
-    bytes. a, b: [R, heads] bfloat16. log_rate, time_bias: [heads] float32. matrix: [N, heads, DIM, DIM] in one of
-    STATES, dense, updated. at: [R] int64 entries of the rows, distinct but for N - 1: rows without a state. strongest:
-    upper bound of strengths. eps: added to squared lengths of queries and keys.
+    matrix: [N, heads, DIM, DIM] in one of STATES, dense, updated. at: [R] int64 entries of the rows, distinct but for
+    N - 1: rows without a state. strongest: upper bound of strengths. eps: added to squared lengths of queries and keys.
     """
+    q, v = given.q, given.v
     rows, heads, dim = v.shape
     assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES and matrix.is_contiguous()
     assert heads % q.shape[1] == 0 and at.dtype is torch.int64 and at.is_contiguous() and len(at) == rows
-    _check_gates(q, k, v, a, b, log_rate, time_bias)
+    _check(given)
     out = torch.empty(rows, heads, dim, dtype=v.dtype, device=v.device)
     _launch_step()(
-        *(each.data_ptr() for each in (q, k, v, a, b, log_rate, time_bias, matrix, at, out)),
-        *(each.stride(0) for each in (q, k, v, a, b)),
+        *(each.data_ptr() for each in (*given, matrix, at, out)),
+        *(each.stride(0) for each in given[:STRIDED]),
         len(matrix) - 1,
         rows,
         heads,
@@ -150,7 +154,8 @@ def step(
     return out
 
 
-def _check_gates(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_rate: Tensor, time_bias: Tensor) -> None:
+def _check(given: Tokens) -> None:
+    q, k, v, a, b, log_rate, time_bias = given
     assert q.shape == k.shape and a.shape == b.shape == v.shape[:2]
     assert all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b)) and a.stride(1) == b.stride(1) == 1
     assert all(each.dtype is torch.float32 and each.is_contiguous() for each in (log_rate, time_bias))

@@ -29,7 +29,7 @@ def library(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
 @pytest.mark.parametrize("name", CHUNK_CASES)
 def test_chunks(library: ctypes.CDLL, name: str) -> None:
     case = CHUNK_CASES[name]
-    call, made = chunk_arguments(*case.arguments())  # type: ignore[arg-type]
+    call, made = chunk_arguments(*case.arguments())
     for each in made:
         each.fill_(math.nan)
     library.emulated_delta_chunks(ctypes.byref(call), len(case.chunks))

@@ -134,6 +134,12 @@ def _import(module: str) -> Any:
         raise
 
 
+def kernel_module(name: str) -> Any:
+    """Returns a module of the package of our kernels, or None if it is not installed or cannot run here."""
+    module = _import(f"{KERNELS}.{name}")
+    return module if module is not None and module.available() else None
+
+
 def _said_for_all() -> bool:
     """True if the package of our kernels has logged why none of them can be compiled, so no single one is worth a
     line.

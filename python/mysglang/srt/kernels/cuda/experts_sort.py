@@ -7,8 +7,6 @@ an expert keep their order, so that the same routing always gives the same block
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -21,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.mixture import MANY_PAIRS, Called, Launch
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.op import KERNELS
+from mysglang.srt.kernels.op import kernel_module
 
 SORTED_PAIRS = 1024
 """Pairs that a program of the sort reads together."""
@@ -217,7 +215,4 @@ def sort_launches(
 @cache
 def _whole_sort(device: torch.device) -> Any:
     """Returns the module of the kernel that sorts in one block, None if this device has none."""
-    if device.type != "cuda" or importlib.util.find_spec(KERNELS) is None:
-        return None
-    module = importlib.import_module(f"{KERNELS}.experts_sort")
-    return module if module.available() else None
+    return kernel_module("experts_sort") if device.type == "cuda" else None

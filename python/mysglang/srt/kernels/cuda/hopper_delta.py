@@ -43,7 +43,7 @@ def delta_step(
     rows, heads, _ = v.shape
     many = rows * heads >= MANY * kernels.multiprocessors(v.device)
     if many and _fits(q, k, v, a, b, matrix):
-        return kernels.step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, NORM_EPS)
+        return kernels.step(kernels.Tokens(q, k, v, a, b, log_rate, time_bias), matrix, at, strongest, NORM_EPS)
     return delta_rule.delta_step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest)
 
 
@@ -62,7 +62,8 @@ def delta_runs(
     """Implements the op `delta_runs`. `kernels/delta_rule.py` describes its arguments and result."""
     if not _fits(q, k, v, a, b, matrix) or v.shape[1] > kernels.MOST_SHARED * q.shape[1]:
         return delta_rule.delta_runs(q, k, v, a, b, log_rate, time_bias, matrix, runs, strongest)
-    chunks = kernels.take_chunks(q, k, v, a, b, log_rate, time_bias, runs.cuts, runs.chunks, strongest, NORM_EPS)
+    tokens = kernels.Tokens(q, k, v, a, b, log_rate, time_bias)
+    chunks = kernels.take_chunks(tokens, runs.cuts, runs.chunks, strongest, NORM_EPS)
     out = torch.empty_like(chunks.written)
     for turn in turns_of(runs):
         spans.take_delta_spans(q, k, *chunks, matrix, runs.turns[turn], out)
