@@ -14,7 +14,6 @@ fixed numbers of rows only, and is asked for each of them and each shape of a we
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from mysglang.srt.kernels.op import kernel_module
 
 logger = logging.getLogger(__name__)
 
@@ -265,9 +266,7 @@ def _with_tile(tile: Tile) -> Product:
 
 
 def _has_waves() -> bool:
-    if importlib.util.find_spec("mysgl_kernel") is None:
-        return False
-    return bool(importlib.import_module("mysgl_kernel.gemm").available())
+    return kernel_module("gemm") is not None
 
 
 def _by_waves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
