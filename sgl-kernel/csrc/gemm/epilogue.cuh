@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hopper.cuh"
+#include "lanes.cuh"
 
 // g * sigmoid(g * (a + b g^2)): silu with (1, 0), gelu in its tanh form with (1.59576912, 0.0713548163).
 struct Gate {
@@ -31,34 +32,12 @@ __device__ __forceinline__ float gate(const Gate& of, float g, float up) {
   return gate_rounded(of, rounded(g), rounded(up));
 }
 
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<uint32_t*>(&pair);
-}
+using hopper::packed;
 
 // gate_rounded of two pairs.
 __device__ __forceinline__ uint32_t gate_pairs(const Gate& of, uint32_t gates, uint32_t ups) {
-  const float2 g = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&gates));
-  const float2 up = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&ups));
+  const float2 g = hopper::unpacked(gates), up = hopper::unpacked(ups);
   return packed(gate_rounded(of, g.x, up.x), gate_rounded(of, g.y, up.y));
-}
-
-__device__ __forceinline__ void swap_lanes(uint32_t& low, uint32_t& high, int lane_bit, bool upper) {
-  uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? low : high, lane_bit);
-  if (upper) {
-    low = got;
-  } else {
-    high = got;
-  }
-}
-
-// Four neighbouring lanes hold two values each of four blocks; afterwards each holds all eight of one block.
-__device__ __forceinline__ uint4 block_of_lane(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int lane) {
-  swap_lanes(a, b, 1, lane & 1);
-  swap_lanes(c, d, 1, lane & 1);
-  swap_lanes(a, c, 2, lane & 2);
-  swap_lanes(b, d, 2, lane & 2);
-  return make_uint4(a, b, c, d);
 }
 
 // BLOCKS blocks of eight columns from `column` on; `row` and eight below are this thread's rows.

@@ -13,6 +13,42 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// --- shared memory ---------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint4 load_16(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ uint32_t load_4(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_16(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void store_4(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+// --- two numbers of sixteen bits -------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ float2 unpacked(uint32_t pair) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+}
+
 // --- mbarrier --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -101,6 +137,35 @@ __device__ __forceinline__ void copy_box_to(
       "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(ranks), "l"(policy)
       : "memory");
 }
+
+// --- copies that the threads start themselves ------------------------------------------------------------------------
+
+// Sixteen bytes, or zeros in their place.
+__device__ __forceinline__ void copy_or_clear(uint32_t target, const void* source, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(there ? 16 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_or_clear_float(uint32_t target, const float* source, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(there ? 4 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups but the last PENDING of this thread are there, also for wgmma.
+template <int PENDING>
+__device__ __forceinline__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(PENDING) : "memory");
+}
+
+// One arrival of each thread that says it, when all copies are there that it has started.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// What such copies brought, of which a barrier told this thread, can be read by wgmma from here on.
+__device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- clusters --------------------------------------------------------------------------------------------------------
 

@@ -1,31 +1,8 @@
 // Launches of the product in linear.cuh, of the forms and tiles that one library is built for.
 #include "linear.cuh"
+#include "maps.cuh"
 
 namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
-// Boxes of box_rows rows, DEPTH values each, of a matrix; what lies outside it reads as zero.
-cudaError_t map_matrix(CUtensorMap& map, const void* matrix, int rows, int columns, int64_t stride, int box_rows) {
-  static const Encode encode = find_encode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows)};
-  const cuuint64_t strides[] = {cuuint64_t(stride) * sizeof(__nv_bfloat16)};
-  const cuuint32_t box[] = {DEPTH, cuuint32_t(box_rows)}, steps[] = {1, 1};
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
 
 struct Arguments {
   Target to;
@@ -53,8 +30,9 @@ cudaError_t launch(const Arguments& a) {
   const int items = Item<LATE>::count(work);
 
   CUtensorMap w_map, x_map;
-  cudaError_t error = map_matrix(w_map, a.weight, a.outputs, a.inputs, a.inputs, TILE / 2);
-  if (error == cudaSuccess) error = map_matrix(x_map, a.x, a.to.rows, a.inputs, a.x_stride, x_rows);
+  constexpr auto ahead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  cudaError_t error = map_matrix(w_map, a.weight, a.outputs, a.inputs, a.inputs, TILE / 2, ahead);
+  if (error == cudaSuccess) error = map_matrix(x_map, a.x, a.to.rows, a.inputs, a.x_stride, x_rows, ahead);
   if (error != cudaSuccess) return error;
 
   const auto kernel = linear_kernel<TILE, GROUPS, PAIR, LATE>;

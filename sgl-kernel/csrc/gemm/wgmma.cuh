@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-namespace hopper {
+#include "swizzle.cuh"
 
-constexpr int SWIZZLE_BYTES = 128;
+namespace hopper {
 
 // Of an operand that begins at a 1024-byte boundary; 16 values further along is ADVANCE more.
 __device__ __forceinline__ uint64_t operand(uint32_t address) {

@@ -62,7 +62,7 @@ struct Cluster {
   std::vector<std::vector<uint64_t>> memory;
   std::vector<Barrier> of_blocks;
   std::vector<Warp> warps;
-  Barrier whole;
+  Barrier whole, named[16];
   std::vector<std::unique_ptr<Fiber>> fibers;
   jmp_buf home;
   Fiber* now = nullptr;
@@ -201,14 +201,23 @@ inline unsigned __match_any_sync(unsigned, int value) {
   for (int lane = 0; lane < 32; ++lane) same |= static_cast<unsigned>(all[lane] == static_cast<unsigned>(value)) << lane;
   return same;
 }
+inline int atomicAdd(int* to, int value) {
+  const int before = *to;
+  *to += value;
+  return before;
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline float __shfl_up_sync(unsigned mask, float value, int step) {
   return __uint_as_float(__shfl_up_sync(mask, static_cast<unsigned long long>(__float_as_uint(value)), step));
+}
+inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int other) {
+  return static_cast<unsigned>(__shfl_xor_sync(mask, static_cast<unsigned long long>(value), other));
 }
 inline float __shfl_xor_sync(unsigned mask, float value, int other) {
   return __uint_as_float(__shfl_xor_sync(mask, static_cast<unsigned long long>(__float_as_uint(value)), other));
 }
 inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

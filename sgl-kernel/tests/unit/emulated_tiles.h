@@ -1,47 +1,10 @@
 // What csrc/states/tiles.cuh asks of a warp, by fibers. Addresses in shared memory are offsets.
 #pragma once
-#include "emulated_cuda.h"
-
-inline uint16_t rounded(float x) {
-  const unsigned bits = __float_as_uint(x);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-inline float widened(uint32_t bits) { return __uint_as_float(bits << 16); }
-
-struct __nv_bfloat16 {
-  uint16_t bits;
-  __nv_bfloat16() = default;
-  explicit __nv_bfloat16(float x) : bits(rounded(x)) {}
-  operator float() const { return widened(bits); }
-};
+#include "emulated_hopper.h"
 
 namespace states {
 
-inline uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(static_cast<const char*>(at) - mysgl::shared_memory());
-}
-
-template <typename T>
-T& shared_at(uint32_t address) {
-  return *reinterpret_cast<T*>(mysgl::shared_memory() + address);
-}
-
-inline void copy_or_clear(uint32_t target, const void* source, bool there) {
-  std::memset(&shared_at<char>(target), 0, 16);
-  if (there) std::memcpy(&shared_at<char>(target), source, 16);
-}
-inline void copy_or_clear_float(uint32_t target, const float* source, bool there) {
-  shared_at<float>(target) = there ? *source : 0.f;
-}
-inline void close_copies() {}
-template <int PENDING>
-void await_copies() {}
-
-inline uint32_t packed(float low, float high) { return rounded(low) | static_cast<uint32_t>(rounded(high)) << 16; }
-inline float2 unpacked(uint32_t pair) { return {widened(pair & 0xffff), widened(pair >> 16)}; }
-
-inline uint4 load_16(uint32_t address) { return shared_at<uint4>(address); }
-inline void store_4(uint32_t address, uint32_t x) { shared_at<uint32_t>(address) = x; }
+using namespace hopper;
 
 inline int lane_here() { return emulated::cluster->now->thread % 32; }
 
@@ -83,11 +46,6 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, 
 }
 
 // By a warpgroup, whose warps have sixteen rows each.
-inline void wgmma_fence() {}
-inline void wgmma_commit() {}
-template <int PENDING>
-void wgmma_wait() {}
-
 template <bool ACROSS, class Left>
 void multiply(float (&d)[32], const Left& left, uint32_t tile, bool add) {
   uint64_t parts[4][2][32];

@@ -264,13 +264,21 @@ class Blocks:
                     **overlap,
                 },
             )
-        block = min(SUMMED, triton.next_power_of_2(width))
-        yield (
-            _sum_kernel,
-            (rows, triton.cdiv(width, block)),
-            (each, mixture.gates.contiguous(), out, width),
-            {"TOP_K": top_k, "BLOCK": block, "num_warps": 4, **overlap},
-        )
+        yield sum_launch(mixture, each, out)
+
+
+def sum_launch(mixture: Mixture, each: Tensor, out: Tensor) -> Launch:
+    """Returns the launch that adds the results of a row's pairs [pairs, width] times their gates -> out [rows,
+    width].
+    """
+    (rows, top_k), width = mixture.ids.shape, out.shape[1]
+    block = min(SUMMED, triton.next_power_of_2(width))
+    return (
+        _sum_kernel,
+        (rows, triton.cdiv(width, block)),
+        (each, mixture.gates.contiguous(), out, width),
+        {"TOP_K": top_k, "BLOCK": block, "num_warps": 4, **overlapping(out)},
+    )
 
 
 def blocks_of(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from mysglang.srt.kernels.cuda.experts_blocks import blocks_of
 from mysglang.srt.kernels.cuda.experts_gemv import Gemv
+from mysglang.srt.kernels.cuda.hopper_experts import HopperBlocks
 from mysglang.srt.kernels.cuda.mixture import Mixture, Plan
 from mysglang.srt.kernels.cuda.overlap import has_copy_engine
 
@@ -34,6 +35,9 @@ COPIED: Rules = (
     (math.inf, blocks_of(128, 128, 128, 8, 4, copied=True, across=True, halved=True)),
 )
 """Rules for devices whose copy engine reads the weights: more tiles fit into their shared memory."""
+HOPPER = HopperBlocks()
+HOPPER_ROWS = 96
+"""With no more rows of an expert on average, the last rule is as fast or faster."""
 INVARIANT = blocks_of(64, 64, 128, 4, 3)
 """In deterministic inference for any number of rows, so that a row's sums are taken in one way."""
 
@@ -61,18 +65,25 @@ def best_plan(mixture: Mixture) -> Plan:
     if rows <= DIRECT_ROWS:
         return DIRECT
     each = mixture.ids.numel() / len(mixture.gate_up)
-    return next(plan for most, plan in rules(has_copy_engine(mixture.x)) if each <= most)
+    return next(plan for most, plan in _rules_for(mixture) if each <= most)
 
 
 def plans_of(mixture: Mixture) -> tuple[Plan, ...]:
     """Returns all plans that experts of these sizes can have."""
     tuned = (plan for _, plan in _tuned(mixture))
-    return (*tuned, GEMV, DIRECT, *(plan for _, plan in rules(has_copy_engine(mixture.x))))
+    return (*tuned, GEMV, DIRECT, *(plan for _, plan in _rules_for(mixture)))
 
 
 def rules(copy_engine: bool) -> Rules:
-    """Returns the rules for a device with or without a copy engine."""
+    """Returns the rules of Triton's kernels for a device with or without a copy engine."""
     return COPIED if copy_engine else READ
+
+
+def _rules_for(mixture: Mixture) -> Rules:
+    found = rules(has_copy_engine(mixture.x))
+    if not HOPPER.fits(mixture):
+        return found
+    return (*found[:-1], (HOPPER_ROWS, found[-1][1]), (math.inf, HOPPER))
 
 
 def _tuned(mixture: Mixture) -> tuple[tuple[int, Plan], ...]:

@@ -33,8 +33,8 @@ SUMMED_EXPERTS = 16
 """Experts whose pieces one program adds up."""
 SUMMED_PIECES = 128
 """Pieces that it adds up at once."""
-MOST_ROWS = 128
-"""Most rows of a block."""
+MOST_ROWS = 256
+"""Most rows of a block; a power of two."""
 
 
 @triton.jit(do_not_specialize=["pairs", "rows"])

@@ -1,0 +1,113 @@
+"""Products of blocks of rows with their experts, for prompts: `csrc/experts/products.cuh`, which describes the
+algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.library import Library, current_stream
+
+ROWS = 192
+"""Pairs of a block."""
+WIDTH = 8
+"""Widths of rows are multiples of this."""
+BLOCK_GROUP = 16
+"""Blocks that go through all tiles together."""
+GATES = {
+    "silu": (1.0, 0.0, math.inf, 0.0),
+    "gelu_tanh": (1.5957691216057308, 0.07135481282, math.inf, 0.0),
+    "swigluoai": (1.702, 0.0, 7.0, 1.0),
+}
+"""`Gate` of products.cuh by the activation's name."""
+
+_LIBRARY = Library("experts/products.cu", archs=("90a",), traits={"dtype": torch.bfloat16, "has_experts": True})
+
+
+class Gate(Structure):
+    """`Gate` of products.cuh."""
+
+    _fields_ = tuple((name, c_float) for name in ("a", "b", "limit", "added"))
+
+
+class Product(Structure):
+    """`Product` of products.cuh, which says what the fields mean."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "bias", "out", "order", "block_experts", "used")),
+        ("x_stride", c_long),
+        *((name, c_int) for name in ("pairs", "shared", "width", "inputs", "block_group")),
+        ("taken", c_void_p),
+        ("gate", Gate),
+    )
+
+
+def available() -> bool:
+    """True if the present device runs it. Compiles it if necessary."""
+    return _LIBRARY.available()
+
+
+def multiply_blocks(
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    order: Tensor,
+    block_experts: Tensor,
+    used: Tensor,
+    taken: Tensor,
+    shared: int,
+    gate: str | None,
+) -> None:
+    """Computes out[pair] = weights[expert] x[pair / shared] + bias[expert] for all pairs of the blocks; with a gate (of
+    GATES), that of the first half of it and the second.
+
+    x: [rows, inputs]; weights: [experts, width or 2 * width, inputs], dense; bias: [experts, width or 2 * width]; out:
+    [pairs, width], dense; all bfloat16. Both widths are multiples of WIDTH, and so is the distance of rows of x. order,
+    block_experts, used: int32, as `experts_sort` lists pairs in blocks of ROWS. taken: [1] int32, 0, in which the
+    kernel counts.
+    """
+    _launch()(
+        byref(arguments(x, bias, out, order, block_experts, used, taken, shared, gate)),
+        weights.data_ptr(),
+        weights.shape[0] * weights.shape[1],
+        gate is not None,
+        _multiprocessors(x.device),
+        current_stream(x),
+    )
+
+
+def arguments(
+    x: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    order: Tensor,
+    block_experts: Tensor,
+    used: Tensor,
+    taken: Tensor,
+    shared: int,
+    gate: str | None,
+) -> Product:
+    """Returns the kernel's arguments but the weights."""
+    assert all(each.dtype is torch.bfloat16 for each in (x, out)) and out.is_contiguous() and x.stride(1) == 1
+    assert x.stride(0) % WIDTH == x.shape[1] % WIDTH == out.shape[1] % WIDTH == 0
+    assert all(each.dtype is torch.int32 and each.is_contiguous() for each in (order, block_experts, used, taken))
+    pointers = [None if each is None else each.data_ptr() for each in (x, bias, out, order, block_experts, used)]
+    sizes = len(out), shared, out.shape[1], x.shape[1], BLOCK_GROUP
+    return Product(*pointers, x.stride(0), *sizes, taken.data_ptr(), Gate(*GATES[gate or "silu"]))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _launch() -> Launch:
+    return _LIBRARY.function("mysgl_multiply_blocks", POINTER(Product), c_void_p, c_int, c_int, c_int, c_void_p)
