@@ -1,7 +1,8 @@
 // From the logits of a row to its token, in one kernel and without a sort.
 //
 // A cluster of blocks takes a row; each block has a part of its logits in shared memory. Of edited logits, divided by
-// the temperature, it finds the largest, then weights exp(x - largest) in float32 and their sum. The filters leave the
+// the temperature, it finds the largest, then weights exp(x - largest) in float32 and their sum. Of others the largest is
+// known before, and the sum only of interest to top_p and log-probabilities. The filters leave the
 // weights from some pattern of bits on (between 0 and 1, floats are ordered as their bits are): the search for the
 // lowest such pattern asks at three patterns at a time how many weights are above, and what they sum up to. Each thread
 // keeps a list of those of its weights that may still matter, which soon is empty. Last, the cumulative sum of what is
@@ -132,28 +133,43 @@ class RowSampler {
       if (rank == 0 && threadIdx.x == 0) finish(plain, 0.0f);
       return;
     }
-    load(edited);
-    const Place mine = find_best({0xFFFFFFFFu, -1});
-    const Place best = exchange.first(mine);
-    if (greedy && !wants_logprobs) {
-      if (rank == 0 && threadIdx.x == 0) finish(best.id, 0.0f);
-      return;
+    const bool wants_others = wants_logprobs && row.top_logprobs > 0, wants_total = wants_logprobs || row.top_p < 1;
+    int likeliest = static_cast<int>(plain);
+    float mass = 0;
+    if (edited || wants_others) {
+      fill(logits() + begin, [&](float x) { return edited ? x : scaled(x); });
+      if (edited) edit();
+      cluster_sync();  // no block writes to another that has not begun
+      const Place mine = find_best({0xFFFFFFFFu, -1});
+      const Place best = exchange.first(mine);
+      likeliest = best.id;
+      if (greedy && !wants_logprobs) {
+        if (rank == 0 && threadIdx.x == 0) finish(likeliest, 0.0f);
+        return;
+      }
+      if (wants_others) find_most_likely(mine, best);
+      top = number(best.key);
+      __syncthreads();  // nobody looks for others any more
+      fill(values, [&](float x) { return weigh(x, mass); });
+    } else {
+      // The largest is known, so logits become weights as they come.
+      top = scaled(static_cast<float>(logits()[plain]));
+      fill(logits() + begin, [&](float x) { return weigh(scaled(x), mass); });
+      cluster_sync();
     }
-    if (wants_logprobs) find_most_likely(mine, best);
-    const float top = number(best.key);
-    const uint64_t total = weigh(top);
-    const float log_total = logf(static_cast<float>(static_cast<double>(total) / UNIT));
-    if (wants_logprobs && rank == 0) {
+    const uint64_t total = wants_total ? exchange.sum(units(mass)) : 0;
+    const float log_total = wants_logprobs ? logf(static_cast<float>(static_cast<double>(total) / UNIT)) : 0.0f;
+    if (wants_others && rank == 0) {
       for (int i = threadIdx.x; i < min(row.top_logprobs, step.most_logprobs); i += THREADS) {
         float* value = step.top_values + static_cast<int64_t>(index) * step.most_logprobs + i;
         *value = *value - top - log_total;
       }
     }
     if (greedy) {
-      if (rank == 0 && threadIdx.x == 0) finish(best.id, -log_total);
+      if (rank == 0 && threadIdx.x == 0) finish(likeliest, -log_total);
       return;
     }
-    draw(limit(total), best.id, log_total);
+    draw(limit(total), likeliest, log_total);
   }
 
  private:
@@ -174,6 +190,7 @@ class RowSampler {
   const int count;
   float* const values;  // logits, then those over the temperature, then weights
   uint8_t* const list;
+  float top = 0;  // the largest logit over the temperature
   Exchange<CLUSTER, THREADS, MOST_VALUES> exchange;
 
   __device__ int32_t* counts() const { return step.counts + static_cast<int64_t>(row.line) * step.vocab; }
@@ -186,23 +203,33 @@ class RowSampler {
     if (step.logprobs != nullptr) step.logprobs[index] = logprob;
   }
 
-  static __device__ float scaled(float x, float heat) { return heat == 1.0f ? x : __fdiv_rn(x, heat); }
+  __device__ const Logit* logits() const { return static_cast<const Logit*>(step.logits) + step.stride * index; }
 
-  // Put the edited logits over the temperature into shared memory.
-  __device__ void load(bool edited) {
-    // Logits that are edited are divided behind that.
-    const float heat = edited ? 1.0f : row.temperature;
-    const Logit* source = static_cast<const Logit*>(step.logits) + step.stride * index + begin;
+  __device__ float scaled(float x) const { return row.temperature == 1.0f ? x : __fdiv_rn(x, row.temperature); }
+
+  // The weight of a logit over the temperature, which is added to the mass.
+  __device__ float weigh(float x, float& mass) const {
+    const float weight = expf(x - top);
+    mass += weight;
+    return weight;
+  }
+
+  // Put what becomes of each of the block's logits into shared memory. Wherever they come from, a thread has the same ones
+  // in the same order, so that a sum that it takes has the same bits.
+  template <typename From, typename Change>
+  __device__ void fill(const From* source, Change changed) {
     int done = 0;
-    if (reinterpret_cast<uintptr_t>(source) % 16 == 0) {
+    if (reinterpret_cast<uintptr_t>(logits() + begin) % 16 == 0) {
       done = count / VECTOR * VECTOR;
 #pragma unroll 4
       for (int i = threadIdx.x * VECTOR; i < done; i += THREADS * VECTOR) {
-        alignas(16) Logit some[VECTOR];
-        *reinterpret_cast<uint4*>(some) = *reinterpret_cast<const uint4*>(source + i);
+        alignas(16) From some[VECTOR];
+#pragma unroll
+        for (int j = 0; j < VECTOR; j += 16 / sizeof(From))
+          *reinterpret_cast<uint4*>(some + j) = *reinterpret_cast<const uint4*>(source + i + j);
         float found[VECTOR];
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) found[j] = scaled(static_cast<float>(some[j]), heat);
+        for (int j = 0; j < VECTOR; ++j) found[j] = changed(static_cast<float>(some[j]));
 #pragma unroll
         for (int j = 0; j < VECTOR; j += 4) {
           *reinterpret_cast<float4*>(values + i + j) =
@@ -210,8 +237,12 @@ class RowSampler {
         }
       }
     }
-    for (int i = done + threadIdx.x; i < count; i += THREADS) values[i] = scaled(static_cast<float>(source[i]), heat);
+    for (int i = done + threadIdx.x; i < count; i += THREADS) values[i] = changed(static_cast<float>(source[i]));
     __syncthreads();
+  }
+
+  // Apply penalties, biases, what is forbidden, and the temperature.
+  __device__ void edit() {
     if (row.line >= 0) {
       const int32_t* seen_before = counts() + begin;
 #pragma unroll 8
@@ -221,21 +252,17 @@ class RowSampler {
       }
       __syncthreads();
     }
-    if (row.bias_begin < row.bias_end || row.forbidden_begin < row.forbidden_end) {
-      for (int i = row.bias_begin + threadIdx.x; i < row.bias_end; i += THREADS) {
-        const Bias bias = step.bias[i];
-        if (bias.id >= begin && bias.id < begin + count) values[bias.id - begin] += bias.value;
-      }
-      __syncthreads();
-      for (int i = row.forbidden_begin + threadIdx.x; i < row.forbidden_end; i += THREADS) {
-        const int id = step.bias[i].id;
-        if (id >= begin && id < begin + count) values[id - begin] = -INFINITY;
-      }
-      __syncthreads();
+    for (int i = row.bias_begin + threadIdx.x; i < row.bias_end; i += THREADS) {
+      const Bias bias = step.bias[i];
+      if (bias.id >= begin && bias.id < begin + count) values[bias.id - begin] += bias.value;
     }
-    if (edited && row.temperature != 1.0f) change([&](float x) { return scaled(x, row.temperature); });
-    // Also: no block writes to another that has not begun.
-    cluster_sync();
+    __syncthreads();
+    for (int i = row.forbidden_begin + threadIdx.x; i < row.forbidden_end; i += THREADS) {
+      const int id = step.bias[i].id;
+      if (id >= begin && id < begin + count) values[id - begin] = -INFINITY;
+    }
+    __syncthreads();
+    if (row.temperature != 1.0f) change([&](float x) { return scaled(x); });
   }
 
   // Put what becomes of each of this thread's values in its place. Some are read before the first is written, since the
@@ -279,18 +306,7 @@ class RowSampler {
     }
   }
 
-  // Turn logits into weights; their sum.
-  __device__ uint64_t weigh(float top) {
-    float mass = 0;
-    change([&](float x) {
-      const float weight = expf(x - top);
-      mass += weight;
-      return weight;
-    });
-    return exchange.sum(units(mass));
-  }
-
-  // What the filters leave. A weight may be drawn if fewer than `most` weights, and less than `share` of mass, are above
+  // What the filters leave; total: the mass of all weights, of interest to top_p. A weight may be drawn if fewer than `most` weights, and less than `share` of mass, are above
   // it, and if it is at least min_p; so may every higher one.
   __device__ Limit limit(uint64_t total) {
     const int most = row.top_k;

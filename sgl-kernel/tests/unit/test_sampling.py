@@ -23,11 +23,20 @@ def sampler(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
 
 
 def sample(library: ctypes.CDLL, case: Case) -> tuple[Tensor, RowLogprobs]:
+    """The tokens with log-probabilities, which are the same without them."""
+    plain, _ = answers(library, case, None)
+    case.counts.copy_(case.counts_before)
+    tokens, logprobs = answers(library, case, TOP)
+    assert torch.equal(tokens, plain) and logprobs is not None
+    return tokens, logprobs
+
+
+def answers(library: ctypes.CDLL, case: Case, top: int | None) -> tuple[Tensor, RowLogprobs | None]:
     given = case.arguments()  # the step has their addresses only
-    step, tokens, logprobs = arguments(*given, TOP)
-    assert logprobs is not None
-    for tensor in (tokens, logprobs.packed):
-        tensor.fill_(-77)
+    step, tokens, logprobs = arguments(*given, top)
+    tokens.fill_(-77)
+    if logprobs is not None:
+        logprobs.packed.fill_(-77)
     assert library.emulated_sample_rows(ctypes.byref(step), len(tokens)) == 0
     return tokens, logprobs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fixtures.emulated_tiles import emulated_tiles
 from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu.toolchain import find_gxx
-from mysglang.srt.kernels.activation import gated, soft_cap
+from mysglang.srt.kernels.activation import gated, sigmoid_gated, soft_cap
 from mysglang.srt.kernels.cpu import invariant
 from mysglang.srt.kernels.experts import (
     fused_experts,
@@ -166,10 +166,13 @@ def test_norms(width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [33, 96, 50_000])
-def test_soft_cap(width: int, dtype: torch.dtype) -> None:
+def test_soft_caps_and_gates(width: int, dtype: torch.dtype) -> None:
     x = torch.randn(ROWS, width).mul_(9).to(dtype)
     whole = check_rows(lambda rows: soft_cap(x[rows], 4.0))
     torch.testing.assert_close(whole, soft_cap.reference(x.clone(), 4.0))
+    gate = torch.randn(ROWS, width).to(dtype)
+    whole = check_rows(lambda rows: sigmoid_gated(x[rows].clone(), gate[rows]))
+    torch.testing.assert_close(whole, sigmoid_gated.reference(x.clone(), gate))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

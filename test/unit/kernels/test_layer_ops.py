@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fixtures.op_cases import OPS, check_op
-from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, soft_cap
+from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, sigmoid_gated, silu_and_mul, soft_cap
 from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.cpu import gemm as onednn
 from mysglang.srt.kernels.gemm import gated_linear, heads_linear, linear, pack_linear_weight, unpack_linear_weight
@@ -72,6 +72,13 @@ class TestNormAndActivation:
         expected = (30 * torch.tanh(x.double() / 30)).to(dtype)
         found = soft_cap(x, 30.0)
         close(found, expected.double())
+        assert found.data_ptr() == x.data_ptr()
+
+    def test_sigmoid_gated(self, dtype: torch.dtype) -> None:
+        x, gate = torch.randn(5, 48).to(dtype), torch.randn(5, 96).to(dtype)[:, ::2]
+        expected = x.double() * gate.double().sigmoid()
+        found = sigmoid_gated(x, gate)
+        close(found, expected)
         assert found.data_ptr() == x.data_ptr()
 
     def test_fused_add_rms_norm(self, dtype: torch.dtype) -> None:

@@ -49,6 +49,7 @@ def layers(tokens):
     attention_sinks.weigh_sinks(x.view(-1, HEADS, DIM), torch.zeros(tokens, HEADS), torch.zeros(HEADS))
     norm.fused_add_rms_norm(x, x.clone(), x[0], 1e-5)
     activation.silu_and_mul(gemm.linear(x, weight, None))
+    activation.sigmoid_gated(x.clone(), v)
     invariant_gemm._with_tile(invariant_gemm.fixed_tile(len(weight)))(x, weight, None)
     ids, gates = select_experts.topk_softmax(torch.zeros(tokens, 8), 2, True)
     mixture = torch.zeros(8, 64, x.shape[1], dtype=DTYPE), torch.zeros(8, x.shape[1], 32, dtype=DTYPE)

@@ -56,6 +56,11 @@ def _soft_cap(x: Tensor, cap: float) -> Tensor:
     return x.copy_(torch.tanh(x.float() / cap).mul_(cap))
 
 
+def _sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Computes x * sigmoid(gate). x, gate: [N, width], rows at any distance. Overwrites x and returns it."""
+    return x.mul_(gate.sigmoid())
+
+
 # All but those of UNGATED: [..., 2 * d] -> [..., d], contiguous, same dtype.
 silu_and_mul = Op(
     "silu_and_mul",
@@ -108,4 +113,11 @@ soft_cap = Op(
     reference=_soft_cap,
     cuda="mysglang.srt.kernels.cuda.activation:soft_cap",
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:soft_cap"},
+)
+
+sigmoid_gated = Op(
+    "sigmoid_gated",
+    reference=_sigmoid_gated,
+    cuda="mysglang.srt.kernels.cuda.activation:sigmoid_gated",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:sigmoid_gated"},
 )

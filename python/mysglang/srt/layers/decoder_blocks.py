@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
+from mysglang.srt.kernels.activation import sigmoid_gated
 from mysglang.srt.kernels.op import head_view
 from mysglang.srt.kernels.rotary import rope
 from mysglang.srt.layers.activation import gated_activation, plain_activation
@@ -241,7 +242,7 @@ class PagedAttention(nn.Module):
             q = q * self.tempering.factors(batch.positions).to(q.dtype)
         attended = self.attn(q, k, v, batch, rotation)
         if gate is not None:
-            attended = attended * batch.wanted(gate).sigmoid()
+            attended = sigmoid_gated(attended, batch.wanted(gate))
         out: Tensor = self.o_proj(attended)
         return out
 

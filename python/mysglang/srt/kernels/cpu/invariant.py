@@ -97,6 +97,13 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return x
 
 
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Implements the op `sigmoid_gated`. `kernels/activation.py` describes its arguments and result."""
+    for row in _rows(x):
+        activation.sigmoid_gated.reference(x[row], gate[row])
+    return x
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Implements the op `rms_norm`. `kernels/norm.py` describes its arguments and result."""
     out = torch.empty_like(x)

@@ -1,4 +1,6 @@
-"""Gated activations in Triton, whose halves are read once and whose product is written once; and the soft cap."""
+"""Gated activations in Triton, whose halves are read once and whose product is written once; gates of outputs, and the
+soft cap.
+"""
 
 import torch
 import triton
@@ -60,6 +62,20 @@ def _cap_kernel(x, stride, width, cap, BLOCK: tl.constexpr, OVERLAP: tl.constexp
     tl.store(at, cap * (2 * tl.sigmoid(2 * values / cap) - 1), mask=inside)
 
 
+@triton.jit
+def _sigmoid_gate_kernel(x, gate, x_stride, gate_stride, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    at = x + row * x_stride + columns
+    gates = tl.load(gate + row * gate_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, values * tl.sigmoid(gates), mask=inside)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """Implements the op `silu_and_mul`. `kernels/activation.py` describes its arguments and result."""
     return _gated(x, "silu")
@@ -84,6 +100,16 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     """Implements the op `soft_cap`. `kernels/activation.py` describes its arguments and result."""
     grid = (len(x), triton.cdiv(x.shape[1], BLOCK))
     _cap_kernel[grid](x, x.stride(0), x.shape[1], cap, BLOCK=BLOCK, num_warps=4, **overlapping(x))
+    return x
+
+
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Implements the op `sigmoid_gated`. `kernels/activation.py` describes its arguments and result."""
+    if not len(x):
+        return x
+    grid = (len(x), triton.cdiv(x.shape[1], BLOCK))
+    strides = x.stride(0), gate.stride(0)
+    _sigmoid_gate_kernel[grid](x, gate, *strides, x.shape[1], BLOCK=BLOCK, num_warps=4, **overlapping(x))
     return x
 
 

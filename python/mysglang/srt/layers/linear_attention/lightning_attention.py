@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
+from mysglang.srt.kernels.activation import sigmoid_gated
 from mysglang.srt.kernels.state_space import scan_runs, scan_step
 from mysglang.srt.kernels.states import Runs
 from mysglang.srt.layers.context import LayerContext
@@ -75,8 +76,8 @@ class LightningAttention(StateLayer):
         """
         (projection,) = self._inputs
         attended = self.through((F.silu(projection(x)),), batch)
-        gate = self.output_gate(batch.wanted(x)).sigmoid()
-        out: Tensor = self.out_proj(gate * self.norm(batch.wanted(attended).flatten(1)))
+        gate = self.output_gate(batch.wanted(x))
+        out: Tensor = self.out_proj(sigmoid_gated(self.norm(batch.wanted(attended).flatten(1)), gate))
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
