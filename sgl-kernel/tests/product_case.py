@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysgl_kernel.experts_products import ROWS
+from mysgl_kernel.experts_products import ROWS, Blocks
 
 SWIGLU_STEEPNESS, SWIGLU_LIMIT = 1.702, 7.0
 
@@ -49,19 +49,11 @@ class ProductCase:
             own += [pairs] * (-len(own) % ROWS)
             order += own
             owners += [expert] * (len(own) // ROWS)
-        lists = ([*order, *[pairs + 1] * ROWS], [*owners, self.experts], [len(owners)])
-        self.order, self.block_experts, self.used = (
-            torch.tensor(each, dtype=torch.int32, device=self.device) for each in lists
-        )
+        lists = ([*order, *[pairs + 1] * ROWS], [*owners, self.experts], [len(owners)], [0])
+        self.blocks = Blocks(*(torch.tensor(each, dtype=torch.int32, device=self.device) for each in lists))
 
     def drawn(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device).bfloat16()
-
-    @property
-    def given(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, int, str | None]:
-        """The arguments but the weights."""
-        lists = self.order, self.block_experts, self.used, torch.zeros_like(self.used)
-        return self.x, self.bias, self.out, *lists, self.shared, self.gate
 
     def check(self) -> None:
         """Compare what was computed with float64."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,28 +54,27 @@ def available() -> bool:
     return _LIBRARY.available()
 
 
+class Blocks(NamedTuple):
+    """Pairs by expert in blocks of ROWS, as `experts_sort` lists them. All tensors: int32, dense."""
+
+    order: Tensor
+    block_experts: Tensor
+    used: Tensor
+    taken: Tensor
+    """[1], 0, in which one product counts."""
+
+
 def multiply_blocks(
-    x: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    order: Tensor,
-    block_experts: Tensor,
-    used: Tensor,
-    taken: Tensor,
-    shared: int,
-    gate: str | None,
+    x: Tensor, weights: Tensor, bias: Tensor | None, out: Tensor, blocks: Blocks, shared: int, gate: str | None
 ) -> None:
     """Computes out[pair] = weights[expert] x[pair / shared] + bias[expert] for all pairs of the blocks; with a gate (of
     GATES), that of the first half of it and the second.
 
     x: [rows, inputs]; weights: [experts, width or 2 * width, inputs], dense; bias: [experts, width or 2 * width]; out:
-    [pairs, width], dense; all bfloat16. Both widths are multiples of WIDTH, and so is the distance of rows of x. order,
-    block_experts, used: int32, as `experts_sort` lists pairs in blocks of ROWS. taken: [1] int32, 0, in which the
-    kernel counts.
+    [pairs, width], dense; all bfloat16. Both widths are multiples of WIDTH, and so is the distance of rows of x.
     """
     _launch()(
-        byref(arguments(x, bias, out, order, block_experts, used, taken, shared, gate)),
+        byref(arguments(x, bias, out, blocks, shared, gate)),
         weights.data_ptr(),
         weights.shape[0] * weights.shape[1],
         gate is not None,
@@ -83,24 +83,15 @@ def multiply_blocks(
     )
 
 
-def arguments(
-    x: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    order: Tensor,
-    block_experts: Tensor,
-    used: Tensor,
-    taken: Tensor,
-    shared: int,
-    gate: str | None,
-) -> Product:
+def arguments(x: Tensor, bias: Tensor | None, out: Tensor, blocks: Blocks, shared: int, gate: str | None) -> Product:
     """Returns the kernel's arguments but the weights."""
     assert all(each.dtype is torch.bfloat16 for each in (x, out)) and out.is_contiguous() and x.stride(1) == 1
     assert x.stride(0) % WIDTH == x.shape[1] % WIDTH == out.shape[1] % WIDTH == 0
-    assert all(each.dtype is torch.int32 and each.is_contiguous() for each in (order, block_experts, used, taken))
-    pointers = [None if each is None else each.data_ptr() for each in (x, bias, out, order, block_experts, used)]
+    assert all(each.dtype is torch.int32 and each.is_contiguous() for each in blocks)
+    order, block_experts, used, taken = (each.data_ptr() for each in blocks)
+    pointers = x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), order, block_experts, used
     sizes = len(out), shared, out.shape[1], x.shape[1], BLOCK_GROUP
-    return Product(*pointers, x.stride(0), *sizes, taken.data_ptr(), Gate(*GATES[gate or "silu"]))
+    return Product(*pointers, x.stride(0), *sizes, taken, Gate(*GATES[gate or "silu"]))
 
 
 @cache

@@ -22,9 +22,10 @@ def library(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
 @pytest.mark.parametrize("name", PRODUCT_CASES)
 def test_products(library: ctypes.CDLL, name: str) -> None:
     case = PRODUCT_CASES[name]()
-    weights, given, blocks = case.weights.flatten(0, 1), case.given, 2
+    weights, blocks = case.weights.flatten(0, 1), 2
+    given = arguments(case.x, case.bias, case.out, case.blocks, case.shared, case.gate)
     library.emulated_multiply_blocks(
-        ctypes.byref(arguments(*given)),
+        ctypes.byref(given),
         ctypes.c_void_p(weights.data_ptr()),
         len(weights),
         case.gate is not None,

@@ -48,8 +48,9 @@ class HopperBlocks:
         between, each = x.new_empty(pairs, inner), x.new_empty(pairs, width)
         one, two = mixture.biases or (None, None)
         multiply, taken = Called(products.multiply_blocks), ids.new_zeros(2)
-        yield multiply, (), (x, mixture.gate_up, one, between, *lists, taken[:1], top_k, mixture.activation), {}
-        yield multiply, (), (between, mixture.down, two, each, *lists, taken[1:], 1, None), {}
+        first, second = (products.Blocks(*lists, own) for own in taken.split(1))
+        yield multiply, (), (x, mixture.gate_up, one, between, first, top_k, mixture.activation), {}
+        yield multiply, (), (between, mixture.down, two, each, second, 1, None), {}
         yield sum_launch(mixture, each, out)
 
 
