@@ -78,9 +78,9 @@ __device__ inline double uniform(int64_t seed, int length) {
 
 __device__ inline uint64_t units(float mass) { return static_cast<uint64_t>(static_cast<double>(mass) * UNIT); }
 
-// Ordered as the numbers are.
+// Ordered as the numbers are; both zeros are one.
 __device__ inline unsigned order(float x) {
-  const unsigned bits = __float_as_uint(x);
+  const unsigned bits = __float_as_uint(x + 0.0f);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 

@@ -71,3 +71,15 @@ def test_equal_weights_at_the_edge_are_taken_by_the_lowest_ids(sampler: ctypes.C
         int(4 * uniform(int(row["seed"]), int(length))) for row, length in zip(case.rows, case.lengths, strict=True)
     ]
     assert tokens.tolist() == expected
+
+
+def test_both_zeros_are_one(sampler: ctypes.CDLL) -> None:
+    case = Case(6, 10, 40)
+    case.logits[:] = torch.zeros(40)
+    case.logits[:, :5] *= -1
+    case.rows["line"] = -1
+    case.rows["bias_end"], case.rows["forbidden_end"] = case.rows["bias_begin"], case.rows["forbidden_begin"]
+    case.rows["top_k"], case.rows["temperature"], case.rows["top_logprobs"] = 1, 1, 1
+    case.greedy[:] = 0
+    tokens, _ = sample(sampler, case)
+    assert (tokens == 0).all()
