@@ -159,8 +159,10 @@ def test_what_stands_around_them() -> None:
     assert shared_bytes(experts_sort._place_kernel, 90, listed, **sizes, COMPARED=32) < 4096
     summed = {"EXPERTS": 512, "COLUMNS": 16, "PIECES": 128, "MOST_ROWS": 128, "OVERLAP": True, "num_warps": 4}
     assert shared_bytes(experts_sort._begin_kernel, 90, listed, **summed) < 16384
-    each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "width": "i32"}
-    assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=1024, OVERLAP=True) < 4096
+    each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "added": "*bf16", "x": "*bf16", "share": "*bf16"}
+    each |= {"x_stride": "i32", "width": "i32"}
+    kinds = {"ADDED": True, "SHARED": True, "OVERLAP": True}
+    assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=4096, **kinds, num_warps=8) < 4096
     sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}
     kinds = {"SOFTMAX": False, "CORRECTED": True, "RENORMALIZE": True, "OVERLAP": True}
     assert shared_bytes(select_experts._select_kernel, 90, LOGITS, **sizes, **kinds, num_warps=1) < 4096

@@ -6,7 +6,7 @@ An expert's weights are of floating point, or of eight-bit integers with a facto
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -151,9 +151,15 @@ def _fused_experts(
     return total.to(x.dtype)
 
 
-SharedExpert = tuple[Tensor, Tensor]
-"""[2 * inner, width] of gate and up, or [inner, width] without a gate, and [width, inner] of down, of an expert that
-every row goes through; both may have been packed as weights of linears."""
+class SharedExpert(NamedTuple):
+    """An expert that every row goes through. Its weights may have been packed as weights of linears."""
+
+    gate_up: Tensor
+    """[2 * inner, width], or [inner, width] of an activation without a gate."""
+    down: Tensor
+    """[width, inner]."""
+    share: Tensor | None = None
+    """[1, width]: what the expert gives is multiplied by sigmoid(x share)."""
 
 
 def _experts_and_shared(
@@ -166,12 +172,12 @@ def _experts_and_shared(
     biases: Biases,
     shared: SharedExpert,
 ) -> Tensor:
-    """Computes `fused_experts` plus a shared expert with the same activation, the gate 1 and no biases; its inner size
-    may differ. This reference rounds both to the dtype of x before it adds them.
+    """Computes `fused_experts` plus a shared expert with the same activation and no biases; its inner size may differ.
+    This reference rounds both to the dtype of x before it adds them.
     """
-    first, second = shared
-    out = linear(gated_linear(x, first, None, activation), second, None)
-    return out.add_(fused_experts(x, gate_up, down, ids, gates, activation, biases))
+    out = linear(gated_linear(x, shared.gate_up, None, activation), shared.down, None)
+    mixed = fused_experts(x, gate_up, down, ids, gates, activation, biases)
+    return out.add_(mixed) if shared.share is None else add_gated(out, mixed, x, shared.share)
 
 
 def _pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:

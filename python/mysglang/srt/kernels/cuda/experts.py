@@ -5,13 +5,16 @@ Which kernels run is a matter of the shapes alone: see `experts_plans.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.cuda.experts_plans import INVARIANT, best_plan, plans_of
-from mysglang.srt.kernels.cuda.mixture import Mixture
+from mysglang.srt.kernels.cuda.mixture import Added, Mixture
 from mysglang.srt.kernels.experts import Biases, SharedExpert
 from mysglang.srt.kernels.experts import experts_and_shared as op
+from mysglang.srt.kernels.gemm import gated_linear, linear
 
 
 def fused_experts(
@@ -40,8 +43,14 @@ def experts_and_shared(
     shared: SharedExpert,
 ) -> Tensor:
     """Implements the op `experts_and_shared`. `kernels/experts.py` describes its arguments and result."""
-    mixture = Mixture(x, gate_up, down, ids, gates, activation, biases, shared)
-    if len(x) and (plan := best_plan(mixture)).takes_shared:
+    mixture = Mixture(x, gate_up, down, ids, gates, activation, biases)
+    plan = best_plan(mixture)
+    if len(x) and plan.takes_shared and shared.share is None:
+        return replace(mixture, shared=shared).run(plan)
+    if len(x) and plan.adds:
+        own = linear(gated_linear(x, shared.gate_up, None, activation), shared.down, None)
+        mixture = replace(mixture, added=Added(own, shared.share))
+        mixture.compile(plans_of(mixture))
         return mixture.run(plan)
     return op.reference(x, gate_up, down, ids, gates, activation, biases, shared)
 

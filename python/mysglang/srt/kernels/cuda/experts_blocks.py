@@ -28,6 +28,8 @@ from mysglang.srt.kernels.cuda.overlap import has_copy_engine, overlapping
 
 SUMMED = 1024
 """Values of a row that a program of the sum adds."""
+SUMMED_TOGETHER = 4096
+"""Values that a program with more to do for a row adds, at most."""
 
 
 # How many rows there are must not choose another compiled kernel.
@@ -173,7 +175,24 @@ def _tile_of(
 
 
 @triton.jit
-def _sum_kernel(each, gates, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _sum_kernel(
+    each,
+    gates,
+    added,
+    x,
+    share,
+    out,
+    x_stride,
+    width,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDED: tl.constexpr,
+    SHARED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Adds up the pairs of a row times their gates; with ADDED, to its row of `added`, which is multiplied by
+    sigmoid(x share) if SHARED.
+    """
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -181,6 +200,15 @@ def _sum_kernel(each, gates, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexp
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     total = tl.zeros((BLOCK,), tl.float32)
+    if ADDED:
+        total = tl.load(added + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    if SHARED:
+        products = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, width, BLOCK):
+            k = start + tl.arange(0, BLOCK)
+            values = tl.load(x + row * x_stride + k, mask=k < width, other=0.0).to(tl.float32)
+            products += values * tl.load(share + k, mask=k < width, other=0.0).to(tl.float32)
+        total *= tl.sigmoid(tl.sum(products, 0))
     for place in range(TOP_K):
         pair = row * TOP_K + place
         value = tl.load(each + pair * width + columns, mask=inside, other=0.0).to(tl.float32)
@@ -218,6 +246,7 @@ class Blocks:
     sort: bool = True
     """False: each program finds the pairs of its expert itself, which takes at most as many rows as a tile has."""
     takes_shared: ClassVar[bool] = False
+    adds: ClassVar[bool] = True
 
     def launches(self, mixture: Mixture, out: Tensor) -> Iterator[Launch]:
         assert mixture.shared is None
@@ -268,16 +297,26 @@ class Blocks:
 
 
 def sum_launch(mixture: Mixture, each: Tensor, out: Tensor) -> Launch:
-    """Returns the launch that adds the results of a row's pairs [pairs, width] times their gates -> out [rows,
-    width].
+    """Returns the launch that adds up results of pairs [pairs, width] times their gates, and what else a row has, ->
+    out [rows, width].
     """
     (rows, top_k), width = mixture.ids.shape, out.shape[1]
-    block = min(SUMMED, triton.next_power_of_2(width))
+    added, share = mixture.added or (None, None)
+    # A program computes the share for itself.
+    most = SUMMED if share is None else SUMMED_TOGETHER
+    block = min(most, triton.next_power_of_2(width))
     return (
         _sum_kernel,
         (rows, triton.cdiv(width, block)),
-        (each, mixture.gates.contiguous(), out, width),
-        {"TOP_K": top_k, "BLOCK": block, "num_warps": 4, **overlapping(out)},
+        (each, mixture.gates.contiguous(), added, mixture.x, share, out, mixture.x.stride(0), width),
+        {
+            "TOP_K": top_k,
+            "BLOCK": block,
+            "ADDED": added is not None,
+            "SHARED": share is not None,
+            "num_warps": 4 if share is None else 8,
+            **overlapping(out),
+        },
     )
 
 

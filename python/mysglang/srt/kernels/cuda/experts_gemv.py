@@ -239,13 +239,15 @@ class Gemv:
     """Inputs of each expert's down that are read together."""
     down_warps: int = 4
     takes_shared: ClassVar[bool] = True
+    adds: ClassVar[bool] = False
 
     def launches(self, mixture: Mixture, out: Tensor) -> Iterator[Launch]:
         x, (rows, top_k), (_, width, inner) = mixture.x, mixture.ids.shape, mixture.down.shape
         ids, gates = mixture.ids.contiguous(), mixture.gates.contiguous()
         activations = x.new_empty(rows * top_k, inner)
         one, two = mixture.biases or (None, None)
-        first, second = mixture.shared or (None, None)
+        first, second, share = mixture.shared or (None, None, None)
+        assert share is None
         shared_inner = 0 if second is None else second.shape[1]
         shared = None if second is None else x.new_empty(rows, shared_inner)
         tiles = top_k * triton.cdiv(inner, self.outputs) + triton.cdiv(shared_inner, self.outputs)

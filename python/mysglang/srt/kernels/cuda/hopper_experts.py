@@ -23,6 +23,7 @@ class HopperBlocks:
     """The plan of these kernels."""
 
     takes_shared: ClassVar[bool] = False
+    adds: ClassVar[bool] = True
 
     def fits(self, mixture: Mixture) -> bool:
         """True if the kernels are here, and written for the types and sizes of these experts."""

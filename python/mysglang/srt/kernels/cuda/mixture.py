@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -36,6 +36,13 @@ _compiled: set[tuple[object, ...]] = set()
 """Devices, types and shapes for which every plan is."""
 
 
+class Added(NamedTuple):
+    """Results of an expert that all rows have, [rows, width], and the weight [1, width] of its share, if it has one."""
+
+    values: Tensor
+    share: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """The arguments of one call. `kernels/experts.py` describes them."""
@@ -49,6 +56,8 @@ class Mixture:
     biases: Biases
     shared: SharedExpert | None = None
     """Only for plans that take one."""
+    added: Added | None = None
+    """Only for plans that add it."""
 
     def run(self, plan: Plan) -> Tensor:
         """Returns the result [rows, width]."""
@@ -62,7 +71,7 @@ class Mixture:
         """Compiles all plans at the first use of such arguments. Otherwise a later long prompt would wait for its
         plan.
         """
-        kind = self.activation, self.biases is None
+        kind = self.activation, self.biases is None, None if self.added is None else self.added.share is None
         key = self.x.device, self.x.dtype, self.gate_up.shape, self.down.shape, self.ids.shape[1], kind
         if key in _compiled or not len(self.x):
             return
@@ -85,7 +94,9 @@ class Plan(Protocol):
     """Which kernels compute a mixture, and with which tiles."""
 
     takes_shared: ClassVar[bool]
-    """True if these kernels also compute an expert that all rows have."""
+    """True if these kernels also compute an expert that all rows have, if it has no share."""
+    adds: ClassVar[bool]
+    """True if the sum of a row can also take what such an expert gives."""
 
     def launches(self, mixture: Mixture, out: Tensor) -> Iterator[Launch]:
         """Yields the kernels that fill `out` [rows, width], in their order. There is at least one row."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels.activation import UNGATED, Activation
 from mysglang.srt.kernels.experts import Biases, add_gated, experts_and_shared, workspace_per_token
+from mysglang.srt.kernels.experts import SharedExpert as SharedWeights
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP
 from mysglang.srt.layers.linear import ReplicatedLinear
@@ -78,15 +79,17 @@ class Experts(nn.Module):
         """
         return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation, self._biases()))
 
-    def with_shared(self, x: Tensor, ids: Tensor, gates: Tensor, shared: GatedMLP | PlainMLP) -> Tensor | None:
-        """Returns `forward` plus shared(x), an MLP with the same activation; None if the weights of either are not
-        plain.
+    def with_shared(
+        self, x: Tensor, ids: Tensor, gates: Tensor, shared: GatedMLP | PlainMLP, share: Tensor | None
+    ) -> Tensor | None:
+        """Returns `forward` plus shared(x), an MLP with the same activation, times its share as `kernels/experts.py`
+        describes it; None if the weights of either are not plain.
         """
         weights, first_and_second = self.method.dense_weights(self), shared.dense_weights()
         if weights is None or first_and_second is None:
             return None
-        biases = self._biases()
-        parts = experts_and_shared(x, *weights, ids, gates, self.activation, biases, first_and_second)
+        both = SharedWeights(*first_and_second, share)
+        parts = experts_and_shared(x, *weights, ids, gates, self.activation, self._biases(), both)
         return self.tp.all_reduce(parts)
 
     def _biases(self) -> Biases:
@@ -116,9 +119,14 @@ class SharedGate(ReplicatedLinear):
 
     def add(self, shared: Tensor, mixed: Tensor, x: Tensor) -> Tensor:
         """Returns mixed + gate(x) * shared, in the memory of `shared`. All: [N, hidden]."""
+        return add_gated(shared, mixed, x, self.share)
+
+    @property
+    def share(self) -> Tensor:
+        """The weight [1, hidden]."""
         weight = self.weight
         assert isinstance(weight, Tensor)
-        return add_gated(shared, mixed, x, weight)
+        return weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +197,7 @@ class MixtureOfExperts(nn.Module):
             if shared.gated:
                 gate = self.shared_expert_gate = SharedGate(hidden_size, context.under("shared_expert_gate"))
             self._shared = expert, gate
-        ungated = shared is not None and not shared.gated
-        self._joins_shared = ungated and narrow is None and not routing.scales_input
+        self._joins_shared = shared is not None and narrow is None and not routing.scales_input
 
     def forward(self, x: Tensor) -> Tensor:
         """Sends each token to its experts and adds up their outputs: [N, hidden] -> [N, hidden]."""
@@ -198,8 +205,10 @@ class MixtureOfExperts(nn.Module):
         expert, gate = self._shared
         if expert is None:
             return self._mixed(x, ids, gates)
-        if self._joins_shared and (both := self.experts.with_shared(x, ids, gates, expert)) is not None:
-            return both
+        if self._joins_shared:
+            share = None if gate is None else gate.share
+            if (both := self.experts.with_shared(x, ids, gates, expert, share)) is not None:
+                return both
         shared: Tensor = expert(x)
         mixed = self._mixed(x, ids, gates)
         return shared.add_(mixed) if gate is None else gate.add(shared, mixed, x)
