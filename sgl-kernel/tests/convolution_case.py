@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mysgl_kernel.convolution import Inputs
+
 CHUNK = 64
 
 
@@ -36,11 +38,13 @@ class ConvolutionCase:
     def table(self, rows: list[list[int]]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int32, device=self.device)
 
-    def arguments(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    def arguments(self) -> tuple[Inputs, Tensor]:
+        """The inputs, and a result with NaN in it."""
         cuts = self.table([[*span, -1] for span in self.spans])
         begun = [(at, n) for n, (start, end, *_) in enumerate(self.spans) for at in range(start, end + CHUNK, CHUNK)]
         out = torch.full(self.x.shape, math.nan, dtype=torch.bfloat16, device=self.device)
-        return self.x, self.weight, self.bias, self.recent, cuts, self.table([list(each) for each in begun]), out
+        chunks = self.table([list(each) for each in begun])
+        return Inputs(self.x, self.weight, self.bias, self.recent, cuts, chunks), out
 
     def check(self, out: Tensor) -> None:
         expected = torch.full(out.shape, math.nan, dtype=torch.float64, device=self.device)

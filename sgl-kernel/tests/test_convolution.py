@@ -17,6 +17,6 @@ from mysgl_kernel.convolution import convolve
 @pytest.mark.parametrize("name", CONVOLUTION_CASES)
 def test_against_float64(name: str) -> None:
     case = replace(CONVOLUTION_CASES[name], device="cuda")
-    given = case.arguments()
-    convolve(*given, chunk=CHUNK, silu=case.silu)
-    case.check(given[-1])
+    inputs, out = case.arguments()
+    convolve(inputs, out, chunk=CHUNK, silu=case.silu)
+    case.check(out)

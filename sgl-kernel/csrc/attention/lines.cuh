@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "encode.cuh"
 #include "instructions.cuh"
 
 namespace {
@@ -11,12 +12,7 @@ constexpr int LINE_BYTES = 128;  // of all banks of shared memory, and what the 
 
 // Describes lines for copies of so many of them at once.
 cudaError_t describe_lines(CUtensorMap& map, const void* memory, long lines, int copied) {
-    static const auto encode = [] {
-        void* found = nullptr;
-        cudaDriverEntryPointQueryResult result;
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-    }();
+    static const Encode encode = find_encode();
     if (encode == nullptr) return cudaErrorNotSupported;
     const cuuint64_t sizes[] = {LINE_BYTES / sizeof(Value), cuuint64_t(lines)}, strides[] = {LINE_BYTES};
     const cuuint32_t box[] = {LINE_BYTES / sizeof(Value), cuuint32_t(copied)}, steps[] = {1, 1};

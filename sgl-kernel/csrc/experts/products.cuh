@@ -13,6 +13,7 @@
 // Sums are taken in one order, whatever else is in the list.
 #pragma once
 
+#include "../gemm/gate.cuh"
 #include "../gemm/lanes.cuh"
 #include "../gemm/swizzle.cuh"
 #ifndef MYSGL_EMULATED
@@ -39,10 +40,10 @@ constexpr int STAGE_BYTES = X_BYTES + W_BYTES;
 constexpr int BYTES = STAGES * (STAGE_BYTES + 32) + 8;  // see Ring
 constexpr uint64_t HALF_FURTHER = W_BYTES / 2 >> 4;  // from half to half of an operand
 
-// (gate * sigmoid(gate * (a + b gate^2))) * (other + added), with the gate at most `limit`, and the other between -limit
-// and limit.
-struct Gate {
-  float a, b, limit, added;
+// gate(g) * (up + added), with g at most `limit`, and up between -limit and limit.
+struct BoundedGate {
+  Gate gate;
+  float limit, added;
 };
 
 struct Product {
@@ -54,7 +55,7 @@ struct Product {
   int pairs, shared, width, inputs;
   int block_group;  // so many blocks go through all tiles together, and share them in the cache
   int* taken;       // how many items the blocks of threads have taken but their first ones; 0 before
-  Gate gate;
+  BoundedGate gate;
 };
 
 // What a block of threads multiplies at once.
@@ -238,8 +239,7 @@ class ExpertProducts {
 
   __device__ float gated(float gate, float other) const {
     gate = gate > p.gate.limit ? p.gate.limit : gate;
-    const float steep = p.gate.a + p.gate.b * gate * gate;
-    return __fdividef(gate, 1.f + __expf(-gate * steep)) * (within(other, -p.gate.limit, p.gate.limit) + p.gate.added);
+    return gate_rounded(p.gate.gate, gate, within(other, -p.gate.limit, p.gate.limit) + p.gate.added);
   }
 
   // The sums of a warpgroup go to the rows of its pairs.

@@ -1,13 +1,9 @@
 // What happens to the sums of a tile: bias, gate, rounding, and the way to memory.
 #pragma once
 
+#include "gate.cuh"
 #include "hopper.cuh"
 #include "lanes.cuh"
-
-// g * sigmoid(g * (a + b g^2)): silu with (1, 0), gelu in its tanh form with (1.59576912, 0.0713548163).
-struct Gate {
-  float a, b;
-};
 
 // Where a tile of weight rows belongs. A gated product multiplies as many rows of the gate as of the other half, the
 // gate's first, and its output is half as wide as the weight.
@@ -22,12 +18,7 @@ struct Target {
 
 __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
-// gate(g) * up.
-__device__ __forceinline__ float gate_rounded(const Gate& of, float g, float up) {
-  return __fdividef(g, 1.0f + __expf(-g * (of.a + of.b * g * g))) * up;
-}
-
-// The same of values that are rounded first, as if the product had been written and read again.
+// gate_rounded of values that are rounded first, as if the product had been written and read again.
 __device__ __forceinline__ float gate(const Gate& of, float g, float up) {
   return gate_rounded(of, rounded(g), rounded(up));
 }

@@ -1,20 +1,11 @@
 // Maps by which the copy engine reads a matrix.
 #pragma once
 
+#include "encode.cuh"
 #include "hopper.cuh"
 #include "swizzle.cuh"
 
 namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
 
 // Boxes of box_rows rows, as wide as the swizzle, of a matrix in bfloat16; what lies outside it reads as zero. promotion:
 // how much of a row the second-level cache fetches with it.

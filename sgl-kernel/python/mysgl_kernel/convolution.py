@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, byref, c_int, c_long, c_void_p
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,43 +37,38 @@ def available() -> bool:
     return _LIBRARY.available()
 
 
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    recent: Tensor,
-    cuts: Tensor,
-    chunks: Tensor,
-    out: Tensor,
-    *,
-    chunk: int,
-    silu: bool,
-) -> None:
-    """Fills `out` at the tokens of all chunks; others are left as they are.
-
-    x: [T, channels]; rows at distances of multiples of 8. weight: [channels, taps]. bias: [channels] or None. recent:
-    [N, taps - 1, channels], what came before a row's first token. out: [T, channels]. All bfloat16, aligned to 16
-    bytes, and dense but for x. cuts: [S, 5] int32, dense: first token of a span, the one after the last, the row's
-    first token, the entry of `recent`, and a number that is not read. chunks: [C, 2] int32, dense, the first of `chunk`
-    tokens, and their span. A chunk that begins behind its span has no tokens.
+class Inputs(NamedTuple):
+    """Rows, and what their convolution needs. Floats are bfloat16, aligned to 16 bytes, and dense but for x. Others are
+    int32, dense.
     """
-    call = arguments(x, weight, bias, recent, cuts, chunks, out, chunk=chunk, silu=silu)
-    _launch()(byref(call), weight.shape[1], len(chunks), current_stream(x))
+
+    x: Tensor
+    """[T, channels]; rows at distances of multiples of 8."""
+    weight: Tensor
+    """[channels, taps]."""
+    bias: Tensor | None
+    """[channels]."""
+    recent: Tensor
+    """[N, taps - 1, channels], what came before a row's first token."""
+    cuts: Tensor
+    """[S, 5]: first token of a span, the one after the last, the row's first token, the entry of `recent`, and a number
+    that is not read.
+    """
+    chunks: Tensor
+    """[C, 2]: the first of a chunk's tokens, and their span. A chunk that begins behind its span has no tokens."""
 
 
-def arguments(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    recent: Tensor,
-    cuts: Tensor,
-    chunks: Tensor,
-    out: Tensor,
-    *,
-    chunk: int,
-    silu: bool,
-) -> Convolution:
+def convolve(inputs: Inputs, out: Tensor, *, chunk: int, silu: bool) -> None:
+    """Fills `out` [T, channels], as x but dense, at the tokens of all chunks; others are left as they are. chunk: the
+    tokens of each.
+    """
+    call = arguments(inputs, out, chunk=chunk, silu=silu)
+    _launch()(byref(call), inputs.weight.shape[1], len(inputs.chunks), current_stream(out))
+
+
+def arguments(inputs: Inputs, out: Tensor, *, chunk: int, silu: bool) -> Convolution:
     """Returns the kernel's arguments."""
+    x, weight, bias, recent, cuts, chunks = inputs
     channels, taps = weight.shape
     assert taps in TAPS and channels % CHANNELS == 0 and chunk % PART == 0
     assert x.shape == out.shape and x.shape[1] == channels and recent.shape[1:] == (taps - 1, channels)
@@ -81,7 +77,7 @@ def arguments(
     assert x.stride(1) == 1 and x.stride(0) % CHANNELS == 0
     assert all(each.is_contiguous() for each in (*tensors[1:], cuts, chunks))
     assert cuts.shape[1] == 5 and chunks.shape[1] == 2 and cuts.dtype is chunks.dtype is torch.int32
-    pointers = [None if each is None else each.data_ptr() for each in (x, weight, bias, recent, cuts, chunks, out)]
+    pointers = [None if each is None else each.data_ptr() for each in (*inputs, out)]
     return Convolution(*pointers, x.stride(0), channels, chunk, silu)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mysgl_kernel import gemm
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.library import Library, current_stream
 
@@ -21,18 +22,14 @@ WIDTH = 8
 """Widths of rows are multiples of this."""
 BLOCK_GROUP = 16
 """Blocks that go through all tiles together."""
-GATES = {
-    "silu": (1.0, 0.0, math.inf, 0.0),
-    "gelu_tanh": (1.5957691216057308, 0.07135481282, math.inf, 0.0),
-    "swigluoai": (1.702, 0.0, 7.0, 1.0),
-}
-"""`Gate` of products.cuh by the activation's name."""
+GATES = {name: (*gate, math.inf, 0.0) for name, gate in gemm.GATES.items()} | {"swigluoai": (1.702, 0.0, 7.0, 1.0)}
+"""`BoundedGate` of products.cuh by the activation's name."""
 
 _LIBRARY = Library("experts/products.cu", archs=("90a",), traits={"dtype": torch.bfloat16, "has_experts": True})
 
 
 class Gate(Structure):
-    """`Gate` of products.cuh."""
+    """`BoundedGate` of products.cuh."""
 
     _fields_ = tuple((name, c_float) for name in ("a", "b", "limit", "added"))
 

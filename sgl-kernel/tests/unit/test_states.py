@@ -50,7 +50,7 @@ def test_spans(library: ctypes.CDLL, name: str) -> None:
 @pytest.mark.parametrize("name", CONVOLUTION_CASES)
 def test_convolutions(library: ctypes.CDLL, name: str) -> None:
     case = CONVOLUTION_CASES[name]
-    given = case.arguments()
-    call = convolution.arguments(*given, chunk=CHUNK, silu=case.silu)
-    library.emulated_convolve(ctypes.byref(call), case.taps, len(given[-2]))
-    case.check(given[-1])
+    inputs, out = case.arguments()
+    call = convolution.arguments(inputs, out, chunk=CHUNK, silu=case.silu)
+    library.emulated_convolve(ctypes.byref(call), case.taps, len(inputs.chunks))
+    case.check(out)

@@ -10,6 +10,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -134,6 +135,7 @@ def _import(module: str) -> Any:
         raise
 
 
+@cache
 def kernel_module(name: str) -> Any:
     """Returns a module of the package of our kernels, or None if it is not installed or cannot run here."""
     module = _import(f"{KERNELS}.{name}")

@@ -105,8 +105,6 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
     """Implements the op `sigmoid_gated`. `kernels/activation.py` describes its arguments and result."""
-    if not len(x):
-        return x
     grid = (len(x), triton.cdiv(x.shape[1], BLOCK))
     strides = x.stride(0), gate.stride(0)
     _sigmoid_gate_kernel[grid](x, gate, *strides, x.shape[1], BLOCK=BLOCK, num_warps=4, **overlapping(x))

@@ -19,15 +19,17 @@ different blocks is not stored.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, tile, warps
+from mysglang.srt.kernels.cuda.state_space import launch_turns, tile, warps
 from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
 from mysglang.srt.kernels.delta_rule import NORM_EPS
-from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
+from mysglang.srt.kernels.states import CHUNK, Runs
 
 CHUNK_WARPS = 4
 """Warps of a chunk. All its tiles have half a chunk as rows, which Triton multiplies with `mma.sync`: see
@@ -412,15 +414,9 @@ def delta_runs_by_channel(
         maxnreg=CHUNK_REGISTERS,
     )
     constants = {**sizes, "KEYS": tile(key_dim), "num_warps": warps(tile(key_dim)), "num_stages": 1}
-    for turn in turns_of(runs):
-        rows = turn.stop - turn.start
-        values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
-        numbers = runs.numbers[turn.start : turn.stop + 1]
-        launch_width(
-            _channel_runs_kernel,
-            (triton.cdiv(value_dim, values), heads, rows),
-            (written, taken, inside, asked, kept, since, matrix, runs.turns, numbers, out),
-            constants,
-            ("VALUES", values),
-        )
+
+    def arguments(numbers: Tensor) -> tuple[Any, ...]:
+        return written, taken, inside, asked, kept, since, matrix, runs.turns, numbers, out
+
+    launch_turns(_channel_runs_kernel, runs, heads, value_dim, arguments, constants, "VALUES")
     return out

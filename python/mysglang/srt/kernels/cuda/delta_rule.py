@@ -5,6 +5,8 @@ step   (row, value head, values)   the state [key_dim, values] is read once and 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,10 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.delta_by_channel import delta_runs_by_channel
 from mysglang.srt.kernels.cuda.overlap import overlapping
-from mysglang.srt.kernels.cuda.state_space import WIDE, columns_of, launch_width, softplus, tile, warps
+from mysglang.srt.kernels.cuda.state_space import launch_turns, softplus, tile, warps
 from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
 from mysglang.srt.kernels.delta_rule import NORM_EPS
-from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
+from mysglang.srt.kernels.states import CHUNK, Runs
 
 STEP_VALUES = 32
 """Columns of a state that a program of a step updates: 128 bytes of each of its rows."""
@@ -368,16 +370,10 @@ def delta_runs(
         num_warps=CHUNK_WARPS,
     )
     constants = {**sizes, "num_warps": warps(tile(key_dim)), "num_stages": 1}
-    for turn in turns_of(runs):
-        rows = turn.stop - turn.start
-        values = columns_of(dtype, rows * heads * triton.cdiv(value_dim, WIDE))
-        numbers = runs.numbers[turn.start : turn.stop + 1]
-        strides = (q.stride(0), k.stride(0))
-        launch_width(
-            _delta_runs_kernel,
-            (triton.cdiv(value_dim, values), heads, rows),
-            (q, k, written, taken, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens),
-            constants,
-            ("VALUES", values),
-        )
+    strides = q.stride(0), k.stride(0)
+
+    def arguments(numbers: Tensor) -> tuple[Any, ...]:
+        return q, k, written, taken, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens
+
+    launch_turns(_delta_runs_kernel, runs, heads, value_dim, arguments, constants, "VALUES")
     return out

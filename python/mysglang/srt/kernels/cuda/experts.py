@@ -45,9 +45,9 @@ def experts_and_shared(
     """Implements the op `experts_and_shared`. `kernels/experts.py` describes its arguments and result."""
     mixture = Mixture(x, gate_up, down, ids, gates, activation, biases)
     plan = best_plan(mixture)
-    if len(x) and plan.takes_shared and shared.share is None:
+    if plan.takes_shared and shared.share is None:
         return replace(mixture, shared=shared).run(plan)
-    if len(x) and plan.adds:
+    if plan.adds:
         own = linear(gated_linear(x, shared.gate_up, None, activation), shared.down, None)
         mixture = replace(mixture, added=Added(own, shared.share))
         mixture.compile(plans_of(mixture))

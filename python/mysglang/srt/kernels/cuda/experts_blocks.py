@@ -25,6 +25,7 @@ from mysglang.srt.kernels.cuda.activation import gated_product
 from mysglang.srt.kernels.cuda.experts_sort import sort_launches
 from mysglang.srt.kernels.cuda.mixture import Launch, Mixture
 from mysglang.srt.kernels.cuda.overlap import has_copy_engine, overlapping
+from mysglang.srt.kernels.cuda.shared_gate import share_of
 
 SUMMED = 1024
 """Values of a row that a program of the sum adds."""
@@ -203,12 +204,9 @@ def _sum_kernel(
     if ADDED:
         total = tl.load(added + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     if SHARED:
-        products = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, width, BLOCK):
-            k = start + tl.arange(0, BLOCK)
-            values = tl.load(x + row * x_stride + k, mask=k < width, other=0.0).to(tl.float32)
-            products += values * tl.load(share + k, mask=k < width, other=0.0).to(tl.float32)
-        total *= tl.sigmoid(tl.sum(products, 0))
+        k = tl.arange(0, BLOCK)
+        factors = tl.load(share + k, mask=k < width, other=0.0)
+        total *= share_of(x + row * x_stride, share, factors, width, BLOCK)
     for place in range(TOP_K):
         pair = row * TOP_K + place
         value = tl.load(each + pair * width + columns, mask=inside, other=0.0).to(tl.float32)

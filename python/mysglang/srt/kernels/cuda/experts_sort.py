@@ -8,10 +8,7 @@ an expert keep their order, so that the same routing always gives the same block
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -191,7 +188,8 @@ def sort_launches(
 ) -> Iterator[Launch]:
     """Yields the kernel launches that list the pairs by expert, for blocks of `rows`."""
     pairs, wide, overlap = ids.numel(), triton.next_power_of_2(experts), overlapping(ids)
-    if (whole := _whole_sort(ids.device)) is not None and whole.fits(pairs, experts, len(order)):
+    whole = kernel_module("experts_sort") if ids.is_cuda else None
+    if whole is not None and whole.fits(pairs, experts, len(order)):
         yield Called(whole.sort_pairs), (1,), (ids, order, block_experts, used, experts, rows), {}
         return
     if pairs <= SORTED_ALONE:
@@ -210,9 +208,3 @@ def sort_launches(
         {**some_experts, "num_warps": 4, **overlap},
     )
     yield _place_kernel, (pieces,), (ids, counts, order, pairs), {**one_piece, "COMPARED": COMPARED_PAIRS}
-
-
-@cache
-def _whole_sort(device: torch.device) -> Any:
-    """Returns the module of the kernel that sorts in one block, None if this device has none."""
-    return kernel_module("experts_sort") if device.type == "cuda" else None

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +15,9 @@ from mysglang.srt.kernels.cuda.experts_blocks import most_blocks, sum_launch
 from mysglang.srt.kernels.cuda.experts_sort import sort_launches
 from mysglang.srt.kernels.cuda.mixture import Called, Launch, Mixture
 from mysglang.srt.kernels.op import kernel_module
+
+PRODUCTS = "experts_products"
+"""Module of the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class HopperBlocks:
     def fits(self, mixture: Mixture) -> bool:
         """True if the kernels are here, and written for the types and sizes of these experts."""
         x, (_, width, inner) = mixture.x, mixture.down.shape
-        if not x.is_cuda or x.dtype is not torch.bfloat16 or (products := _products(x.device)) is None:
+        if not x.is_cuda or x.dtype is not torch.bfloat16 or (products := kernel_module(PRODUCTS)) is None:
             return False
         read = mixture.gate_up, mixture.down, *(mixture.biases or ())
         return (
@@ -42,7 +44,7 @@ class HopperBlocks:
     def launches(self, mixture: Mixture, out: Tensor) -> Iterator[Launch]:
         assert mixture.shared is None
         x, (rows, top_k), (experts, width, inner) = mixture.x, mixture.ids.shape, mixture.down.shape
-        pairs, ids, products = rows * top_k, mixture.ids.contiguous(), _products(x.device)
+        pairs, ids, products = rows * top_k, mixture.ids.contiguous(), kernel_module(PRODUCTS)
         blocks = most_blocks(pairs, experts, products.ROWS)
         lists = ids.new_empty(blocks * products.ROWS), ids.new_empty(blocks), ids.new_empty(1)
         yield from sort_launches(ids, *lists, experts, products.ROWS)
@@ -53,9 +55,3 @@ class HopperBlocks:
         yield multiply, (), (x, mixture.gate_up, one, between, first, top_k, mixture.activation), {}
         yield multiply, (), (between, mixture.down, two, each, second, 1, None), {}
         yield sum_launch(mixture, each, out)
-
-
-@cache
-def _products(device: torch.device) -> Any:
-    """Returns the module of the kernels, None if this device has none."""
-    return kernel_module("experts_products")

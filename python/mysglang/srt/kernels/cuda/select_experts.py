@@ -48,6 +48,14 @@ def _ordered(x):
 
 
 @triton.jit
+def _scores(x, highest, total, broken, SOFTMAX: tl.constexpr):
+    """Computes scores of logits. One NaN makes all of a row NaN, so that a broken row is found: a softmax by its total,
+    and sigmoids where the row is said to be broken.
+    """
+    return tl.exp(x - highest) / total if SOFTMAX else tl.where(broken, float("nan"), tl.sigmoid(x))
+
+
+@triton.jit
 def _select(
     logits,
     corrections,
@@ -79,19 +87,13 @@ def _select(
     free = (group < GROUPS)[:, None] & (member < size)[None, :]
     # `.cg`: from the cache of the whole device, since other programs may just have written them.
     x = tl.load(logits + expert, mask=free, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
-    if SOFTMAX:
-        highest = tl.max(x)
-        scores = tl.where(free, tl.exp(x - highest), 0.0)
-        total_score = tl.sum(scores)
-        scores = scores / total_score
-    else:
-        scores = tl.sigmoid(x)
-        # As a softmax does by its sum: one NaN makes all gates NaN, so that a broken row is found.
-        broken = tl.sum((x != x).to(tl.int32)) > 0
-        scores = tl.where(broken, float("nan"), scores)
+    highest = tl.max(x)
+    total_score = tl.sum(tl.where(free, tl.exp(x - highest), 0.0))
+    broken = tl.sum((x != x).to(tl.int32)) > 0
     # Probabilities of large logits may all be 1, and the logits are not.
     choice = x
     if CORRECTED:
+        scores = _scores(x, highest, total_score, broken, SOFTMAX)
         choice = scores + tl.load(corrections + expert, mask=free, other=0.0)
     # The places of a broken row still get experts that exist.
     choice = tl.where((choice == choice) & free, choice, float("-inf"))
@@ -135,8 +137,8 @@ def _select(
         # The choices are the logits.
         if PACKED:
             greatest = tl.where(greatest < 0, greatest | NUMBER, greatest & ~NUMBER)
-        gate = tl.where(greatest < 0, greatest ^ 0x7FFFFFFF, greatest).to(tl.float32, bitcast=True)
-        gate = tl.exp(gate - highest) / total_score if SOFTMAX else tl.where(broken, float("nan"), tl.sigmoid(gate))
+        logit = tl.where(greatest < 0, greatest ^ 0x7FFFFFFF, greatest).to(tl.float32, bitcast=True)
+        gate = _scores(logit, highest, total_score, broken, SOFTMAX)
     if RENORMALIZE:
         total = tl.sum(tl.where(place < TOP_K, gate, 0.0))
         # Not tl.maximum, which loses a NaN.

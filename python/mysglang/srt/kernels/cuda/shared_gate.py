@@ -14,6 +14,19 @@ BLOCK = 4096
 
 
 @triton.jit
+def share_of(x, weight, factors, inputs, INPUTS: tl.constexpr):
+    """Computes sigmoid(x weight) in float32. x: at a row. factors: the first INPUTS of the weight, which a program may
+    load before x is there.
+    """
+    i = tl.arange(0, INPUTS)
+    products = tl.load(x + i, mask=i < inputs, other=0.0).to(tl.float32) * factors.to(tl.float32)
+    for start in range(INPUTS, inputs, INPUTS):
+        values = tl.load(x + start + i, mask=start + i < inputs, other=0.0).to(tl.float32)
+        products += values * tl.load(weight + start + i, mask=start + i < inputs, other=0.0).to(tl.float32)
+    return tl.sigmoid(tl.sum(products, 0))
+
+
+@triton.jit
 def _add_gated_kernel(
     shared,
     mixed,
@@ -34,11 +47,7 @@ def _add_gated_kernel(
     factors = tl.load(weight + i, mask=i < inputs, other=0.0)
     if OVERLAP:
         gdc_wait()
-    products = tl.load(x + row * x_stride + i, mask=i < inputs, other=0.0).to(tl.float32) * factors.to(tl.float32)
-    for start in range(INPUTS, inputs, INPUTS):
-        values = tl.load(x + row * x_stride + start + i, mask=start + i < inputs, other=0.0).to(tl.float32)
-        products += values * tl.load(weight + start + i, mask=start + i < inputs, other=0.0).to(tl.float32)
-    gate = tl.sigmoid(tl.sum(products, 0))
+    gate = share_of(x + row * x_stride, weight, factors, inputs, INPUTS)
     n = tl.arange(0, WIDTH)
     for start in range(0, width, WIDTH):
         at, inside = row * width + start + n, start + n < width

@@ -5,6 +5,7 @@ step   (row, head, columns)   the state [state_size, columns] is read once and w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -37,6 +38,27 @@ def tile(size: int) -> int:
 
 _compiled: set[tuple[object, ...]] = set()
 """Kernels and constants of which all widths are."""
+
+
+def launch_turns(
+    kernel: Any,
+    runs: Runs,
+    heads: int,
+    width: int,
+    arguments: Callable[[Tensor], tuple[Any, ...]],
+    constants: dict[str, Any],
+    name: str,
+) -> None:
+    """Launch a kernel that takes states through their chunks, for one turn of the runs after another.
+
+    width: columns of a head's state. arguments: those of the kernel, by the numbers of a turn's first spans; the first
+    is a tensor in the dtype of the inputs. name: of the constant that says how many columns a program has.
+    """
+    for turn in turns_of(runs):
+        rows = turn.stop - turn.start
+        given = arguments(runs.numbers[turn.start : turn.stop + 1])
+        columns = columns_of(given[0].dtype, rows * heads * triton.cdiv(width, WIDE))
+        launch_width(kernel, (triton.cdiv(width, columns), heads, rows), given, constants, (name, columns))
 
 
 def launch_width(
@@ -347,18 +369,12 @@ def scan_runs(
         "num_warps": warps(tile(state)),
         "num_stages": 1,
     }
-    for turn in turns_of(runs):
-        rows = turn.stop - turn.start
-        columns = columns_of(x.dtype, rows * heads * triton.cdiv(dim, WIDE))
-        numbers = runs.numbers[turn.start : turn.stop + 1]
-        strides = (x.stride(0), b.stride(0), c.stride(0))
-        launch_width(
-            _scan_runs_kernel,
-            (triton.cdiv(dim, columns), heads, rows),
-            (x, b, c, skip, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens),
-            constants,
-            ("COLUMNS", columns),
-        )
+    strides = x.stride(0), b.stride(0), c.stride(0)
+
+    def arguments(numbers: Tensor) -> tuple[Any, ...]:
+        return x, b, c, skip, inside, factors, matrix, runs.turns, numbers, out, *strides, tokens
+
+    launch_turns(_scan_runs_kernel, runs, heads, dim, arguments, constants, "COLUMNS")
     return out
 
 

@@ -23,7 +23,8 @@ def conv_runs(
     if not _fits(x, weight, recent, bias):
         return short_convolution.conv_runs(x, weight, recent, runs, bias, silu=silu)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    convolution.convolve(x, weight, bias, recent, runs.cuts, runs.chunks, out, chunk=CHUNK, silu=silu)
+    inputs = convolution.Inputs(x, weight, bias, recent, runs.cuts, runs.chunks)
+    convolution.convolve(inputs, out, chunk=CHUNK, silu=silu)
     short_convolution.keep_windows(x, recent, runs)
     return out
 
