@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from idle_worker import IdleWorker
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker import SpaceShape, WorkerCapacity
@@ -26,10 +27,8 @@ MEMORY_BYTES_MS = 4e9
 """Bytes per millisecond of the device's own memory."""
 
 
-class TimedDevice:
-    """A Worker. Row r of slot s says `scripts[s]`, a token each step, from the step that ends its prompt on."""
-
-    tokens_per_step = 1
+class TimedDevice(IdleWorker):
+    """A worker. Row r of slot s says `scripts[s]`, a token each step, from the step that ends its prompt on."""
 
     def __init__(
         self, scripts: Sequence[Sequence[int]], *, context: int, vocab_size: int, obedient: bool = False
@@ -37,9 +36,8 @@ class TimedDevice:
         """`obedient`: where a mask forbids what the script says, something else is said."""
         self._obedient = obedient
         rows = len(scripts)
-        self.capacity = WorkerCapacity(
-            spaces=(SpaceShape(rows * context + 1024, 1),), num_slots=rows, max_context=context, vocab_size=vocab_size
-        )
+        spaces = (SpaceShape(rows * context + 1024, 1),)
+        super().__init__(WorkerCapacity(spaces=spaces, num_slots=rows, max_context=context, vocab_size=vocab_size))
         self._scripts = np.zeros((rows, max(map(len, scripts))), dtype=np.int32)
         for row, script in enumerate(scripts):
             self._scripts[row, : len(script)] = script

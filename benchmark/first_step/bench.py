@@ -109,6 +109,7 @@ class BenchEngine(Engine):
             load_format="dummy",
             context_length=CONTEXT,
             chunked_prefill_size=STEP_TOKENS,
+            decode_wait_tokens=32768,  # what it is on a GPU
             device="cpu",
         )
 

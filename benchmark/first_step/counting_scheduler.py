@@ -8,16 +8,20 @@ all processes share: `took COUNT` messages from the front, or `step TOKENS PROMP
 from __future__ import annotations
 
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from idle_worker import IdleWorker
+
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RankContext
-from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
-from mysglang.srt.forward.weights import FixedOccupation, ModelWeights, NoWeights, Occupation
 from mysglang.srt.forward.worker import SpaceShape, WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.managers.child import run_child
@@ -46,20 +50,12 @@ class Log:
         self._file.write(f"{time.perf_counter_ns()} {event}\n")
 
 
-class TimedDevice:
-    """A Worker whose steps take their time one after another, and yield the same token for every row."""
-
-    tokens_per_step = 1
-    device_name = "none"
-    attention_backend = "none"
-    weights: ModelWeights = NoWeights()
-    occupation: Occupation = FixedOccupation()
-    host_pages: HostPages = NoHostPages()
+class TimedDevice(IdleWorker):
+    """A worker whose steps take their time one after another, and yield the same token for every row."""
 
     def __init__(self, vocab_size: int, log: Log) -> None:
-        self.capacity = WorkerCapacity(
-            spaces=(SpaceShape(TOKENS, 1),), num_slots=SLOTS, max_context=CONTEXT, vocab_size=vocab_size
-        )
+        spaces = (SpaceShape(TOKENS, 1),)
+        super().__init__(WorkerCapacity(spaces=spaces, num_slots=SLOTS, max_context=CONTEXT, vocab_size=vocab_size))
         self._log = log
         self._free_at = 0
 

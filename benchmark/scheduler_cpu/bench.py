@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from idle_worker import IdleWorker
 from plain_loop import PlainLoop
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
@@ -67,16 +69,12 @@ PARTS = {
 }
 
 
-class NullWorker:
+class NullWorker(IdleWorker):
     """Says the same token for every row, at once, and takes no time for it while the rows stay."""
 
-    tokens_per_step = 1
-
     def __init__(self, rows: int, context: int) -> None:
-        self.capacity = WorkerCapacity(
-            spaces=(SpaceShape(rows * context + 1024, 1),), num_slots=max(rows, 8), max_context=context, vocab_size=1000
-        )
-
+        spaces = (SpaceShape(rows * context + 1024, 1),)
+        super().__init__(WorkerCapacity(spaces=spaces, num_slots=max(rows, 8), max_context=context, vocab_size=1000))
         self._yields: Bools | None = None
         self._output = StepOutput(tokens=np.zeros(0, dtype=np.int32), counts=np.zeros(0, dtype=np.int32))
 

@@ -22,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from idle_worker import IdleWorker
 from links import Link
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
@@ -82,15 +83,13 @@ def step_ms(batch: ModelWorkerBatch) -> float:
     return device if captured else max(device, EAGER_MS)
 
 
-class TimedWorker:
+class TimedWorker(IdleWorker):
     """Says the same token for every row. Times in milliseconds."""
 
-    tokens_per_step = 1
-    late_lengths = False
-
     def __init__(self) -> None:
-        self.capacity = WorkerCapacity(
-            spaces=(SpaceShape(KV_TOKENS, 1),), num_slots=SLOTS, max_context=CONTEXT, vocab_size=1000, rates=RATES
+        spaces = (SpaceShape(KV_TOKENS, 1),)
+        super().__init__(
+            WorkerCapacity(spaces=spaces, num_slots=SLOTS, max_context=CONTEXT, vocab_size=1000, rates=RATES)
         )
         self.now = 0.0
         """The host's time."""
