@@ -54,6 +54,13 @@ __device__ __forceinline__ void store_turned(uint32_t address, const uint32_t (&
                : "memory");
 }
 
+// 2^x, which one instruction computes; numbers too small for float32's exponents become 0.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // c += a b^T for 16 rows of a and 8 of b, 16 deep, by one warp.
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
