@@ -18,13 +18,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.states import CHUNK, Runs
 
-STEP_CHANNELS = 256
+STEP_CHANNELS, STEP_WARPS = 256, 4
+STEP_ROWS = 4
+"""Rows of a program, whose loads are in flight together; of few rows one, so that more programs share the work."""
+FEW_ROWS = 16
 RUN_TOKENS = 16
 """Tokens of a chunk that a program convolves, at most; they share the loads of the weights."""
 RUN_CHANNELS = 128
 
 
-@triton.jit(do_not_specialize=["absent"])
+@triton.jit(do_not_specialize=["absent", "count"])
 def _conv_step_kernel(
     x,
     weight,
@@ -34,45 +37,49 @@ def _conv_step_kernel(
     out,
     x_stride,
     absent,
+    count,
     channels,
     KERNEL: tl.constexpr,
     BIASED: tl.constexpr,
     SILU: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Processes one new token of a row. absent: the entry of rows without a state, which is neither read nor
+    """Processes one new token of ROWS rows. absent: the entry of rows without a state, which is neither read nor
     written.
     """
     if OVERLAP:
         gdc_launch_dependents()
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = channel < channels
     factors = weight + channel * KERNEL
     newest = tl.load(factors + KERNEL - 1, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_wait()
-    entry = tl.load(at + row)
-    exists = inside & (entry != absent)
-    value = tl.load(x + row * x_stride + channel, mask=exists, other=0.0).to(recent.dtype.element_ty)
-    total = tl.zeros((BLOCK,), tl.float32)
-    window = recent + entry * (KERNEL - 1) * channels + channel
+    entry = tl.load(at + row, mask=row < count, other=absent)
+    here = (row < count)[:, None] & inside[None, :]
+    exists = (entry != absent)[:, None] & inside[None, :]
+    far = row.to(tl.int64)[:, None]
+    value = tl.load(x + far * x_stride + channel[None, :], mask=exists, other=0.0).to(recent.dtype.element_ty)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    window = recent + entry[:, None] * ((KERNEL - 1) * channels) + channel[None, :]
     for tap in tl.static_range(KERNEL - 1):
         seen = tl.load(window + tap * channels, mask=exists, other=0.0)
-        total += seen.to(tl.float32) * tl.load(factors + tap, mask=inside, other=0.0).to(tl.float32)
+        total += seen.to(tl.float32) * tl.load(factors + tap, mask=inside, other=0.0).to(tl.float32)[None, :]
     # A loop of its own: a load behind a store waits for it, and those above must be in flight together. What is one
     # place further on was not overwritten yet, and no other thread has this channel.
     for tap in tl.static_range(1, KERNEL - 1):
         seen = tl.load(window + tap * channels, mask=exists, other=0.0)
         tl.store(window + (tap - 1) * channels, seen, mask=exists)
     tl.store(window + (KERNEL - 2) * channels, value, mask=exists)
-    total += value.to(tl.float32) * newest
+    total += value.to(tl.float32) * newest[None, :]
     if BIASED:
-        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
         total = total * tl.sigmoid(total)
-    tl.store(out + row * channels + channel, total, mask=inside)
+    tl.store(out + far * channels + channel[None, :], total, mask=here)
 
 
 @triton.jit
@@ -167,7 +174,8 @@ def conv_step(
     """
     count, channels = x.shape
     out = torch.empty(count, channels, dtype=x.dtype, device=x.device)
-    _conv_step_kernel[(triton.cdiv(channels, STEP_CHANNELS), count)](
+    rows = STEP_ROWS if count > FEW_ROWS else 1
+    _conv_step_kernel[(triton.cdiv(channels, STEP_CHANNELS), triton.cdiv(count, rows))](
         x,
         weight,
         weight if bias is None else bias,
@@ -176,12 +184,14 @@ def conv_step(
         out,
         x.stride(0),
         len(recent) - 1,
+        count,
         channels,
         KERNEL=weight.shape[1],
         BIASED=bias is not None,
         SILU=silu,
+        ROWS=rows,
         BLOCK=STEP_CHANNELS,
-        num_warps=2,
+        num_warps=STEP_WARPS,
         **overlapping(x),
     )
     return out
