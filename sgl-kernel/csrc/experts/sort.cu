@@ -8,10 +8,12 @@ using Sorter = mysgl::PairSorter<32>;
 
 __global__ void __launch_bounds__(Sorter::THREADS, 1) sort_pairs(const __grid_constant__ mysgl::SortedPairs p) {
   extern __shared__ __align__(16) char shared[];
+  Sorter sorter(p, shared);
+  sorter.prepare();
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
-  Sorter(p, shared).run();
+  sorter.run();
 }
 
 }  // namespace

@@ -43,9 +43,15 @@ class PairSorter {
     counts = reinterpret_cast<uint16_t*>(sums + WARPS);
   }
 
-  __device__ void run() {
+  // What needs no pair: shared memory as it is before the first of them.
+  __device__ void prepare() {
     for (int expert = lane; expert < p.experts; expert += 32) counts[warp * p.experts + expert] = 0;
     for (int place = thread; place < p.length; place += THREADS) order[place] = p.pairs;
+    __syncwarp();
+  }
+
+  // Sorts, after `prepare`.
+  __device__ void run() {
     const int turns = (p.pairs + THREADS - 1) / THREADS, first = warp * turns * 32 + lane;
     int experts[MOST_TURNS], earlier[MOST_TURNS];
 #pragma unroll
@@ -53,7 +59,6 @@ class PairSorter {
       const int pair = first + turn * 32;
       experts[turn] = turn < turns && pair < p.pairs ? p.ids[pair] : -1;
     }
-    __syncwarp();
 #pragma unroll
     for (int turn = 0; turn < MOST_TURNS; ++turn)
       if (turn < turns) earlier[turn] = count(experts[turn]);

@@ -7,6 +7,10 @@ extern "C" int emulated_sort_pairs(const mysgl::SortedPairs* p) {
   using Sorter = mysgl::PairSorter<4>;
   if (!Sorter::fits(*p)) return 1;
   const int bytes = Sorter::bytes(p->experts, p->length);
-  emulated::run(1, Sorter::THREADS, bytes, [=] { Sorter(*p, mysgl::shared_memory()).run(); });
+  emulated::run(1, Sorter::THREADS, bytes, [=] {
+    Sorter sorter(*p, mysgl::shared_memory());
+    sorter.prepare();
+    sorter.run();
+  });
   return 0;
 }
