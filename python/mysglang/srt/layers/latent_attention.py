@@ -31,6 +31,7 @@ from mysglang.srt.forward.forward_batch import (
     ForwardBatch,
     IndexQueries,
 )
+from mysglang.srt.kernels.beside import beside
 from mysglang.srt.kernels.gemm import heads_linear
 from mysglang.srt.kernels.latent import absorb_queries, norm_and_turn
 from mysglang.srt.kernels.norm import rms_norm
@@ -187,8 +188,9 @@ class LatentAttention(nn.Module):
         """
         latent_dim, key_dim = self.attn.spec.value_dim, self._sizes.key_dim
         direct = self._sizes.query_rank is None
+        small = beside(x, lambda: self.kv_a_proj_with_mqa(x))
         q = (self.q_proj if direct else self.q_b_proj)(low).view(len(x), self.kv_b_proj.num_heads, -1)
-        rows = self.kv_a_proj_with_mqa(x)
+        rows = small()
         gain, eps = self.kv_a_layernorm.gain, self.kv_a_layernorm.eps
         if self.rotary is None:
             latent = rows[:, :latent_dim]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.beside import beside
 from mysglang.srt.kernels.cuda.experts_plans import INVARIANT, best_plan, plans_of
 from mysglang.srt.kernels.cuda.mixture import Added, Mixture
 from mysglang.srt.kernels.experts import Biases, SharedExpert
@@ -48,7 +49,7 @@ def experts_and_shared(
     if plan.takes_shared and shared.share is None:
         return replace(mixture, shared=shared).run(plan)
     if plan.adds:
-        own = linear(gated_linear(x, shared.gate_up, None, activation), shared.down, None)
+        own = beside(x, lambda: linear(gated_linear(x, shared.gate_up, None, activation), shared.down, None))
         mixture = replace(mixture, added=Added(own, shared.share))
         mixture.compile(plans_of(mixture))
         return mixture.run(plan)

@@ -299,7 +299,7 @@ def sum_launch(mixture: Mixture, each: Tensor, out: Tensor) -> Launch:
     out [rows, width].
     """
     (rows, top_k), width = mixture.ids.shape, out.shape[1]
-    added, share = mixture.added or (None, None)
+    added, share = (None, None) if mixture.added is None else (mixture.added.values(), mixture.added.share)
     # A program computes the share for itself.
     most = SUMMED if share is None else SUMMED_TOGETHER
     block = min(most, triton.next_power_of_2(width))

@@ -37,10 +37,12 @@ _compiled: set[tuple[object, ...]] = set()
 
 
 class Added(NamedTuple):
-    """Results of an expert that all rows have, [rows, width], and the weight [1, width] of its share, if it has one."""
+    """Results of an expert that all rows have."""
 
-    values: Tensor
+    values: Callable[[], Tensor]
+    """Returns them, [rows, width], for kernels that are launched later."""
     share: Tensor | None
+    """The weight [1, width] of its share, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
+from mysglang.srt.kernels.beside import beside
 from mysglang.srt.kernels.delta_rule import delta_runs, delta_step
 from mysglang.srt.kernels.gated_norm import gated_rms_norm
 from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
@@ -133,8 +134,9 @@ class GroupedDeltaNet(GatedDeltaNet):
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values = self.sizes.value_heads * self.sizes.value_dim
+        small = beside(x, lambda: self.in_proj_ba(x))
         channels, z = self.in_proj_qkvz(x).tensor_split([-values], dim=-1)
-        b, a = self.in_proj_ba(x).chunk(2, dim=-1)
+        b, a = small().chunk(2, dim=-1)
         return channels, z, b, a
 
 
@@ -153,8 +155,10 @@ class SplitDeltaNet(GatedDeltaNet):
         self.in_proj_ba = MergedColumnParallelLinear(hidden_size, (heads, heads), context=plain)
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        b, a = self.in_proj_ba(x).chunk(2, dim=-1)
-        return self.in_proj_qkv(x), self.in_proj_z(x), b, a
+        small = beside(x, lambda: self.in_proj_ba(x))
+        channels, z = self.in_proj_qkv(x), self.in_proj_z(x)
+        b, a = small().chunk(2, dim=-1)
+        return channels, z, b, a
 
 
 def unquantized(context: LayerContext) -> LayerContext:

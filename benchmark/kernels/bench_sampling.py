@@ -1,0 +1,76 @@
+"""Times the kernel that samples the rows of a decode step, by what they ask for.
+
+    python benchmark/kernels/bench_sampling.py [--rows 1 64 256]
+
+Random logits in bfloat16, some sets of them in turn. Prints microseconds of the kernel and, last, one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bench import microseconds
+
+from mysgl_kernel import sampling
+
+VOCAB, LENGTH, TURNS = 151_936, 100, 4
+PLAIN = {"line": -1, "top_k": VOCAB, "temperature": 1.0, "top_p": 1.0, "repetition": 1.0, "top_logprobs": -1}
+GREEDY = {"top_k": 1}
+PENALTIES = {"line": 0, "frequency": 0.5, "presence": 0.5}
+ASKED: dict[str, dict[str, Any]] = {
+    "temperature": {},
+    "min_p": {"min_p": 0.05},
+    "top_p 0.95": {"top_p": 0.95},
+    "top_k 50": {"top_k": 50},
+    "penalties, greedy": {**GREEDY, **PENALTIES},
+    "5 logprobs, greedy": {**GREEDY, "top_logprobs": 5},
+    "all": {"top_p": 0.95, "top_k": 50, "min_p": 0.05, "top_logprobs": 5, **PENALTIES},
+}
+
+
+def measured(rows: int, asked: dict[str, Any]) -> float:
+    """Returns the microseconds of one step."""
+    table = np.zeros(rows, dtype=sampling.ROW)
+    for name, value in {**PLAIN, **asked}.items():
+        table[name] = value
+    table["seed"] = np.arange(rows)
+    if table["line"][0] == 0:
+        table["line"] = np.arange(rows)
+    lines = rows if "line" in asked else 1
+    device = {"device": "cuda"}
+    logits = [torch.randn(rows, VOCAB, **device).bfloat16() for _ in range(TURNS)]
+    greedy = [each.argmax(dim=1) for each in logits]
+    there = torch.from_numpy(table.view(np.uint8)).cuda()
+    bias = torch.zeros(8, dtype=torch.uint8, **device)
+    counts = torch.zeros(lines, VOCAB, dtype=torch.int32, **device)
+    lengths = torch.full((rows,), LENGTH, dtype=torch.int32, **device)
+    slots, newest = torch.arange(rows, **device), torch.zeros(rows, dtype=torch.int64, **device)
+    top = 5 if table["top_logprobs"][0] >= 0 else None
+    return microseconds(
+        lambda i: sampling.sample_rows(logits[i], there, bias, counts, greedy[i], lengths, slots, newest, top), TURNS
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64, 256])
+    arguments = parser.parse_args()
+    found = {rows: {name: round(measured(rows, asked), 1) for name, asked in ASKED.items()} for rows in arguments.rows}
+    print("| rows |", " | ".join(ASKED), "|")
+    print("|---:|" + "---:|" * len(ASKED))
+    for rows, times in found.items():
+        print(f"| {rows} |", " | ".join(map(str, times.values())), "|")
+    print(json.dumps({"benchmark": "sampling", "vocabulary": VOCAB, "microseconds": found}))
+
+
+if __name__ == "__main__":
+    main()
