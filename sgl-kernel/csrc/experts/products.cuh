@@ -168,7 +168,7 @@ class ExpertProducts {
         hopper::barrier_wait(ring.full(), ring.parity);
         const uint64_t a = hopper::operand(ring.x() + group * GROUP_ROWS * hopper::SWIZZLE_BYTES);
         const uint64_t b = hopper::operand(ring.w());
-        hopper::show_to_wgmma();
+        hopper::show_to_engines();
         hopper::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DEPTH / 16; ++i)

@@ -164,8 +164,9 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// What such copies brought, of which a barrier told this thread, can be read by wgmma from here on.
-__device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread wrote to shared memory, or its copies brought, of which a barrier told it, can be read by wgmma and
+// by the copy engine from here on.
+__device__ __forceinline__ void show_to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- clusters --------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,29 @@ class ChunksCall(Structure):
     )
 
 
+class StepCall(Structure):
+    """`Params` of delta_step.cu, which says what the fields mean."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "a", "b", "log_rate", "time_bias", "matrix", "at", "out")),
+        *((name, c_void_p) for name in ("gate", "gain")),
+        *((f"{name}_stride", c_long) for name in ("q", "k", "v", "a", "b", "gate")),
+        ("absent", c_long),
+        *((name, c_int) for name in ("rows", "heads", "shared")),
+        *((name, c_float) for name in ("strongest", "eps", "norm_eps")),
+    )
+
+
+class Norm(NamedTuple):
+    """The norm of what a head reads, and the gate that it meets: `rms_norm(x) * gain * silu(gate)`."""
+
+    gain: Tensor
+    """[DIM] bfloat16"""
+    gate: Tensor
+    """[R, heads, DIM] bfloat16, the heads of a row side by side."""
+    eps: float
+
+
 class Tokens(NamedTuple):
     """Inputs of R tokens, or one of each of R rows."""
 
@@ -125,33 +148,50 @@ def step(
     at: Tensor,
     strongest: float,
     eps: float,
+    norm: Norm | None = None,
 ) -> Tensor:
     """Updates the states of rows with one token of each. Returns what the tokens read, [R, heads, DIM] bfloat16, zeros
     for rows without a state.
 
     matrix: [N, heads, DIM, DIM] in one of STATES, dense, updated. at: [R] int64 entries of the rows, distinct but for
     N - 1: rows without a state. strongest: upper bound of strengths. eps: added to squared lengths of queries and keys.
+    norm: what the result goes through before it is returned.
     """
+    call, out = step_arguments(given, matrix, at, strongest, eps, norm)
+    blocks = min(call.rows * call.heads, multiprocessors(out.device))
+    _launch_step()(byref(call), matrix.dtype is torch.bfloat16, blocks, current_stream(out))
+    return out
+
+
+def step_arguments(
+    given: Tokens, matrix: Tensor, at: Tensor, strongest: float, eps: float, norm: Norm | None
+) -> tuple[StepCall, Tensor]:
+    """Returns the arguments of the kernel of `step`, and the tensor that it writes."""
     q, v = given.q, given.v
     rows, heads, dim = v.shape
     assert matrix.shape[1:] == (heads, dim, dim) and dim == DIM and matrix.dtype in STATES and matrix.is_contiguous()
     assert heads % q.shape[1] == 0 and at.dtype is torch.int64 and at.is_contiguous() and len(at) == rows
     _check(given)
     out = torch.empty(rows, heads, dim, dtype=v.dtype, device=v.device)
-    _launch_step()(
+    call = StepCall(
         *(each.data_ptr() for each in (*given, matrix, at, out)),
+        None,
+        None,
         *(each.stride(0) for each in given[:STRIDED]),
+        0,
         len(matrix) - 1,
         rows,
         heads,
         heads // q.shape[1],
         strongest,
         eps,
-        matrix.dtype is torch.bfloat16,
-        min(rows * heads, multiprocessors(v.device)),
-        current_stream(v),
     )
-    return out
+    if norm is not None:
+        gain, gate, call.norm_eps = norm
+        assert gain.shape == (dim,) and gate.shape == out.shape and gate.stride()[1:] == (dim, 1)
+        assert gain.dtype is gate.dtype is torch.bfloat16
+        call.gain, call.gate, call.gate_stride = gain.data_ptr(), gate.data_ptr(), gate.stride(0)
+    return call, out
 
 
 def _check(given: Tokens) -> None:
@@ -170,8 +210,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def _launch_step() -> Launch:
-    pointers, sizes = 10 * [c_void_p], [*6 * [c_long], *3 * [c_int], *2 * [c_float], *2 * [c_int]]
-    return _STEP.function("mysgl_delta_step", *pointers, *sizes, c_void_p)
+    return _STEP.function("mysgl_delta_step", POINTER(StepCall), c_int, c_int, c_void_p)
 
 
 @cache

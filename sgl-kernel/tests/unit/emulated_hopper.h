@@ -70,7 +70,7 @@ inline void barrier_arrive(uint32_t barrier) {
   shared_at<Phases>(barrier).pass();
 }
 inline void barrier_arrive_after_copies(uint32_t barrier) { barrier_arrive(barrier); }
-inline void show_to_wgmma() {}
+inline void show_to_engines() {}
 inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
   shared_at<Phases>(barrier).bytes_and_parity += 2 * bytes;
   barrier_arrive(barrier);
@@ -101,6 +101,17 @@ inline void copy_box(uint32_t target, const CUtensorMap* map, int column, int ro
   shared_at<Phases>(barrier).bytes_and_parity -= 2 * 128 * map->box_rows;
   shared_at<Phases>(barrier).pass();
 }
+
+inline void copy_in(uint32_t target, const void* source, int bytes, uint32_t barrier) {
+  std::memcpy(&shared_at<char>(target), source, bytes);
+  shared_at<Phases>(barrier).bytes_and_parity -= 2 * bytes;
+  shared_at<Phases>(barrier).pass();
+}
+inline void copy_out(void* target, uint32_t source, int bytes) {
+  std::memcpy(target, &shared_at<char>(source), bytes);
+}
+template <int PENDING>
+void await_taken() {}
 
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}

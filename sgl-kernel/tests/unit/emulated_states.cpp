@@ -1,8 +1,9 @@
-// Recurrences and convolutions over prompts without a GPU. Compiled by test_states.py.
+// Recurrences and convolutions without a GPU. Compiled by test_states.py.
 #include "emulated_tiles.h"
 //
 #include "../../csrc/states/convolution.cuh"
 #include "../../csrc/states/delta_chunks.cuh"
+#include "../../csrc/states/delta_step.cuh"
 #include "../../csrc/states/spans.cuh"
 
 namespace {
@@ -24,7 +25,22 @@ void take(const states::Spans* p, int rows, bool halved) {
   }
 }
 
+template <typename Kept>
+void step(const states::one_token::Params& p, int blocks) {
+  using namespace states::one_token;
+  for (int block = 0; block < blocks; ++block)
+    emulated::run(1, THREADS, Ring<Kept>::BYTES, [=, &p] {
+      if (threadIdx.x == 0) start_barriers<Kept>(0);
+      __syncthreads();
+      walk_through<Kept>({p, block, blocks}, shared(), 0);
+    });
+}
+
 }  // namespace
+
+extern "C" void emulated_delta_step(const states::one_token::Params* p, int halved, int blocks) {
+  halved ? step<__nv_bfloat16>(*p, blocks) : step<float>(*p, blocks);
+}
 
 extern "C" void emulated_delta_chunks(const states::Chunks* p, int chunks) {
   using states::ChunkOfHeads;

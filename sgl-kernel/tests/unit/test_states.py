@@ -1,4 +1,4 @@
-"""Recurrences and convolutions over prompts: CUDA sources, compiled as C++ with a fiber for each thread, against their
+"""Recurrences and convolutions: CUDA sources, compiled as C++ with a fiber for each thread, against their
 definitions in float64.
 """
 
@@ -13,10 +13,11 @@ import torch
 from convolution_case import CHUNK, CONVOLUTION_CASES
 from delta_case import CHUNK_CASES
 from span_case import SPAN_CASES
+from step_case import EPS, STRONGEST, StepCase
 
 from mysgl_kernel import convolution
 from mysgl_kernel.cpu.toolchain import find_gxx
-from mysgl_kernel.delta_rule import chunk_arguments
+from mysgl_kernel.delta_rule import chunk_arguments, step_arguments
 
 pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 
@@ -24,6 +25,20 @@ pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 @pytest.fixture(scope="module")
 def library(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
     return emulated("emulated_states.cpp")
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("rows", "heads", "shared", "blocks"), [(1, 2, 2, 1), (4, 4, 1, 3), (7, 6, 3, 2)])
+def test_a_token_of_each_row(
+    library: ctypes.CDLL, rows: int, heads: int, shared: int, blocks: int, normed: bool, kept: torch.dtype
+) -> None:
+    case = StepCase(rows, heads, shared, kept)
+    states = case.states.clone()
+    norm = case.norm if normed else None
+    call, out = step_arguments(case.tokens, states, case.at, STRONGEST, EPS, norm)
+    library.emulated_delta_step(ctypes.byref(call), kept is torch.bfloat16, blocks)
+    case.check(out, states, normed=normed)
 
 
 @pytest.mark.parametrize("name", CHUNK_CASES)

@@ -17,11 +17,13 @@ Linear", arXiv 2510.26692, section 3).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mysglang.srt.kernels.gated_norm import gated_rms_norm
 from mysglang.srt.kernels.op import Op
 from mysglang.srt.kernels.states import CHUNK, Runs, in_chunks, take_runs
 
@@ -41,6 +43,7 @@ def _delta_step(
     matrix: Tensor,
     at: Tensor,
     strongest: float = 1.0,
+    norm: GatedNorm | None = None,
 ) -> Tensor:
     """Returns the gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's
     dtype.
@@ -50,7 +53,7 @@ def _delta_step(
     log_rate, time_bias: [value_heads] float32. With a decay for each channel of the key, a is [R, value_heads, key_dim]
     and time_bias [value_heads, key_dim]. matrix: [N, value_heads, key_dim, value_dim], the states, which are
     computed in float32 and updated. at: [R] int64 entries of `matrix`, distinct except for rows without a state.
-    strongest: upper bound of strengths.
+    strongest: upper bound of strengths. norm: what the result goes through; None: it is returned as it is.
     """
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
@@ -60,7 +63,23 @@ def _delta_step(
     new = (v.float() - said) * strength.unsqueeze(-1)
     state.addcmul_(keys.unsqueeze(-1), new.unsqueeze(-2))
     matrix.index_copy_(0, at, state.to(matrix.dtype))
-    return (queries.unsqueeze(-2) @ state).squeeze(-2).to(v.dtype)
+    read = (queries.unsqueeze(-2) @ state).squeeze(-2).to(v.dtype)
+    return read if norm is None else gated_rms_norm.reference(read, *norm)
+
+
+class GatedNorm(NamedTuple):
+    """The norm and the gate of what heads read, as `kernels.gated_norm.gated_rms_norm` takes them."""
+
+    weight: Tensor
+    """[value_dim]"""
+    gate: Tensor
+    """[R, value_heads, value_dim]"""
+    eps: float
+
+
+def through(norm: GatedNorm | None, x: Tensor) -> Tensor:
+    """Returns x [R, value_heads, value_dim] after the norm, if there is one."""
+    return x if norm is None else gated_rms_norm(x, *norm)
 
 
 def delta_gates(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mysgl_kernel.cpu.recording import recorded_whole
 from mysglang.srt.kernels import delta_rule, state_space
-from mysglang.srt.kernels.delta_rule import by_channel, delta_gates, delta_run, heads_of
+from mysglang.srt.kernels.delta_rule import GatedNorm, by_channel, delta_gates, delta_run, heads_of, through
 from mysglang.srt.kernels.state_space import scan_run
 from mysglang.srt.kernels.states import CHUNK, Runs, take_runs
 
@@ -39,10 +39,11 @@ def delta_step(
     matrix: Tensor,
     at: Tensor,
     strongest: float = 1.0,
+    norm: GatedNorm | None = None,
 ) -> Tensor:
     """See `kernels/delta_rule.py`: o = S^T q = S_before^T (a q) + (k q) u."""
     if matrix.dtype is not torch.float32:
-        return delta_rule.delta_step.reference(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest)
+        return delta_rule.delta_step.reference(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, norm)
     decay, strength = delta_gates(a, b, log_rate, time_bias, strongest)
     queries, keys = heads_of(q, k, v.shape[1])
     values, kept = v.float(), by_channel(decay).exp().unsqueeze(-1)
@@ -56,7 +57,7 @@ def delta_step(
         new = (values[row] - said[:, 0]).mul_(strength[row].unsqueeze(-1))
         state.mul_(kept[row]).addcmul_(keys[row].unsqueeze(-1), new.unsqueeze(-2))
         torch.addcmul(said[:, 1], overlap[row], new, out=out[row])
-    return out.to(v.dtype)
+    return through(norm, out.to(v.dtype))
 
 
 def delta_runs(

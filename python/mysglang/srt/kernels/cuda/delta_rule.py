@@ -17,7 +17,7 @@ from mysglang.srt.kernels.cuda.delta_by_channel import delta_runs_by_channel
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.cuda.state_space import launch_turns, softplus, tile, warps
 from mysglang.srt.kernels.cuda.triangular import SOLVERS, invert
-from mysglang.srt.kernels.delta_rule import NORM_EPS
+from mysglang.srt.kernels.delta_rule import NORM_EPS, GatedNorm, through
 from mysglang.srt.kernels.states import CHUNK, Runs
 
 STEP_VALUES = 32
@@ -120,6 +120,7 @@ def delta_step(
     matrix: Tensor,
     at: Tensor,
     strongest: float = 1.0,
+    norm: GatedNorm | None = None,
 ) -> Tensor:
     """See `kernels/delta_rule.py`. Rows of all inputs may lie in wider ones; their heads are side by side. Rows
     without a state get zeros.
@@ -153,7 +154,7 @@ def delta_step(
         num_warps=STEP_WARPS,
         **overlapping(v),
     )
-    return out
+    return through(norm, out)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from mysgl_kernel import delta_rule as kernels
 from mysgl_kernel import spans
 from mysglang.srt.kernels.cuda import delta_rule
-from mysglang.srt.kernels.delta_rule import NORM_EPS
+from mysglang.srt.kernels.delta_rule import NORM_EPS, GatedNorm, through
 from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 assert spans.CHUNK == CHUNK
@@ -38,13 +38,18 @@ def delta_step(
     matrix: Tensor,
     at: Tensor,
     strongest: float = 1.0,
+    norm: GatedNorm | None = None,
 ) -> Tensor:
     """Implements the op `delta_step`. `kernels/delta_rule.py` describes its arguments and result."""
     rows, heads, _ = v.shape
     many = rows * heads >= MANY * kernels.multiprocessors(v.device)
     if many and _fits(q, k, v, a, b, matrix):
-        return kernels.step(kernels.Tokens(q, k, v, a, b, log_rate, time_bias), matrix, at, strongest, NORM_EPS)
-    return delta_rule.delta_step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest)
+        tokens = kernels.Tokens(q, k, v, a, b, log_rate, time_bias)
+        if norm is None or norm.weight.dtype is norm.gate.dtype is torch.bfloat16:
+            own = None if norm is None else kernels.Norm(*norm)
+            return kernels.step(tokens, matrix, at, strongest, NORM_EPS, own)
+        return through(norm, kernels.step(tokens, matrix, at, strongest, NORM_EPS))
+    return delta_rule.delta_step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, norm)
 
 
 def delta_runs(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
 from mysglang.srt.kernels.beside import beside
-from mysglang.srt.kernels.delta_rule import delta_runs, delta_step
+from mysglang.srt.kernels.delta_rule import GatedNorm, delta_runs, delta_step
 from mysglang.srt.kernels.gated_norm import gated_rms_norm
 from mysglang.srt.kernels.short_convolution import conv_runs, conv_step
 from mysglang.srt.kernels.states import Runs
@@ -89,21 +89,26 @@ class GatedDeltaNet(StateLayer):
         states.
         """
         channels, z, b, a = self.projected(x)
-        attended = self.through((channels, a, b), batch)
-        gate = batch.wanted(z).reshape(-1, self.sizes.value_heads, self.sizes.value_dim)
-        out: Tensor = self.out_proj(self.norm(batch.wanted(attended), gate).flatten(1))
+        gates = z.view(len(z), self.sizes.value_heads, self.sizes.value_dim)
+        mixed = self.through((channels, a, b, gates), batch)
+        out: Tensor = self.out_proj(batch.wanted(mixed).flatten(1))
         return out
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
-        """Processes one new token of each row. inputs: channels, and what decays and strengths are computed from."""
-        (channels, decays, strengths), (recent, matrix) = inputs, state
-        heads = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
-        return delta_step(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, at, self.sizes.strongest)
+        """Processes one new token of each row. inputs: channels, what decays and strengths are computed from, and gates
+        [R, value_heads, value_dim].
+        """
+        (channels, decays, strengths, gates), (recent, matrix) = inputs, state
+        q, k, v = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
+        of_heads, norm = (self.A_log, self.dt_bias), self.norm.beside(gates)
+        return delta_step(q, k, v, decays, strengths, *of_heads, matrix, at, self.sizes.strongest, norm)
 
     def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], runs: Runs) -> Tensor:
-        (channels, decays, strengths), (recent, matrix) = inputs, state
+        (channels, decays, strengths, gates), (recent, matrix) = inputs, state
         heads = self._heads(conv_runs(channels, self.conv1d.taps, recent, runs))
-        return delta_runs(*heads, decays, strengths, self.A_log, self.dt_bias, matrix, runs, self.sizes.strongest)
+        of_heads = self.A_log, self.dt_bias
+        read = delta_runs(*heads, decays, strengths, *of_heads, matrix, runs, self.sizes.strongest)
+        return gated_rms_norm(read, *self.norm.beside(gates))
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the convolved channels into queries, keys [N, key_heads, key_dim] and values [N, value_heads,
@@ -177,6 +182,6 @@ class GatedRMSNorm(nn.Module):
         self.weight.centre = 1.0
         self.eps = eps
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Normalises x, and multiplies it by silu(gate). x, gate and result: [N, heads, size]."""
-        return gated_rms_norm(x, self.weight, gate, self.eps)
+    def beside(self, gate: Tensor) -> GatedNorm:
+        """Returns the norm with the gates [N, heads, size] of as many tokens."""
+        return GatedNorm(self.weight, gate, self.eps)
