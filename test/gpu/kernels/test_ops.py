@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fixtures.op_cases import OPS, check_op, mixture
 from fixtures.sampling_cases import assert_true, random_draws
-from fixtures.state_cases import RECURRENT, check_bfloat16_states
+from fixtures.state_cases import RECURRENT, STEPS, check_bfloat16_states, check_rows_without_states
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cuda.experts_plans import HOPPER, HOPPER_ROWS, best_plan
 from mysglang.srt.kernels.cuda.kvcache import list_pages
@@ -30,6 +30,11 @@ def test_layer_ops(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", RECURRENT)
 def test_states_in_bfloat16(name: str) -> None:
     check_bfloat16_states(name, "cuda")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_rows_without_states(name: str) -> None:
+    check_rows_without_states(name, "cuda")
 
 
 @pytest.mark.parametrize(("rows", "experts", "active"), [(700, 24, 5), (3000, 24, None), (20_000, 100, None)])

@@ -42,7 +42,7 @@ assert torch.equal(indices[698:706], torch.cat((table[0, 697:], table[1, :1], ta
 
 OPS = """
 from fixtures.op_cases import OPS, check_op, product
-from fixtures.state_cases import RECURRENT, check_bfloat16_states
+from fixtures.state_cases import RECURRENT, STEPS, check_bfloat16_states, check_rows_without_states
 from mysglang.srt.kernels.cuda import gemm
 # The tiles for many outputs, over few: the interpreter runs one program after another.
 tile_of, many = gemm.plain_tile, {35: 2049, 37: 4097}
@@ -57,6 +57,8 @@ for name, (op, _) in OPS.items():
         check_op(name, "cpu", torch.float16, 1e-3)
 for name in RECURRENT:
     check_bfloat16_states(name, "cpu")
+for name in STEPS:
+    check_rows_without_states(name, "cpu")
 print("all agree")
 """
 """Last, since the references of others go through ops."""

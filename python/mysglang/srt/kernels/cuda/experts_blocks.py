@@ -194,23 +194,27 @@ def _sum_kernel(
     """Adds up the pairs of a row times their gates; with ADDED, to its row of `added`, which is multiplied by
     sigmoid(x share) if SHARED.
     """
+    k = tl.arange(0, BLOCK)
+    factors = tl.load(share + k, mask=k < width, other=0.0) if SHARED else None
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + k
     inside = columns < width
+    # All are asked for before the first is needed.
+    values, weights = (), ()
+    for place in tl.static_range(TOP_K):
+        pair = row * TOP_K + place
+        values += (tl.load(each + pair * width + columns, mask=inside, other=0.0),)  # type: ignore[assignment]
+        weights += (tl.load(gates + pair),)  # type: ignore[assignment]
     total = tl.zeros((BLOCK,), tl.float32)
     if ADDED:
         total = tl.load(added + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     if SHARED:
-        k = tl.arange(0, BLOCK)
-        factors = tl.load(share + k, mask=k < width, other=0.0)
         total *= share_of(x + row * x_stride, share, factors, width, BLOCK)
-    for place in range(TOP_K):
-        pair = row * TOP_K + place
-        value = tl.load(each + pair * width + columns, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(gates + pair) * value
+    for place in tl.static_range(TOP_K):
+        total += weights[place] * values[place].to(tl.float32)
     tl.store(out + row * width + columns, total, mask=inside)
 
 
