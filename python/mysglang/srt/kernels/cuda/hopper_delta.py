@@ -12,7 +12,7 @@ from torch import Tensor
 from mysgl_kernel import delta_rule as kernels
 from mysgl_kernel import spans
 from mysglang.srt.kernels.cuda import delta_rule
-from mysglang.srt.kernels.delta_rule import NORM_EPS, GatedNorm, through
+from mysglang.srt.kernels.delta_rule import NORM_EPS, GatedNorm
 from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
 
 assert spans.CHUNK == CHUNK
@@ -44,11 +44,8 @@ def delta_step(
     rows, heads, _ = v.shape
     many = rows * heads >= MANY * kernels.multiprocessors(v.device)
     if many and _fits(q, k, v, a, b, matrix):
-        tokens = kernels.Tokens(q, k, v, a, b, log_rate, time_bias)
-        if norm is None or norm.weight.dtype is norm.gate.dtype is torch.bfloat16:
-            own = None if norm is None else kernels.Norm(*norm)
-            return kernels.step(tokens, matrix, at, strongest, NORM_EPS, own)
-        return through(norm, kernels.step(tokens, matrix, at, strongest, NORM_EPS))
+        tokens, own = kernels.Tokens(q, k, v, a, b, log_rate, time_bias), None if norm is None else kernels.Norm(*norm)
+        return kernels.step(tokens, matrix, at, strongest, NORM_EPS, own)
     return delta_rule.delta_step(q, k, v, a, b, log_rate, time_bias, matrix, at, strongest, norm)
 
 

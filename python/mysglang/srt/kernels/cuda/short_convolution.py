@@ -18,10 +18,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.states import CHUNK, Runs
 
-STEP_CHANNELS, STEP_WARPS = 256, 4
-STEP_ROWS = 4
-"""Rows of a program, whose loads are in flight together; of few rows one, so that more programs share the work."""
-FEW_ROWS = 16
+STEP_CHANNELS = 256
+STEP_ROWS, FEW_ROWS = 4, 16
+"""Rows of a program, whose loads are in flight together. Of few rows it has one, so that more programs share the
+work.
+"""
 RUN_TOKENS = 16
 """Tokens of a chunk that a program convolves, at most; they share the loads of the weights."""
 RUN_CHANNELS = 128
@@ -191,7 +192,7 @@ def conv_step(
         SILU=silu,
         ROWS=rows,
         BLOCK=STEP_CHANNELS,
-        num_warps=STEP_WARPS,
+        num_warps=max(2, rows),
         **overlapping(x),
     )
     return out
