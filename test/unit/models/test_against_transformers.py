@@ -232,6 +232,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "deepseek_v2 with biases, direct queries": ("deepseek_v2", {"attention_bias": True, "q_lora_rank": None}),
     "deepseek_v3": ("deepseek_v3", {}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "deepseek_v32": ("deepseek_v32", {}),

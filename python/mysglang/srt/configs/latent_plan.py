@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -73,6 +73,12 @@ class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Numbers of the index key that a token keeps beside its row; 0: none."""
         indexer = None if self.choice is None else self.choice.indexer
         return 0 if indexer is None else indexer.head_dim
+
+    @property
+    def stacked(self) -> Mapping[str, tuple[str, ...]]:
+        """The projection of the hidden state, where none has a bias -> those of a checkpoint in it, in order."""
+        queries = "q_proj" if self.query_rank is None else "q_a_proj"
+        return {"in_proj": (queries, "kv_a_proj_with_mqa")}
 
     def matrices(self, num_heads: int, hidden: Size) -> Iterator[Matrix]:
         """Yields the matrices of latent attention in a checkpoint's layer."""

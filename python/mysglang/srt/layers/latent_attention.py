@@ -38,7 +38,7 @@ from mysglang.srt.kernels.norm import rms_norm
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.indexer import Chooser
 from mysglang.srt.layers.layernorm import RMSNorm
-from mysglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from mysglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear, SectionsLinear
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
@@ -141,23 +141,30 @@ class LatentAttention(nn.Module):
     ) -> None:
         """`spec` counts the heads of the whole model. `rotary`: None if nothing is turned. `norm` makes the norms of so
         many numbers. `bias`: whether the projections of the hidden state have one, but for a direct one to queries.
+        Without, they are one.
         """
         super().__init__()
         latent_dim = spec.value_dim
         rope_dim = spec.head_dim - latent_dim
         queries = spec.num_heads * (sizes.key_dim + rope_dim)
         self._sizes = sizes
-        if sizes.query_rank is None:
-            self.q_proj = ColumnParallelLinear(hidden_size, queries, context=context.under("q_proj"))
+        rank = sizes.query_rank
+        heads = Section.split(queries, context.tp.rank, context.tp.size)
+        first, row = heads if rank is None else Section(rank, 0, rank), Section(spec.head_dim, 0, spec.head_dim)
+        self._widths = (first.size, row.size)
+        if not bias:
+            self.in_proj = SectionsLinear(hidden_size, (first, row), context=context.under("in_proj"))
+        elif rank is None:
+            self.q_proj = SectionsLinear(hidden_size, (first,), context=context.under("q_proj"))
         else:
-            self.q_a_proj = ReplicatedLinear(
-                hidden_size, sizes.query_rank, bias=bias, context=context.under("q_a_proj")
-            )
-            self.q_a_layernorm = norm(sizes.query_rank)
-            self.q_b_proj = ColumnParallelLinear(sizes.query_rank, queries, context=context.under("q_b_proj"))
-        self.kv_a_proj_with_mqa = ReplicatedLinear(
-            hidden_size, spec.head_dim, bias=bias, context=context.under("kv_a_proj_with_mqa")
-        )
+            self.q_a_proj = SectionsLinear(hidden_size, (first,), bias=True, context=context.under("q_a_proj"))
+        if bias:
+            under = context.under("kv_a_proj_with_mqa")
+            self.kv_a_proj_with_mqa = SectionsLinear(hidden_size, (row,), bias=True, context=under)
+        self._project = self._apart if bias else self._together
+        if rank is not None:
+            self.q_a_layernorm = norm(rank)
+            self.q_b_proj = ColumnParallelLinear(rank, queries, context=context.under("q_b_proj"))
         self.kv_a_layernorm = norm(latent_dim)
         self.kv_b_proj = HeadsOfRows(spec.num_heads, latent_dim, sizes, context.under("kv_b_proj"))
         self.o_proj = RowParallelLinear(
@@ -168,7 +175,7 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
-        q, rows = self._stored(x, self._query_input(x), batch)
+        q, rows = self._stored(*self._projected(x), batch)
         if batch.tail is not None and batch.tail.step is not None:
             heads = self._attend(batch.wanted(q), rows, batch.tail.step)
         elif batch.expanded is None:
@@ -179,18 +186,30 @@ class LatentAttention(nn.Module):
         out: Tensor = self.o_proj(heads)
         return out
 
-    def _stored(self, x: Tensor, low: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Stores the latent rows, [T, latent_dim + rope_dim].
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Projects [T, hidden_size] to the queries, or to what they are made from, [T, query_rank], and to the rows
+        [T, latent_dim + rope_dim], neither normed nor turned.
+        """
+        first, rows = self._project(x)
+        return (first if self._sizes.query_rank is None else self.q_a_layernorm(first)), rows
+
+    def _together(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, rows = self.in_proj(x).split(self._widths, dim=-1)
+        return first, rows
+
+    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = beside(x, lambda: self.kv_a_proj_with_mqa(x))
+        first = self.q_proj if self._sizes.query_rank is None else self.q_a_proj
+        return first(x), rows()
+
+    def _stored(self, first: Tensor, rows: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Stores the latent rows of what was projected.
 
         Returns the queries, [T, num_heads, key_dim + rope_dim], and the rows.
-
-        low: what queries are made from.
         """
         latent_dim, key_dim = self.attn.spec.value_dim, self._sizes.key_dim
-        direct = self._sizes.query_rank is None
-        small = beside(x, lambda: self.kv_a_proj_with_mqa(x))
-        q = (self.q_proj if direct else self.q_b_proj)(low).view(len(x), self.kv_b_proj.num_heads, -1)
-        rows = small()
+        queries = first if self._sizes.query_rank is None else self.q_b_proj(first)
+        q = queries.view(len(rows), self.kv_b_proj.num_heads, -1)
         gain, eps = self.kv_a_layernorm.gain, self.kv_a_layernorm.eps
         if self.rotary is None:
             latent = rows[:, :latent_dim]
@@ -225,13 +244,6 @@ class LatentAttention(nn.Module):
             out[rest.tokens] = others(rest.tokens, rest.step).view(-1, *out.shape[1:])
         return out.flatten(1)
 
-    def _query_input(self, x: Tensor) -> Tensor:
-        """Returns [T, query_rank] that queries are made from, or the hidden states themselves."""
-        if self._sizes.query_rank is None:
-            return x
-        low: Tensor = self.q_a_layernorm(self.q_a_proj(x))
-        return low
-
 
 class ChosenLatentAttention(LatentAttention):
     """Latent attention of queries that choose the tokens they attend to (DSA); `layers/indexer.py` says how.
@@ -264,8 +276,8 @@ class ChosenLatentAttention(LatentAttention):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Computes attention: [T, hidden_size] -> [W, hidden_size], for the wanted tokens."""
-        low = self._query_input(x)
-        q, rows = self._stored(x, low, batch)
+        low, rows = self._projected(x)
+        q, rows = self._stored(low, rows, batch)
         self.indexer.store(x, self.attn.spec.layer_id, batch)
 
         def choose(tokens: Tensor) -> IndexQueries:

@@ -188,6 +188,9 @@ class Decoder(CheckpointModel):
         stacked |= {} if latent else self.stacked_heads
         for mixer in self.plan.mixers:
             stacked |= mixer.stacked
+        for each in self.plan.attentions:
+            if each.latent is not None and not each.bias:
+                stacked |= each.latent.stacked
         prefixes = self.config.weight_prefixes
         return WeightNames(stacked, renamed, experts=experts, aliases=aliases, prefixes=prefixes)
 

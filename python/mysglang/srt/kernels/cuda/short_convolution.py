@@ -20,8 +20,8 @@ from mysglang.srt.kernels.states import CHUNK, Runs
 
 STEP_CHANNELS = 256
 STEP_ROWS, FEW_ROWS = 4, 16
-"""Rows of a program, whose loads are in flight together. Of few rows it has one, so that more programs share the
-work.
+"""Rows of a program, whose loads are in flight together. With up to FEW_ROWS it has one, so that more programs share
+the work.
 """
 RUN_TOKENS = 16
 """Tokens of a chunk that a program convolves, at most; they share the loads of the weights."""
