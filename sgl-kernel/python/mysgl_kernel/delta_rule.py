@@ -52,7 +52,7 @@ class Norm(NamedTuple):
     gain: Tensor
     """[DIM] bfloat16"""
     gate: Tensor
-    """[R, heads, DIM] bfloat16, the heads of a row side by side."""
+    """[R, heads, DIM] bfloat16, the heads of a row side by side, rows at even distances."""
     eps: float
 
 
@@ -189,7 +189,7 @@ def step_arguments(
     if norm is not None:
         gain, gate, call.norm_eps = norm
         assert gain.shape == (dim,) and gate.shape == out.shape and gate.stride()[1:] == (dim, 1)
-        assert gain.dtype is gate.dtype is torch.bfloat16
+        assert gain.dtype is gate.dtype is torch.bfloat16 and gate.stride(0) % 2 == gate.data_ptr() % 4 == 0
         call.gain, call.gate, call.gate_stride = gain.data_ptr(), gate.data_ptr(), gate.stride(0)
     return call, out
 

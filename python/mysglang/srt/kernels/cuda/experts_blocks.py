@@ -316,7 +316,7 @@ def sum_launch(mixture: Mixture, each: Tensor, out: Tensor) -> Launch:
             "BLOCK": block,
             "ADDED": added is not None,
             "SHARED": share is not None,
-            "num_warps": 4 if share is None else 8,
+            "num_warps": 4 if share is None else max(8, block // 256),
             **overlapping(out),
         },
     )
