@@ -1,4 +1,4 @@
-"""The gated delta rule for one new token of many rows, and for prompts chunk by chunk: `csrc/states/delta_step.cu` and
+"""The gated delta rule for one new token of many rows, and for prompts chunk by chunk: `csrc/states/delta_step.cuh` and
 `delta_chunks.cuh`, which say how they work. States are taken through chunks by `spans.py`.
 """
 
@@ -34,7 +34,7 @@ class ChunksCall(Structure):
 
 
 class StepCall(Structure):
-    """`Params` of delta_step.cu, which says what the fields mean."""
+    """`Params` of delta_step.cuh, which says what the fields mean."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v", "a", "b", "log_rate", "time_bias", "matrix", "at", "out")),
