@@ -25,7 +25,7 @@ from mysgl_kernel import sampling
 VOCAB, LENGTH, TURNS = 151_936, 100, 4
 PLAIN = {"line": -1, "top_k": VOCAB, "temperature": 1.0, "top_p": 1.0, "repetition": 1.0, "top_logprobs": -1}
 GREEDY = {"top_k": 1}
-PENALTIES = {"line": 0, "frequency": 0.5, "presence": 0.5}
+PENALTIES = {"frequency": 0.5, "presence": 0.5}
 ASKED: dict[str, dict[str, Any]] = {
     "temperature": {},
     "min_p": {"min_p": 0.05},
@@ -43,18 +43,18 @@ def measured(rows: int, asked: dict[str, Any]) -> float:
     for name, value in {**PLAIN, **asked}.items():
         table[name] = value
     table["seed"] = np.arange(rows)
-    if table["line"][0] == 0:
+    penalised = "frequency" in asked
+    if penalised:
         table["line"] = np.arange(rows)
-    lines = rows if "line" in asked else 1
     device = {"device": "cuda"}
     logits = [torch.randn(rows, VOCAB, **device).bfloat16() for _ in range(TURNS)]
     greedy = [each.argmax(dim=1) for each in logits]
     there = torch.from_numpy(table.view(np.uint8)).cuda()
     bias = torch.zeros(8, dtype=torch.uint8, **device)
-    counts = torch.zeros(lines, VOCAB, dtype=torch.int32, **device)
+    counts = torch.zeros(rows if penalised else 1, VOCAB, dtype=torch.int32, **device)
     lengths = torch.full((rows,), LENGTH, dtype=torch.int32, **device)
     slots, newest = torch.arange(rows, **device), torch.zeros(rows, dtype=torch.int64, **device)
-    top = 5 if table["top_logprobs"][0] >= 0 else None
+    top = asked.get("top_logprobs")
     return microseconds(
         lambda i: sampling.sample_rows(logits[i], there, bias, counts, greedy[i], lengths, slots, newest, top), TURNS
     )

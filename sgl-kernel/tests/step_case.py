@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from delta_case import EPS
 from span_case import error
 from torch import Tensor
 
 from mysgl_kernel.delta_rule import Norm, Tokens
 from mysgl_kernel.spans import DIM
 
-EPS, NORM_EPS, STRONGEST = 1e-6, 1e-5, 2.0
+NORM_EPS, STRONGEST = 1e-5, 2.0
 
 
 @dataclass

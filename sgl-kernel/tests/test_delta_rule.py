@@ -12,8 +12,8 @@ import torch
 from mysgl_kernel.delta_rule import step, take_chunks
 
 sys.path.insert(0, str(Path(__file__).parent))
-from delta_case import CHUNK_CASES
-from step_case import EPS, STRONGEST, StepCase
+from delta_case import CHUNK_CASES, EPS
+from step_case import STRONGEST, StepCase
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper device"

@@ -8,6 +8,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "arithmetic.cuh"
+
 namespace {
 
 #ifdef HALF
@@ -131,12 +133,6 @@ __device__ __forceinline__ uint32_t packed(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
 #endif
     return *reinterpret_cast<uint32_t*>(&pair);
-}
-
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Over the eight lanes that hold the same queries.

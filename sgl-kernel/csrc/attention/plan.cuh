@@ -8,7 +8,6 @@ namespace {
 
 constexpr int DIM = HEAD_DIM;  // of a value
 constexpr int ITEMS_HELD = 128;
-constexpr float LOG2E = 1.4426950408889634f;
 
 struct alignas(16) Item {
     int slot;         // row of the page table

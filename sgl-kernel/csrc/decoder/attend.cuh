@@ -14,7 +14,6 @@ struct Attention {
     static constexpr int PITCH = head_pitch(DIM);
     static constexpr int KEYS = Form<ROWS>::KEYS;
     static constexpr int HALF = DIM / 2;
-    static constexpr float LOG2_E = 1.4426950408889634f;
 
     const Step& s;
     const Layer& layer;
@@ -60,7 +59,7 @@ struct Attention {
         // One unit of the row has the newest key, and the same one has the sinks.
         if (threadIdx.x < group) {
             bool has = span.newest && layer.sinks != nullptr;
-            sinks[threadIdx.x] = has ? layer.sinks[span.head * group + threadIdx.x] * LOG2_E : -INFINITY;
+            sinks[threadIdx.x] = has ? layer.sinks[span.head * group + threadIdx.x] * LOG2E : -INFINITY;
         }
         for (int i = warp; i < heads; i += WARPS) {
             if (i < group) {
@@ -180,7 +179,7 @@ struct Attention {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int number = i / 2 * 8 + 2 * t + i % 2;
-            scores[i] = number < count ? scores[i] * (s.scale * LOG2_E) : -INFINITY;
+            scores[i] = number < count ? scores[i] * (s.scale * LOG2E) : -INFINITY;
             high = fmaxf(high, scores[i]);
         }
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));

@@ -6,6 +6,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "arithmetic.cuh"
+
 namespace decoder {
 
 // Nanoseconds after which a wait that nobody answers ends the kernel with an error. A step takes milliseconds; a kernel
@@ -180,11 +182,5 @@ __device__ __forceinline__ uint4 select(bool first, uint4 a, uint4 b) {
 __device__ __forceinline__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(~0u, x, distance);
-    return x;
-}
 
 }  // namespace decoder

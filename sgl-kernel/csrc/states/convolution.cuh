@@ -108,7 +108,7 @@ class ConvolvedPart {
       for (int tap = 0; tap < TAPS - 1; ++tap) sum += taps[tap].values[n] * before[tap].values[n];
       sum += taps[TAPS - 1].values[n] * now.values[n];
       sum += bias.values[n];
-      sums[n] = p.silu ? __fdividef(sum, 1.f + __expf(-sum)) : sum;
+      sums[n] = p.silu ? silu(sum) : sum;
     }
     const uint4 eight = {
         packed(sums[0], sums[1]), packed(sums[2], sums[3]), packed(sums[4], sums[5]), packed(sums[6], sums[7])};

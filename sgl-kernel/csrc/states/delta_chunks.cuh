@@ -27,7 +27,6 @@ constexpr int SIDE = 16;           // of a square of L that is inverted
 constexpr int BLOCKS = TOKENS / SIDE;
 constexpr int MOST_SHARED = 8;     // value heads of a key head
 constexpr unsigned ALL_LANES = 0xffffffffu;
-constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Chunks {
   const __nv_bfloat16 *q, *k, *v, *a, *b;
@@ -151,7 +150,7 @@ class ChunkOfHeads {
       const long token = begin + first + i;
       float its = 0.f;
       if (first + i < count) {
-        decay[i] = decay_of(float(p.a[token * p.a_stride + of]), shift, log_rate) * LOG2_E;
+        decay[i] = decay_of(float(p.a[token * p.a_stride + of]), shift, log_rate) * LOG2E;
         its = strength_of(float(p.b[token * p.b_stride + of]), p.strongest);
       }
       strength[head * TOKENS + first + i] = its;
@@ -231,8 +230,8 @@ class ChunkOfHeads {
         const float2 since_j = *reinterpret_cast<const float2*>(own_since + j);
         const float2 of_keys = *reinterpret_cast<const float2*>(of_key + j);
         // Above the diagonal a quotient could overflow.
-        const float left = j <= i ? power_of_two(since_i - since_j.x) * of_keys.x : 0.f;
-        const float right = j + 1 <= i ? power_of_two(since_i - since_j.y) * of_keys.y : 0.f;
+        const float left = j <= i ? power_of_2(since_i - since_j.x) * of_keys.x : 0.f;
+        const float right = j + 1 <= i ? power_of_2(since_i - since_j.y) * of_keys.y : 0.f;
         store_4(base + QUERIES + at, packed(queries[block][2 * below] * left * of_read,
                                             queries[block][2 * below + 1] * right * of_read));
         const float x = keys[block][2 * below] * left * of_row, y = keys[block][2 * below + 1] * right * of_row;
@@ -278,9 +277,9 @@ class ChunkOfHeads {
     const float whole = own[TOKENS - 1];
     float* target = p.factors + long(value_head(head)) * p.tokens + begin + token;
     const long columns = long(p.heads) * p.tokens;
-    target[0] = of_key[token] * power_of_two(whole - own[token]);
-    target[columns] = of_query[token] * power_of_two(own[token]);
-    if (token == 0) target[2 * columns] = power_of_two(whole);
+    target[0] = of_key[token] * power_of_2(whole - own[token]);
+    target[columns] = of_query[token] * power_of_2(own[token]);
+    if (token == 0) target[2 * columns] = power_of_2(whole);
   }
 
   __device__ void store_inside(int head) const {
@@ -305,8 +304,8 @@ class ChunkOfHeads {
       const int token = i * 8 + pair;
       factors[i] = *reinterpret_cast<const float2*>(own_strength + token);
       if (!of_values) {
-        factors[i].x *= of_key[token] * power_of_two(own_since[token]);
-        factors[i].y *= of_key[token + 1] * power_of_two(own_since[token + 1]);
+        factors[i].x *= of_key[token] * power_of_2(own_since[token]);
+        factors[i].y *= of_key[token + 1] * power_of_2(own_since[token + 1]);
       }
     }
 #pragma unroll 1

@@ -17,6 +17,7 @@
 
 #ifndef MYSGL_EMULATED
 #include "../gemm/hopper.cuh"
+#include "arithmetic.cuh"
 #endif
 
 namespace states::one_token {
@@ -32,7 +33,6 @@ constexpr int VECTOR_BYTES = DIM * 2;
 constexpr int SUMS_BYTES = 2 * PARTS * 2 * DIM * 4;  // said and read, of two states in turn
 constexpr int FINISHING = DIM / 2;                   // threads, of the first part, which store what is read
 constexpr int SQUARES_BYTES = 2 * FINISHING / 32 * 4;
-constexpr unsigned ALL = 0xffffffffu;
 
 template <typename Kept>
 struct Ring {
@@ -175,21 +175,13 @@ struct Loaded {
   }
 };
 
-__device__ __forceinline__ float over_warp(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL, x, distance);
-  return x;
-}
-
 __device__ __forceinline__ float2 rounded(float2 x) { return unpacked(packed(x.x, x.y)); }
-
-__device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
 
 // What a head reads, normed and multiplied by its gate. FINISHING threads have two numbers each; squares: of each of
 // their warps one sum.
 __device__ float2 through_norm(float2 x, float2 gain, float2 gate, float* squares, float eps) {
   x = rounded(x);
-  const float own = over_warp(x.x * x.x + x.y * x.y);
+  const float own = warp_sum(x.x * x.x + x.y * x.y);
   if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = own;
   named_barrier(2, FINISHING);
   float sum = 0.f;
@@ -257,9 +249,9 @@ __device__ void compute(const Walk& begin, unsigned char* ring, float* sums, uin
       of_query += queries.x * queries.x + queries.y * queries.y;
       both += keys.x * queries.x + keys.y * queries.y;
     }
-    of_key = rsqrtf(over_warp(of_key) + p.eps);
-    of_query = rsqrtf(over_warp(of_query) + p.eps) * QUERY_SCALE;
-    both = over_warp(both);
+    of_key = rsqrtf(warp_sum(of_key) + p.eps);
+    of_query = rsqrtf(warp_sum(of_query) + p.eps) * QUERY_SCALE;
+    both = warp_sum(both);
     const float2 given = pair_at(values + value);
     named_barrier(1, COMPUTING);
     said = read = float2{0.f, 0.f};

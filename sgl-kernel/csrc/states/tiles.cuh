@@ -6,6 +6,7 @@
 #include "../gemm/swizzle.cuh"
 #ifndef MYSGL_EMULATED
 #include "../gemm/hopper.cuh"
+#include "arithmetic.cuh"
 #endif
 
 namespace states {
@@ -52,13 +53,6 @@ __device__ __forceinline__ void store_turned(uint32_t address, const uint32_t (&
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                : "memory");
-}
-
-// 2^x, which one instruction computes; numbers too small for float32's exponents become 0.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // c += a b^T for 16 rows of a and 8 of b, 16 deep, by one warp.

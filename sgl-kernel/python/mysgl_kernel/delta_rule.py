@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mysgl_kernel.compiled import Launch
-from mysgl_kernel.library import Library, current_stream
+from mysgl_kernel.library import Library, current_stream, multiprocessors
 from mysgl_kernel.spans import ARCHS, CHUNK, DIM, STATES, TRAITS, check_rows
 
 MOST_SHARED = 8
@@ -200,12 +200,6 @@ def _check(given: Tokens) -> None:
     assert all(each.dtype is torch.bfloat16 for each in (q, k, v, a, b)) and a.stride(1) == b.stride(1) == 1
     assert all(each.dtype is torch.float32 and each.is_contiguous() for each in (log_rate, time_bias))
     check_rows(q, k, v)
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Returns how many multiprocessors a device has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

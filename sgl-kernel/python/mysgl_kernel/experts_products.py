@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mysgl_kernel import gemm
 from mysgl_kernel.compiled import Launch
-from mysgl_kernel.library import Library, current_stream
+from mysgl_kernel.library import Library, current_stream, multiprocessors
 
 ROWS = 192
 """Pairs of a block."""
@@ -75,7 +75,7 @@ def multiply_blocks(
         weights.data_ptr(),
         weights.shape[0] * weights.shape[1],
         gate is not None,
-        _multiprocessors(x.device),
+        multiprocessors(x.device),
         current_stream(x),
     )
 
@@ -89,11 +89,6 @@ def arguments(x: Tensor, bias: Tensor | None, out: Tensor, blocks: Blocks, share
     pointers = x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), order, block_experts, used
     sizes = len(out), shared, out.shape[1], x.shape[1], BLOCK_GROUP
     return Product(*pointers, x.stride(0), *sizes, taken, Gate(*GATES[gate or "silu"]))
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

@@ -34,6 +34,12 @@ def current_stream(x: torch.Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Returns how many multiprocessors a device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 class Library(CompiledLibrary):
     """The functions of one CUDA source, for the present device."""
 

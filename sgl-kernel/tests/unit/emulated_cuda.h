@@ -239,3 +239,5 @@ T* in_block(T* mine, int rank) {
   return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16 + offset);
 }
 }  // namespace mysgl
+
+#include "../../include/arithmetic.cuh"

@@ -6,8 +6,6 @@ namespace states {
 
 using namespace hopper;
 
-inline float power_of_two(float x) { return std::exp2(x); }
-
 inline int lane_here() { return emulated::cluster->now->thread % 32; }
 
 inline void load_blocks(uint32_t (&pairs)[4], uint32_t address) {

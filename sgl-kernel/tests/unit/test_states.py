@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from convolution_case import CHUNK, CONVOLUTION_CASES
-from delta_case import CHUNK_CASES
+from delta_case import CHUNK_CASES, EPS
 from span_case import SPAN_CASES
-from step_case import EPS, STRONGEST, StepCase
+from step_case import STRONGEST, StepCase
 
 from mysgl_kernel import convolution
 from mysgl_kernel.cpu.toolchain import find_gxx

@@ -24,5 +24,5 @@ def test_prints_its_figures_last(command: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT / "sgl-kernel/python")])}
     words = [sys.executable, *command.split()]
     ran = subprocess.run(words, cwd=ROOT / "benchmark", env=environment, capture_output=True, text=True)
-    assert ran.returncode in (0, 1), ran.stderr  # 1: a goal is missed, as it may be on a busy machine
+    assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1]), ran.stderr

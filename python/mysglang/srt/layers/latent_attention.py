@@ -152,16 +152,17 @@ class LatentAttention(nn.Module):
         heads = Section.split(queries, context.tp.rank, context.tp.size)
         first, row = heads if rank is None else Section(rank, 0, rank), Section(spec.head_dim, 0, spec.head_dim)
         self._widths = (first.size, row.size)
-        if not bias:
-            self.in_proj = SectionsLinear(hidden_size, (first, row), context=context.under("in_proj"))
-        elif rank is None:
-            self.q_proj = SectionsLinear(hidden_size, (first,), context=context.under("q_proj"))
-        else:
-            self.q_a_proj = SectionsLinear(hidden_size, (first,), bias=True, context=context.under("q_a_proj"))
         if bias:
+            self._project = self._apart
+            if rank is None:
+                self.q_proj = SectionsLinear(hidden_size, (first,), context=context.under("q_proj"))
+            else:
+                self.q_a_proj = SectionsLinear(hidden_size, (first,), bias=True, context=context.under("q_a_proj"))
             under = context.under("kv_a_proj_with_mqa")
             self.kv_a_proj_with_mqa = SectionsLinear(hidden_size, (row,), bias=True, context=under)
-        self._project = self._apart if bias else self._together
+        else:
+            self._project = self._together
+            self.in_proj = SectionsLinear(hidden_size, (first, row), context=context.under("in_proj"))
         if rank is not None:
             self.q_a_layernorm = norm(rank)
             self.q_b_proj = ColumnParallelLinear(rank, queries, context=context.under("q_b_proj"))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mysgl_kernel import delta_rule as kernels
 from mysgl_kernel import spans
+from mysgl_kernel.library import multiprocessors
 from mysglang.srt.kernels.cuda import delta_rule
 from mysglang.srt.kernels.delta_rule import NORM_EPS, GatedNorm
 from mysglang.srt.kernels.states import CHUNK, Runs, turns_of
@@ -42,7 +43,7 @@ def delta_step(
 ) -> Tensor:
     """Implements the op `delta_step`. `kernels/delta_rule.py` describes its arguments and result."""
     rows, heads, _ = v.shape
-    many = rows * heads >= MANY * kernels.multiprocessors(v.device)
+    many = rows * heads >= MANY * multiprocessors(v.device)
     if many and _fits(q, k, v, a, b, matrix):
         tokens, own = kernels.Tokens(q, k, v, a, b, log_rate, time_bias), None if norm is None else kernels.Norm(*norm)
         return kernels.step(tokens, matrix, at, strongest, NORM_EPS, own)
