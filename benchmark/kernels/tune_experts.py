@@ -37,7 +37,7 @@ from bench_experts import LAYERS, SHAPES, Shape, drawn, layer_of
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 TURNS = 8
 SHOWN = 4
-FIRST = ((1, 1024, 2), (1, 1024, 4), (1, 2048, 4), (2, 512, 2), (2, 512, 4), (4, 256, 4), (4, 512, 4), (4, 1024, 8))
+FIRST = ((1, 256, 1), (1, 512, 1), (2, 512, 1), (4, 128, 1), (4, 256, 2), (2, 512, 2), (4, 256, 4), (2, 1024, 4))
 """Tiles of gate and up in `Gemv`, beside the default."""
 SECOND = ((1, 128, 2), (1, 256, 4), (2, 64, 2), (2, 64, 4), (2, 128, 2), (2, 256, 4), (4, 64, 4), (4, 128, 4))
 """Tiles of down in `Gemv`, beside the default."""

@@ -227,13 +227,13 @@ def _down_kernel(
 @dataclass(frozen=True, slots=True)
 class Gemv:
     """The plan of the kernels for few rows (matrix-vector products). `outputs`: outputs of gate in one program, and as
-    many of up.
+    many of up. With one warp no sum waits for another warp, and programs do not all wait at the same time.
     """
 
     outputs: int = 2
-    inputs: int = 1024
+    inputs: int = 256
     """Inputs of gate and up that are read together."""
-    warps: int = 4
+    warps: int = 1
     down_outputs: int = 2
     down_inputs: int = 128
     """Inputs of each expert's down that are read together."""

@@ -46,10 +46,9 @@ Shape = tuple[int, int, int, int]
 
 TUNED: Mapping[Shape, tuple[tuple[int, Plan], ...]] = {
     (128, 8, 2048, 768): (  # Qwen3-30B-A3B
-        (1, Gemv(outputs=2, inputs=512, warps=2)),
+        (1, GEMV),
         (2, blocks_of(16, 64, 128, 4, 4, sort=False)),
     ),
-    (64, 6, 2048, 1408): ((1, Gemv(outputs=4, inputs=256)),),  # DeepSeek-V2-Lite
 }
 """For bfloat16 on an H200: the plan for up to so many rows; beyond the last, the rules above."""
 

@@ -20,6 +20,8 @@ DOT_ROWS = 16
 DOT_WEIGHT = 1 << 22
 """Values of the largest weight that is multiplied here on tensor cores: beyond, cuBLAS makes up for its slower start
 and end, since its programs share the rows that here each reads for itself."""
+WAVE = 8 * 132
+"""Programs of four warps that an H200 runs at once."""
 
 
 @triton.jit
@@ -160,11 +162,14 @@ def plain_tile(rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
     """Returns the tile of one program: (outputs, inputs, warps).
 
     Measured over the shapes of five models: 2 KB of a weight's row at a time keeps reads long and leaves little of a
-    tile outside. Weights with few outputs go into larger programs, so that all of them are on their way at once.
+    tile outside. Weights with few outputs go into larger programs, so that all of them are on their way at once. Those
+    of one row are all at once on the device, if four outputs in each allow it.
     """
     if inputs <= 1024:
         return 4, 512, 4 // rows
     if rows == 1:
+        if 2 * WAVE < outputs <= 4 * WAVE:
+            return 4, 512, 4
         return (2, 2048, 8) if outputs < 2048 else (2, 1024, 4)
     return (4, 2048, 8) if outputs < 4096 else (4, 1024, 4)
 
