@@ -57,10 +57,10 @@ class Reversed:
 
 
 # Positions of a table; rotary ones, windows and experts; two calls of attention in a layer. All norms of the residual
-# stream but the first come behind a sum.
+# stream but the first come behind a sum. Cosine and sine are computed once, and what all layers turn by follows once.
 @pytest.mark.parametrize(
-    ("family", "page_size", "backend", "sums", "turns"),
-    [("gpt2", 16, "aot_eager", 0, 0), ("dots1", 1, "aot_eager", 6, 3), ("diffllama", 1, "eager", 6, 3)],
+    ("family", "page_size", "backend", "sums", "turns", "kept"),
+    [("gpt2", 16, "aot_eager", 0, 0, 0), ("dots1", 1, "aot_eager", 6, 3, 4), ("diffllama", 1, "eager", 6, 3, 4)],
 )
 def test_as_plain(
     family: str,
@@ -68,6 +68,7 @@ def test_as_plain(
     backend: str,
     sums: int,
     turns: int,
+    kept: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,6 +83,7 @@ def test_as_plain(
     for graph in made:
         assert graph.count("mysglang_compiled.sum_and_norm.default") == sums
         assert graph.count("mysglang_compiled.turn.default") == turns
+        assert graph.count("mysglang_compiled.keep.default") == kept
     traced = dict(torch._dynamo.utils.counters["stats"])
     ran: list[int] = []
     run = program.run

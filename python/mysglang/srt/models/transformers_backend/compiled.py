@@ -12,6 +12,7 @@ Dynamo stays out of it: nothing can be compiled later, and its frame evaluation 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
@@ -177,14 +178,20 @@ class CompiledBody:
 
 
 def _keep_angles(graph: torch.fx.GraphModule) -> None:
-    """Ends a computation behind every cosine and sine. Else the compiler computes those of a rotary embedding again in
-    every layer, once for each head.
+    """Ends a computation behind every cosine and sine, and behind what several layers turn by. Else the compiler
+    computes those of a rotary embedding again in every layer, in some once for each head.
     """
-    for node in list(graph.graph.nodes):
-        if node.target in (torch.ops.aten.cos.default, torch.ops.aten.sin.default):
-            with graph.graph.inserting_after(node):
-                kept = graph.graph.call_function(torch.ops.mysglang_compiled.keep.default, (node,))
-            node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+    ops = torch.ops.mysglang_compiled
+    angles = [
+        node for node in graph.graph.nodes if node.target in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)
+    ]
+    turned = Counter(
+        angle for turn in graph.graph.find_nodes(op="call_function", target=ops.turn.default) for angle in turn.args[2:]
+    )
+    for node in [*angles, *(node for node, turns in turned.items() if turns > 1)]:
+        with graph.graph.inserting_after(node):
+            kept = graph.graph.call_function(ops.keep.default, (node,))
+        node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
     graph.recompile()
 
 
