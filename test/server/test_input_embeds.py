@@ -107,8 +107,9 @@ def test_what_is_wrong_is_named(tiny_server: ServerProcess, body: dict[str, Any]
 
 def test_limits(tiny_server: ServerProcess, table: np.ndarray) -> None:
     size = table.shape[1]
-    huge = post(tiny_server, input_embeds=[[1e39] * size])
-    assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
+    for number in (1e39, -1e39):
+        huge = post(tiny_server, input_embeds=[[number] * size])
+        assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
     context = httpx.get(f"{tiny_server.url}/server_info").json()["scheduler_info"]["context_len"]
     long = post(tiny_server, input_embeds=[[0] * size] * context)
     assert long.status_code == 400 and long.json()["error"]["param"] == "input_embeds"

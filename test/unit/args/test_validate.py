@@ -72,7 +72,7 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority needs"),
         (CPU, {"radix_eviction_policy": "lfu", "disable_radix_cache": True}, "which leaves nothing to evict"),
         (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),
-        (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
+        (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be at least 0.001"),
         (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),
         (CPU, {"crash_dump_contents": True}, "--crash-dump-contents needs --crash-dump-folder."),
         (CPU, {"torch_compile_max_bs": 8}, "--torch-compile-max-bs needs --enable-torch-compile."),

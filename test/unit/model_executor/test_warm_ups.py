@@ -11,8 +11,10 @@ import pytest
 from fixtures.executors import programs_of, start_executor
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.triton_compiled import compile_launches
+from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.eager_program import EagerProgram
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -27,8 +29,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("requests", [6, 1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_shape_runs_eagerly(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shape_runs_eagerly(family: str, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step has two rows if only one request runs at once, and a request is answered."""
     monkeypatch.setattr(CpuPlatform, "warm_up_prompts", CudaPlatform.warm_up_prompts)
     monkeypatch.setattr(CpuPlatform, "warm_up_rows", CudaPlatform.warm_up_rows)
     monkeypatch.setattr(CpuPlatform, "warm_up_copies", CudaPlatform.warm_up_copies)
@@ -37,13 +41,26 @@ def test_every_shape_runs_eagerly(family: str, tmp_path: Path, monkeypatch: pyte
     run = EagerProgram.run
     monkeypatch.setattr(EagerProgram, "run", lambda self, batch: (ran.append(batch), run(self, batch))[1])
     model = ModelConfig.from_path(str(tmp_path), dtype="float32")
-    worker = start_executor(replace(CONFIG, **FAMILIES[family]), model, LoadConfig())
+    config = replace(CONFIG, max_running_requests=requests, **FAMILIES[family])
+    worker = start_executor(config, model, LoadConfig())
     assert programs_of(worker)
     shapes = {(batch.mode.is_decode, batch.num_rows, batch.num_tokens) for batch in ran}
     assert shapes >= {(False, 1, length) for length in CudaPlatform.warm_up_prompts}
     assert any((batch.seq_lens > batch.extend_lens).any() for batch in ran if not batch.mode.is_decode)
     # As many rows as there are places for.
-    assert shapes >= {(True, rows, rows) for rows in (1, 2, 3, 6)}
+    assert shapes >= {(True, rows, rows) for rows in (1, 2, 3, 6) if rows <= requests}
+    assert max(rows for _, rows, _ in shapes) == requests
+    assert len(Driver.start(worker, [GREEDY]).generate([[5, 6, 7]], 4)[0]) == 4
+
+
+@pytest.mark.parametrize("context", [2, 3])
+def test_a_context_that_drafts_do_not_fit_into(context: int, tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    model = ModelConfig.from_path(str(tmp_path), dtype="float32", context_length=context)
+    with pytest.raises(
+        ConfigError, match=f"--speculative-num-draft-tokens 4: .* at most {context} \\(--context-length"
+    ):
+        start_executor(replace(CONFIG, draft_tokens=3), model, LoadConfig())
 
 
 REQUESTS = """

@@ -97,7 +97,7 @@ class ScheduleArgs:
     )
     schedule_conservativeness: float = arg(
         1.0,
-        at_least=0,
+        at_least=0.001,
         help="How much memory is reserved for answers in progress. Raise it if the log shows many retracted "
         "requests; lower it if memory stays unused while requests wait.",
     )

@@ -290,10 +290,6 @@ RULES = (
         lambda a: f"--max-prefill-tokens must be at least --page-size ({a.memory.page_size}).",
     ),
     Rule(
-        lambda a, _: a.schedule.schedule_conservativeness == 0,
-        lambda _: "--schedule-conservativeness must be greater than 0.",
-    ),
-    Rule(
         lambda a, _: a.memory.page_size & (a.memory.page_size - 1) != 0,
         lambda a: f"--page-size {a.memory.page_size}: give a power of two.",
     ),

@@ -240,7 +240,12 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
     table = names_in_transformers()
     generating = [name for name in names if name.endswith(ENDINGS) and (name in table or not table)]
     never = [name for name in generating if why_never(name)]
-    if impl != "mysglang" and generating and not never and not embedding:
+    if impl != "mysglang" and generating and not never:
+        if embedding:
+            raise ConfigError(
+                f"{generating[0]} is served by transformers' code, by which models only generate, and it is to make "
+                "vectors (--is-embedding, or files of sentence-transformers beside it)"
+            )
         return generating[0], FOREIGN
     if impl == "transformers" and not never:
         raise ConfigError(

@@ -63,6 +63,8 @@ class FrontLimits:
     """True if requests may ask for hidden states."""
     hidden_size: int = 0
     """Size of a hidden state, and of a token's embedding."""
+    dtype: str = "float32"
+    """The dtype that the model is computed in."""
     inputs_of_ids: bool = False
     """True if no prompt can be vectors alone, because layers need the ids of its tokens."""
     logit_processors: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ class FrontLimits:
             eos_token_ids=tuple(facts.eos_token_ids),
             hidden_states=facts.hidden_states,
             hidden_size=facts.hidden_size,
+            dtype=facts.dtype,
             inputs_of_ids=facts.inputs_of_ids,
             logit_processors=tuple(facts.logit_processors),
         )
@@ -291,7 +294,7 @@ class InputTokenizer:
         if self._limits.inputs_of_ids:
             message = "input_embeds: the layers of this model have inputs made of token ids, and vectors have no ids."
             raise InvalidRequest(message, param="input_embeds")
-        return packed_vectors(content.rows, self._limits.hidden_size)
+        return packed_vectors(content.rows, self._limits.hidden_size, self._limits.dtype)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         tokenizer = self._need_tokenizer("text")

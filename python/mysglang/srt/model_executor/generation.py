@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.worker_batch import ON_DEVICE, ModelWorkerBatch, mask_words
 from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.kernels.row_layout import MOST_TOKENS
@@ -135,6 +136,11 @@ class GenerationModel:
     def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
         tables, drafter, work = memory.tables, beside.drafter, self._work
         drafts = self._setup.config.draft_tokens
+        if drafts >= memory.budget.max_context:
+            raise ConfigError(
+                f"--speculative-num-draft-tokens {1 + drafts}: a step tries so many tokens of a request at once, and a "
+                f"request has at most {memory.budget.max_context} (--context-length, --max-total-tokens)"
+            )
         # Behind the tokens of a step with drafts stands how many of each row's count.
         returns = StepReturns(self._setup.platform, tables.padding_slot * (drafts + 2 if drafts else 1))
         uploader = Uploader(self._setup.platform)
@@ -200,15 +206,19 @@ class GenerationModel:
             # The device knows the newest tokens, as in the steps of requests.
             *(replace(decode(count), input_ids=np.full(count, ON_DEVICE, dtype=np.int32)) for count in rows),
         ]
+        company = memory.budget.num_slots > 1
+        """True if a step may have two rows."""
         if memory.states is not None:
-            # Rows of one token are computed apart from the others of a step.
-            steps.append(beside_one_token(prompt(lengths[0])))
+            if company:
+                # Rows of one token are computed apart from the others of a step.
+                steps.append(beside_one_token(prompt(lengths[0])))
             # To the entry for padding, which no request has.
             copied = partial(no_states, 1, target=memory.states.num_states)
             steps += [replace(prompt(lengths[0]), states=copied(copies=count)) for count in platform.warm_up_copies]
         if tries := self._setup.config.draft_tokens:
             drafts = partial(padding_drafts, 1 + tries, tables.padding_slot, spaces=tables.num_spaces)
-            steps += [drafts(), drafts(draws=True), *(drafts(prompt=length) for length in lengths)]
+            steps += [drafts(), drafts(draws=True)]
+            steps += [drafts(prompt=length) for length in lengths if company]
         return steps
 
     def _trying(self, parts: TokenParts, uploader: Uploader, states: StateStager, beside: Beside) -> TriedDrafts:

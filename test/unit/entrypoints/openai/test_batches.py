@@ -109,6 +109,8 @@ async def test_bodies_that_are_refused(tmp_path: Path) -> None:
         for change, status, word in wrong:
             answer = await desk.served.post("/v1/batches", {**right, **change})
             assert (answer.status_code, word in answer.json()["error"]["message"]) == (status, True), change
+        missing = await desk.served.post("/v1/batches", {**right, "input_file_id": "file-x"})
+        assert missing.json()["error"]["param"] == "input_file_id"
         assert not [batch async for batch in await desk.api.batches.list()]
 
 

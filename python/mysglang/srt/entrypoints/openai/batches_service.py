@@ -86,7 +86,7 @@ class Batches:
         if body.endpoint not in self._endpoints.answers:
             known = ", ".join(self._endpoints.answers)
             raise InvalidRequest(f"endpoint: must be one of {known}, got {body.endpoint!r}.", param="endpoint")
-        file = self._files.get(body.input_file_id, owner)
+        file = self._files.get(body.input_file_id, owner, param="input_file_id")
         if file.purpose != BATCH_INPUT:
             message = f"input_file_id: the purpose of the file must be {BATCH_INPUT!r}, not {file.purpose!r}."
             raise InvalidRequest(message, param="input_file_id")

@@ -105,11 +105,13 @@ class FileStore:
         if self._database.whole:
             self._remove_orphans(coming)
 
-    def get(self, file_id: str, owner: str) -> FileRecord:
-        """Returns the file's record. Raises NotFound, also for a file that has expired or belongs to another owner."""
+    def get(self, file_id: str, owner: str, *, param: str = "file_id") -> FileRecord:
+        """Returns the file's record. Raises NotFound, also for a file that has expired or belongs to another owner.
+        param: what the client calls the id.
+        """
         record = self._table.get(file_id)
         if record is None or record.owner != owner or self._over(record):
-            raise NotFound(f"There is no file {file_id!r}.", param="file_id")
+            raise NotFound(f"There is no file {file_id!r}.", param=param)
         return record
 
     def is_there(self, file_id: str) -> bool:
