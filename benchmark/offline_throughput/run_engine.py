@@ -9,8 +9,10 @@ pick it out of what the engine itself prints. The first such line says that the 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -56,7 +58,18 @@ def serve(name: str, seat: Seat) -> None:
     engine.stop()
 
 
+def end_with_parent() -> None:
+    """Makes the kernel kill this process when the one that started it ends, also by SIGKILL. Linux only.
+
+    An engine that is left over would hold the device's memory, and so would its workers, which end with it.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def main() -> None:
+    end_with_parent()
     parser = argparse.ArgumentParser()
     parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("model_dir", type=Path)

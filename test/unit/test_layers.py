@@ -79,6 +79,7 @@ MAY_IMPORT = {
     ".bench_startup": ".bench",
     ".bench_compare": ".bench .bench_serving",
     ".cli": ".bench .eval .check_env entrypoints server_args args configs",
+    ".cli.models": "models.registry",
     ".__main__": ".cli",
     ".profiler": ".bench .cli",
     ".lang": "",

@@ -1,6 +1,7 @@
 """`mysglang models`: which architectures run; and what a model needs, from its config.json and safetensors headers.
 
-Nothing is loaded, no weight is read and no torch is imported, so it takes a moment for a model of any size.
+Nothing is loaded, no weight is read and no torch is imported, so it takes a moment for a model of any size. Only for
+the name of an architecture of transformers, torch and transformers are imported, because its class has to be asked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mysglang.srt.configs.architectures import ARCHITECTURES
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, check_checkpoint, num_parameters
 from mysglang.srt.configs.choices import KvCacheDtype
 from mysglang.srt.configs.floors import H200, TERA, Ceilings, ModelSizes
+from mysglang.srt.configs.foreign import names_in_transformers
 from mysglang.srt.configs.model_config import DTYPES, ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.checkpoint_files import find_weights, has_weights, stored_tensors
@@ -109,19 +111,23 @@ def main(argv: Sequence[str], prog: str) -> int:
     options = parser.parse_all(argv)
     try:
         listed = architectures()
-        if of_one := options.model is not None and options.model not in listed:
-            if (problem := _stranger(options.model, listed)) is not None:
+        foreign = names_in_transformers() - set(listed)
+        if of_one := options.model is not None and options.model not in foreign and options.model not in listed:
+            if (problem := _stranger(options.model, [*listed, *foreign])) is not None:
                 raise Failed(problem)
             found = of_model(options)
         else:
             _refuse_figures(parser, options)
-            found = listed if options.model is None else {options.model: listed[options.model]}
+            found = listed
+            if options.model is not None:
+                name = options.model
+                found = {name: foreign_architecture(name) if name in foreign else listed[name]}
     except ConfigError as error:
         raise Failed(*error.problems) from None
     if options.json:
         print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
     else:
-        print(_card(found) if of_one else _list(found))
+        print(_card(found) if of_one else _list(found, len(foreign) if options.model is None else 0))
     return 0
 
 
@@ -146,8 +152,21 @@ def _stranger(model: str, listed: Collection[str]) -> str | None:
 
 
 def architectures() -> dict[str, Any]:
-    """Returns the supported architectures: name -> its task, and whether it is an encoder."""
-    return {name: {"task": row.task, "encoder": row.encoder} for name, row in ARCHITECTURES.items()}
+    """Returns the architectures with code of mysglang: name -> its task, and whether it is an encoder."""
+    return {name: {"task": row.task, "encoder": row.encoder, "code": "mysglang"} for name, row in ARCHITECTURES.items()}
+
+
+def foreign_architecture(name: str) -> dict[str, Any]:
+    """Returns a row as in `architectures` for a class that transformers has. Raises ConfigError if its code is not
+    served.
+    """
+    from mysglang.srt.models.registry import how_served
+
+    found = how_served(name)
+    if found.by == "nobody":
+        raise ConfigError(f"{name} does not run: {found.reason}")
+    condition = {"condition": found.reason} if found.reason else {}
+    return {"task": "generate", "encoder": False, "code": found.by, **condition}
 
 
 def of_model(options: argparse.Namespace) -> dict[str, Any]:
@@ -242,10 +261,20 @@ def _ceilings(bandwidth: float | None, tflops: float | None) -> Ceilings:
     return Ceilings(read, multiplies if tflops is None else tflops * TERA, attention=math.inf)
 
 
-def _list(found: dict[str, Any]) -> str:
+def _list(found: dict[str, Any], more: int) -> str:
+    """Returns a table. more: architectures that it leaves out, because only transformers' code may serve them."""
     lines = [f"{'architecture':<40} gives"]
-    lines += [f"{name:<40} {WORDS[row['task']]}" for name, row in found.items()]
-    return "\n".join([*lines, "", "The name is under `architectures` in a model's config.json."])
+    for name, row in found.items():
+        code = "" if row["code"] == "mysglang" else f", by {row['code']}' code"
+        lines.append(f"{name:<40} {WORDS[row['task']]}{code}")
+        lines += [f"  {row['condition']}"] if "condition" in row else []
+    notes = ["The name is under `architectures` in a model's config.json."]
+    if more:
+        notes += [
+            f"{more} others are in transformers, whose code serves many of them:",
+            "`mysglang models NAME` says whether one runs, or why not.",
+        ]
+    return "\n".join([*lines, "", *notes])
 
 
 def _card(found: dict[str, Any]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -22,6 +25,7 @@ from offline_throughput.workloads import SETS, chosen
 from shapes import SHAPES
 
 from fixtures.patience import PATIENCE_S
+from fixtures.processes import running, wait_until_gone
 
 TINY = {
     "hidden_size": 8,
@@ -221,6 +225,34 @@ def test_an_engine_answers_until_it_fails(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         engine.end()
     assert "noise of its own" in (tmp_path / "log").read_text()
+
+
+LEFT_OVER = """
+import signal
+from offline_throughput.run_engine import end_with_parent
+end_with_parent()
+print("started", flush=True)
+signal.pause()
+"""
+PARENT = """
+import sys
+from subprocess import PIPE, Popen
+child = Popen([sys.executable, "-c", sys.argv[1]], stdin=PIPE, stdout=PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_an_engine_ends_with_a_benchmark_that_is_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(bench.__file__).parents[1])}
+    command = [sys.executable, "-c", PARENT, LEFT_OVER]
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_until_gone([engine])
 
 
 class Answers:

@@ -20,6 +20,7 @@ from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.configs.architectures import ARCHITECTURES
 from mysglang.srt.configs.floors import Ceilings, ModelSizes
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.models.registry import Serving
 
 GIB = 1 << 30
 
@@ -92,6 +93,27 @@ def test_lists_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
 def test_whether_an_architecture_runs(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert set(figures(capsys, name)) == {name}
     assert run(["models", name]) == 0 and name in capsys.readouterr().out
+
+
+def test_an_architecture_that_transformers_code_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models"]) == 0
+    assert "`mysglang models NAME` says whether one runs" in capsys.readouterr().out
+    assert run(["models", "PersimmonForCausalLM"]) == 0
+    assert "text, by transformers' code" in capsys.readouterr().out
+    assert figures(capsys, "PersimmonForCausalLM")["PersimmonForCausalLM"]["code"] == "transformers"
+    with pytest.raises(Failed, match="BioGptForCausalLM does not run: its attention is not called"):
+        run(["models", "BioGptForCausalLM"])
+    with pytest.raises(Failed, match="did you mean PersimmonForCausalLM"):
+        run(["models", "PersimonForCausalLM"])
+
+
+def test_an_architecture_whose_defaults_build_no_model_runs_on_a_condition(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Serving("transformers", "depends on config.json")
+    monkeypatch.setattr("mysglang.srt.models.registry.how_served", lambda name: served)
+    assert run(["models", "PersimmonForCausalLM"]) == 0
+    assert "depends on config.json" in capsys.readouterr().out
 
 
 def test_a_misspelt_architecture_is_not_looked_for_on_the_hub() -> None:
