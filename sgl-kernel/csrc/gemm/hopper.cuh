@@ -49,6 +49,16 @@ __device__ __forceinline__ float2 unpacked(uint32_t pair) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
 }
 
+// --- tensor cores, by one warp ----------------------------------------------------------------------------------------
+
+// c += a b^T for 16 rows of a and 8 of b, 16 deep, by one warp.
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+
 // --- mbarrier --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {

@@ -25,6 +25,7 @@ using hopper::close_copies;
 using hopper::copy_or_clear;
 using hopper::copy_or_clear_float;
 using hopper::load_16;
+using hopper::multiply_add;
 using hopper::packed;
 using hopper::shared_address;
 using hopper::store_4;
@@ -53,14 +54,6 @@ __device__ __forceinline__ void store_turned(uint32_t address, const uint32_t (&
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                : "memory");
-}
-
-// c += a b^T for 16 rows of a and 8 of b, 16 deep, by one warp.
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
 }
 
 #endif

@@ -81,6 +81,25 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 inline void named_barrier(int id, int threads) { emulated::wait(emulated::cluster->named[id], threads); }
 inline uint64_t evict_normal() { return 0; }
 
+inline int lane_here() { return emulated::cluster->now->thread % 32; }
+
+inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
+  uint64_t left[2][32], right[32];
+  for (int i = 0; i < 2; ++i) emulated::share(a[2 * i] | static_cast<uint64_t>(a[2 * i + 1]) << 32, left[i]);
+  emulated::share(b_low | static_cast<uint64_t>(b_high) << 32, right);
+  for (int n = 0; n < 4; ++n) {
+    const int row = n / 2, column = lane_here() % 4 * 2 + n % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      const int there = k % 8 / 2, shift = k % 2 * 16;
+      const uint64_t x = left[k / 8][lane_here() / 4 * 4 + there] >> (32 * row + shift);
+      const uint64_t y = right[column * 4 + there] >> (32 * (k / 8) + shift);
+      sum += widened(x & 0xffff) * widened(y & 0xffff);
+    }
+    c[n] += sum;
+  }
+}
+
 }  // namespace hopper
 
 // Of a matrix whose boxes have 64 numbers of some rows.

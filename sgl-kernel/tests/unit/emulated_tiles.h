@@ -6,8 +6,6 @@ namespace states {
 
 using namespace hopper;
 
-inline int lane_here() { return emulated::cluster->now->thread % 32; }
-
 inline void load_blocks(uint32_t (&pairs)[4], uint32_t address) {
   uint64_t all[32];
   emulated::share(address, all);
@@ -26,23 +24,6 @@ inline void store_turned(uint32_t address, const uint32_t (&pairs)[4]) {
   emulated::share(address, all);
   for (int m = 0; m < 4; ++m)
     for (int one = 0; one < 2; ++one) turned_at(all, m, one) = static_cast<uint16_t>(pairs[m] >> 16 * one);
-}
-
-inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
-  uint64_t left[2][32], right[32];
-  for (int i = 0; i < 2; ++i) emulated::share(a[2 * i] | static_cast<uint64_t>(a[2 * i + 1]) << 32, left[i]);
-  emulated::share(b_low | static_cast<uint64_t>(b_high) << 32, right);
-  for (int n = 0; n < 4; ++n) {
-    const int row = n / 2, column = lane_here() % 4 * 2 + n % 2;
-    float sum = 0;
-    for (int k = 0; k < 16; ++k) {
-      const int there = k % 8 / 2, shift = k % 2 * 16;
-      const uint64_t x = left[k / 8][lane_here() / 4 * 4 + there] >> (32 * row + shift);
-      const uint64_t y = right[column * 4 + there] >> (32 * (k / 8) + shift);
-      sum += widened(x & 0xffff) * widened(y & 0xffff);
-    }
-    c[n] += sum;
-  }
 }
 
 // By a warpgroup, whose warps have sixteen rows each.

@@ -1,5 +1,5 @@
 """Choosing the experts of each row in Triton: one warp for a row, everything from its logits to its gates; for a few
-rows the logits, too.
+rows the logits, too. Those of some hundred rows come from a kernel of the kernels' package, where it is at hand.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mysglang.srt.kernels.cuda.overlap import overlapping
 from mysglang.srt.kernels.experts import NO_GATES, Selection
 from mysglang.srt.kernels.gemm import linear
+from mysglang.srt.kernels.op import kernel_module
 
 NUMBER = tl.constexpr((1 << 13) - 1)
 """Bits that no number has that was made of one of 16 bits, bfloat16 or float16; the largest number of an expert that
@@ -298,10 +299,7 @@ def route_experts(
     """Implements the op `route_experts`. `kernels/experts.py` describes its arguments and result."""
     (rows, inputs), experts = x.shape, len(weight)
     if not 0 < rows <= ROUTED_ROWS or x.stride(1) != 1 or not weight.is_contiguous():
-        if short is None or bias is not None or short.dtype is not x.dtype:
-            return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
-        # A product of float32 numbers runs on no tensor core, and x would be copied first.
-        return select_experts(torch.mm(x, short.T, out_dtype=torch.float32), correction, selection)
+        return select_experts(_logits(x, weight, bias, short), correction, selection)
     ids, gates = _results(x, selection)
     logits = weight.new_empty(rows, experts)
     _route_kernel[(experts, rows)](
@@ -314,6 +312,20 @@ def route_experts(
         **overlapping(x),
     )
     return ids, gates
+
+
+def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, short: Tensor | None) -> Tensor:
+    """Returns x weightᵀ + bias in the dtype of the weight, by the product that is fastest for these shapes."""
+    # A product of float32 numbers runs on no tensor core, and x would be copied first.
+    multiplied = weight if short is None or bias is not None or short.dtype is not x.dtype else short
+    few = kernel_module("experts_logits") if x.is_cuda else None
+    if few is not None and few.fits(x, multiplied, bias):
+        logits = x.new_empty(len(x), len(weight), dtype=weight.dtype)
+        few.router_logits(x, multiplied, bias, logits)
+        return logits
+    if multiplied is weight:
+        return linear(x.to(weight.dtype), weight, bias)
+    return torch.mm(x, multiplied.T, out_dtype=torch.float32)
 
 
 @cache
