@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mysgl_kernel.compiled import Launch
-from mysgl_kernel.library import Library, current_stream
+from mysgl_kernel.library import Library, current_stream, present_arch
 
 MAX_ROWS = 8
 MAX_GROUP = 8
@@ -172,6 +172,12 @@ _LIBRARIES = {
 def available(head_dims: Iterable[int] = tuple(_LIBRARIES)) -> bool:
     """True if the present device can run it for heads of these sizes."""
     return all(_LIBRARIES[head_dim].available() for head_dim in head_dims)
+
+
+def fits_device() -> bool:
+    """True if the kernel is written for the present device. It may be neither built nor possible to compile here."""
+    arch = present_arch()
+    return arch is not None and all(library.supports(arch) for library in _LIBRARIES.values())
 
 
 @cache

@@ -1,17 +1,20 @@
 """Which program computes a captured step, and which models the kernel for whole steps takes."""
 
+import copy
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from fixtures.tiny_checkpoints import make_checkpoint
-from mysglang.srt.configs.layer_plan import LayerPlan, NormPlan, RopePlan
+from mysgl_kernel import decoder
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.forward_batch import Rotation
 from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.mem_cache.kv_pool.stores import KvStores
@@ -20,7 +23,7 @@ from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.model_executor.step_program import LayerByLayer, whole_steps
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.dense_decoder import CannotDescribe, describe
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseLayer, DenseNorm
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +65,27 @@ def test_layer_by_layer_plans_computes_and_chooses() -> None:
 
 
 def test_takes_a_plain_model(model: CausalLM) -> None:
-    assert lacks(model.plan) == []
+    assert lacks(model.described()) == []
+
+
+OTHER_EPS = DenseNorm(torch.ones(96), 1e-3)
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda layer: replace(layer, mlp=replace(layer.mlp, activation="gelu")), "silu"),
-        (lambda layer: changed(layer, logit_cap=30.0), "capped"),
-        (lambda layer: changed(layer, scale=1.0), "scale"),
-        (lambda layer: changed(layer, qk_norm=None), "scale"),
-        (lambda layer: changed(layer, rope=RopePlan({"rope_type": "default", "rope_theta": 5.0})), "scale"),
-        (lambda layer: replace(layer, norms=replace(layer.norms, norm=NormPlan(eps=1e-3))), "eps"),
+        (lambda layer: replace(layer, activation="gelu"), "silu"),
+        (lambda layer: replace(layer, spec=replace(layer.spec, scale=1.0)), "scale"),
+        (lambda layer: replace(layer, rotation=Rotation(layer.rotation.cos_sin)), "scale"),
+        (lambda layer: replace(layer, rotation=replace(layer.rotation, cos_sin=torch.zeros(256, 32))), "scale"),
+        (lambda layer: replace(layer, input_norm=OTHER_EPS), "eps"),
+        (lambda layer: replace(layer, post_norm=OTHER_EPS), "eps"),
     ],
 )
-def test_says_what_the_kernel_lacks(model: CausalLM, change: Any, word: str) -> None:
-    first, second, *rest = model.plan.layers
-    (said,) = lacks(replace(model.plan, layers=(first, change(second), *rest)))
+def test_says_what_the_kernel_lacks(model: CausalLM, change: Callable[[DenseLayer], DenseLayer], word: str) -> None:
+    described = model.described()
+    first, second, *rest = described.layers
+    (said,) = lacks(replace(described, layers=(first, change(second), *rest)))
     assert word in said
 
 
@@ -86,8 +93,7 @@ def test_takes_experts_of_all_layers_or_of_none(tmp_path: Path) -> None:
     for folder, bare, reasons in (("all", [], 0), ("some", [0], 1)):
         make_checkpoint("qwen3_moe", tmp_path / folder, mlp_only_layers=bare)
         config = ModelConfig.from_path(str(tmp_path / folder), dtype="float32")
-        plan = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32).plan
-        said = lacks(plan)
+        said = lacks(load_model(config, LoadConfig(), torch.device("cpu"), torch.float32).described())
         assert len(said) == reasons and all("others have none" in each for each in said)
 
 
@@ -119,10 +125,6 @@ def test_takes_sinks_biases_of_experts_and_windows_with_pages_of_their_own(tmp_p
         assert layer.gate_up_bias is own.mlp.experts.w13_bias and layer.down_bias is own.mlp.experts.w2_bias
 
 
-def changed(layer: LayerPlan, **more: Any) -> LayerPlan:
-    return replace(layer, attention=replace(layer.attention, **more))
-
-
 def test_says_all_that_a_model_asks_for_in_vain(tmp_path: Path) -> None:
     """One line for the log and /server_info."""
     make_checkpoint("gemma2", tmp_path)
@@ -132,6 +134,33 @@ def test_says_all_that_a_model_asks_for_in_vain(tmp_path: Path) -> None:
         describe_for_kernel(gemma)
 
 
+class Halved(CausalLM):
+    """A class of a package, with its own way to logits."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().compute_logits(hidden) / 2
+
+
+def test_a_class_that_computes_more_than_its_plan_says_is_not_taken(model: CausalLM) -> None:
+    halved = copy.copy(model)
+    halved.__class__ = Halved
+    with pytest.raises(CannotDescribe, match="logits in a way of its own"):
+        halved.described()
+
+
+def test_refusals_that_cost_nothing_come_before_a_description(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A description of transformers' code takes seconds."""
+    monkeypatch.setattr(CausalLM, "described", lambda _: pytest.fail("described"))
+    pool, tables = pool_of(model), [torch.zeros(3, 4, dtype=torch.int32)]
+    with pytest.raises(DoesNotCover, match="written for Hopper"):
+        persistent_steps(model, pool, tables, (1, 2))
+    monkeypatch.setattr(decoder, "fits_device", lambda: True)
+    with pytest.raises(DoesNotCover, match="none of these sizes is captured"):
+        persistent_steps(model, pool, tables, (8, 16))
+    with pytest.raises(DoesNotCover, match="it computes in float32"):
+        persistent_steps(model, pool, tables, (1, 2))
+
+
 def test_float32_is_not_taken(model: CausalLM) -> None:
     with pytest.raises(CannotDescribe, match="float32"):
         describe_for_kernel(model)
@@ -139,7 +168,7 @@ def test_float32_is_not_taken(model: CausalLM) -> None:
 
 def test_the_kernel_gets_the_model_s_own_tensors(model: CausalLM) -> None:
     pool, table = pool_of(model), torch.zeros(3, 4, dtype=torch.int32)
-    tensors = decoder_tensors(describe(model), pool, [table])
+    tensors = decoder_tensors(model.described(), pool, [table])
     for i, layer in enumerate(tensors.layers):
         assert layer.keys.data_ptr() == pool.slots(i)[0].data_ptr()
         assert layer.values.data_ptr() == pool.slots(i)[1].data_ptr()

@@ -23,9 +23,8 @@ from mysglang.srt.models.dense_decoder import (
     DenseLayer,
     DenseLinear,
     DenseNorm,
-    describe,
-    unsaid,
 )
+from mysglang.srt.models.describing import unsaid
 
 VARIANTS = {
     "llama": ("llama", {}),
@@ -124,7 +123,7 @@ def logits_of(model: DenseDecoder, ids: Tensor) -> Tensor:
 @torch.no_grad()
 def test_is_all_that_the_model_is(variant: str, tmp_path: Path) -> None:
     theirs, ours = load(variant, tmp_path)
-    described = describe(ours)
+    described = ours.described()
     torch.testing.assert_close(logits_of(described, IDS), theirs(IDS[None]).logits[0], rtol=1e-4, atol=1e-4)
 
 
@@ -151,7 +150,7 @@ def test_says_what_of_the_whole_it_has_no_words_for(fact: str, word: str, tmp_pa
     model = load("llama", tmp_path)[1]
     model.plan = replace(model.plan, **{fact: 30.0})  # type: ignore[arg-type]
     with pytest.raises(CannotDescribe, match=word):
-        describe(model)
+        model.described()
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "ernie4_5_moe", "glm4_moe"])
@@ -160,11 +159,11 @@ def test_does_not_describe_experts_of_another_kind(family: str, tmp_path: Path) 
     make_checkpoint(family, tmp_path)
     config = ModelConfig.from_path(str(tmp_path), dtype="float32")
     with pytest.raises(CannotDescribe, match="its layers have MLPs of another kind"):
-        describe(load_model(config, PLAIN, torch.device("cpu"), torch.float32))
+        load_model(config, PLAIN, torch.device("cpu"), torch.float32).described()
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
 def test_does_not_describe_weights_of_another_kind(variant: str, tmp_path: Path) -> None:
     model = load(variant, tmp_path, LoadConfig(quantization="int8wo"))[1]
     with pytest.raises(CannotDescribe, match="quantized"):
-        describe(model)
+        model.described()

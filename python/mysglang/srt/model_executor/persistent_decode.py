@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mysgl_kernel import decoder
-from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan, MixturePlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
@@ -22,14 +21,15 @@ from mysglang.srt.layers.parameter import dtype_name
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
-from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLayer, describe, unsaid
+from mysglang.srt.models.checkpoint_model import TokenModel
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLayer
 
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 4
 """Largest batch for the fused kernel. Above it, steps run layer by layer; larger batches were not measured."""
 
+NO_SUCH_SIZE = f"it takes steps of up to {MOST_ROWS} rows, and none of these sizes is captured"
 
 ACTIVATIONS = {
     "silu": decoder.SILU,
@@ -51,11 +51,16 @@ class PersistentStep:
 
 
 def persistent_steps(
-    model: CausalLM, pool: KvPool, page_tables: Sequence[Tensor], sizes: Sequence[int]
+    model: TokenModel, pool: KvPool, page_tables: Sequence[Tensor], sizes: Sequence[int]
 ) -> dict[int, StepProgram]:
     """Builds the programs by size, for those sizes that the kernel supports; at least one. Raises DoesNotCover."""
+    # To describe a model may take seconds, so all that refuses without it comes first.
     if pool.dtype is not torch.bfloat16:
         raise DoesNotCover(f"it does not read KV pages of {dtype_name(pool.dtype)}")
+    if not decoder.fits_device():
+        raise DoesNotCover("the kernel is written for Hopper GPUs")
+    if min(sizes) > MOST_ROWS:
+        raise DoesNotCover(NO_SUCH_SIZE)
     try:
         described = describe_for_kernel(model)
         tensors = decoder_tensors(described, pool, page_tables)
@@ -72,41 +77,53 @@ def persistent_steps(
             except decoder.DoesNotFitError as error:
                 logger.debug("Decode steps of %d rows run layer by layer, not as one kernel: %s", size, error)
     if not steps:
-        raise DoesNotCover(f"it takes steps of up to {MOST_ROWS} rows, and none of these sizes is captured")
+        raise DoesNotCover(NO_SUCH_SIZE)
     return steps
 
 
-def describe_for_kernel(model: CausalLM) -> DenseDecoder:
+def describe_for_kernel(model: TokenModel) -> DenseDecoder:
     """Raises CannotDescribe if the model asks for what the kernel lacks."""
-    if reasons := [*unsaid(model.plan), *lacks(model.plan)]:
+    if model.dtype is not torch.bfloat16:
+        raise CannotDescribe(f"it computes in {dtype_name(model.dtype)}")
+    capped = ["its scores are capped"] if any(spec.logit_cap for spec in model.attention_specs()) else []
+    try:
+        described = model.described()
+    except CannotDescribe as error:
+        raise CannotDescribe("; ".join([str(error), *capped])) from error
+    if reasons := [*lacks(described), *capped]:
         raise CannotDescribe("; ".join(reasons))
-    if model.embed_tokens.weight.dtype is not torch.bfloat16:
-        raise CannotDescribe(f"it computes in {dtype_name(model.embed_tokens.weight.dtype)}")
-    return describe(model)
+    return described
 
 
-def lacks(plan: DecoderPlan) -> list[str]:
-    """Returns the parts of the plan that the kernel does not support, in addition to those that a description cannot
-    express.
-    """
-    first, *others = plan.attentions
-    gated = (layer.mlp for layer in plan.layers if isinstance(layer.mlp, GatedMlpPlan | MixturePlan))
-    activations = {mlp.activation for mlp in gated}
+def lacks(model: DenseDecoder) -> list[str]:
+    """Returns what of the description the kernel does not support."""
+    first, *others = model.layers
+    activations = {layer.activation for layer in model.layers}
+    eps = {norm.eps for layer in model.layers for norm in (layer.input_norm, layer.post_norm)}
     reasons = {
         f"its activations are not all {' or all '.join(ACTIVATIONS)}": (
             len(activations) > 1 or not activations <= set(ACTIVATIONS)
         ),
-        "some layers have experts, and others have none or choose other ones": len(
-            {layer.mlp.router if isinstance(layer.mlp, MixturePlan) else None for layer in plan.layers}
-        )
-        > 1,
-        "its scores are capped": any(each.logit_cap for each in plan.attentions),
-        "its norms differ in eps": any(layer.norms.norm.eps != plan.norm.eps for layer in plan.layers),
+        "some layers have experts, and others have none or choose other ones": len(set(map(_choice, model.layers))) > 1,
+        "its norms differ in eps": eps != {model.norm.eps},
         "its layers differ in scale, rotary positions or norms of heads": any(
-            (each.scale, each.rope, each.qk_norm) != (first.scale, first.rope, first.qk_norm) for each in others
+            layer.spec.scale != first.spec.scale
+            or layer.rotation.cos_sin is not first.rotation.cos_sin
+            or _eps_of_heads(layer) != _eps_of_heads(first)
+            for layer in others
         ),
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def _choice(layer: DenseLayer) -> tuple[int, bool, bool] | None:
+    """Returns how a layer chooses its experts; None: it has none."""
+    router = layer.router
+    return None if router is None else (router.top_k, router.renormalize, router.bias is None)
+
+
+def _eps_of_heads(layer: DenseLayer) -> float | None:
+    return None if layer.rotation.norms is None else layer.rotation.norms[2]
 
 
 def decoder_tensors(model: DenseDecoder, pool: KvPool, page_tables: Sequence[Tensor]) -> decoder.DecoderTensors:

@@ -18,8 +18,7 @@ from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
-from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.checkpoint_model import DecodesRows
+from mysglang.srt.models.checkpoint_model import DecodesRows, TokenModel
 
 PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
 
@@ -62,7 +61,7 @@ class LayerByLayer:
 
 
 def whole_steps(
-    model: CausalLM, pool: KvPool, page_tables: Sequence[Tensor], sizes: Sequence[int]
+    model: TokenModel, pool: KvPool, page_tables: Sequence[Tensor], sizes: Sequence[int]
 ) -> Mapping[int, StepProgram]:
     """Returns the kernel for whole steps, for those of these sizes that it takes; at least one.
 
@@ -72,6 +71,6 @@ def whole_steps(
         raise DoesNotCover("it is written for CUDA devices")
     if importlib.util.find_spec("mysgl_kernel") is None:
         raise DoesNotCover("the package mysgl_kernel is not installed here")
-    make: Callable[[CausalLM, KvPool, Sequence[Tensor], Sequence[int]], Mapping[int, StepProgram]]
+    make: Callable[[TokenModel, KvPool, Sequence[Tensor], Sequence[int]], Mapping[int, StepProgram]]
     make = importlib.import_module(PERSISTENT).persistent_steps
     return make(model, pool, page_tables, sizes)

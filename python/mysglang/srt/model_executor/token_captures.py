@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from mysglang.srt.layers.attention.graph import MixedCapture, decode_capture, mixed_capture, prompt_capture
 from mysglang.srt.layers.attention.stand_in import KernelBuild
@@ -38,7 +37,6 @@ from mysglang.srt.model_executor.programs import (
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
 from mysglang.srt.model_executor.token_end import TokenParts
-from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.interface import CannotCapture
 from mysglang.srt.platforms.upload import Uploader
@@ -145,7 +143,7 @@ class TokenCaptures:
         whole: Mapping[int, StepProgram] = {}
         try:
             self._check_whole_steps()
-            whole = whole_steps(cast(CausalLM, self._model), memory.pool, memory.tables.pages, setup.graph_sizes)
+            whole = whole_steps(self._model, memory.pool, memory.tables.pages, setup.graph_sizes)
         except DoesNotCover as error:
             captured.left_out[WHOLE_STEP] = str(error)
         compiled = self._compiled

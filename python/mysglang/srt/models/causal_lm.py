@@ -10,6 +10,7 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead, UnitLMHead
 from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.decoder import Decoder, elsewhere
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder
 
 
 class CausalLM(Decoder, TokenModel):
@@ -33,3 +34,13 @@ class CausalLM(Decoder, TokenModel):
         """Computes logits, [N, hidden_size] -> [N, vocab_size], in the model's dtype."""
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+    def described(self) -> DenseDecoder:
+        # Imported here, because it knows experts, and few processes describe a model.
+        from mysglang.srt.models.describing import describe
+
+        kind = type(self)
+        # A class of a package may compute more than its plan says.
+        if kind.forward is not CausalLM.forward or kind.compute_logits is not CausalLM.compute_logits:
+            raise CannotDescribe("its class computes hidden states or logits in a way of its own")
+        return describe(self, self.lm_head)

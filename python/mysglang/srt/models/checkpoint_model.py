@@ -16,6 +16,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter, weight_parameters
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder
 from mysglang.srt.models.weight_names import Names
 
 OWN_KERNELS = "its layers are code of mysglang, whose kernels are fused by hand"
@@ -39,6 +40,8 @@ class CheckpointModel(nn.Module, ABC):
         """Parameters are made uninitialised, on torch's default device."""
         super().__init__()
         self.config = config
+        self.dtype = context.dtype
+        """The dtype that the model computes in."""
         self.layouts: Mapping[str, WeightParameter] = {}
         """All parameters by name, without memory, as they were before they were converted."""
 
@@ -245,6 +248,14 @@ class TokenModel(CheckpointModel):
     @abstractmethod
     def workspace(self, max_tokens: int) -> int:
         """Returns the bytes that a step of so many tokens needs inside its layers; small amounts may be left out."""
+
+    def described(self) -> DenseDecoder:
+        """Returns the model as plain tensors, which are its own: weight updates change them. A later call may return
+        other tensors, but those of the last call stay the model's until its weights are released.
+
+        Raises CannotDescribe.
+        """
+        raise CannotDescribe("its class does not say what its layers compute")
 
     def compiled(self, backend: str) -> DecodesRows:
         """Returns the layers for decode steps as code of this backend of torch.compile. Raises NotCompiled."""

@@ -70,7 +70,6 @@ class Decoder(CheckpointModel):
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
         self.plan = plan = config.plan
-        self.dtype = context.dtype
         self.stage = stage
         size = config.hidden_size
         makes_logits_of_it = plan.tied_embeddings and stage.last
