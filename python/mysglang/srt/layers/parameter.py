@@ -9,7 +9,8 @@ gate and up), or a single one. This rank holds a run of consecutive rows of each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -178,6 +179,40 @@ def put_in_order(layer: nn.Module, *orders: Tensor | None) -> None:
     for parameter in layer.parameters(recurse=False):
         assert isinstance(parameter, WeightParameter)
         parameter.orders = orders
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def stack(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Returns the rows of several parameters as one tensor, whose parts they are from now on: a change of one shows in
+    the other. They have one dtype, and shapes that differ in the first dimension alone.
+
+    Parameters that are parts of such a tensor already stay where they are. Others move, so that whatever knows their
+    addresses, such as a captured step, must be made again.
+    """
+    rows = [len(parameter) for parameter in parameters]
+    if _adjacent(parameters):
+        first = parameters[0].data
+        return first.as_strided((sum(rows), *first.shape[1:]), first.stride())
+    whole = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(parameters, torch.split_with_sizes(whole, rows), strict=True):
+        parameter.data = part
+    if whole.is_cuda:
+        # Else the memory that is left stays with the allocator, in pieces too small for the next parameters.
+        torch.cuda.empty_cache()
+    return whole
+
+
+def _adjacent(parameters: Sequence[nn.Parameter]) -> bool:
+    """True if each parameter begins in memory where the one before ends."""
+    if not all(parameter.is_contiguous() for parameter in parameters):
+        return False
+    return all(
+        # The address of the memory, since two tensors of different memory may be neighbours too.
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() + one.numel() == other.storage_offset()
+        for one, other in itertools.pairwise(parameters)
+    )
 
 
 def _reordered(tensor: Tensor, order: Tensor) -> Tensor:

@@ -93,8 +93,14 @@ class WeightUpdate:
     @torch.no_grad()
     def reserve(self) -> None:
         """Allocates the memory again, without values; `apply` must follow."""
+        sizes: dict[torch.UntypedStorage, int] = {}
         for parameter in weight_parameters(self._model).values():
-            parameter.untyped_storage().resize_(parameter.nbytes)
+            # Several parameters may be parts of one tensor (`layers.parameter.stack`).
+            memory = parameter.untyped_storage()
+            end = (int(parameter.storage_offset()) + parameter.numel()) * parameter.itemsize
+            sizes[memory] = max(end, sizes.get(memory, 0))
+        for memory, size in sizes.items():
+            memory.resize_(size)
 
     @property
     def nbytes(self) -> int:
