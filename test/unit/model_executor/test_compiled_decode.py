@@ -28,7 +28,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.model_executor import executor
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.programs import CAPTURED_DECODE, COMPILED_DECODE
+from mysglang.srt.model_executor.programs import CAPTURED_DECODE, COMPILED_DECODE, WHOLE_STEP
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.models.checkpoint_model import OWN_KERNELS, DecodesRows
 from mysglang.srt.models.transformers_backend import compiled
@@ -155,6 +155,7 @@ def test_captured_steps_have_compiled_layers(tmp_path: Path, monkeypatch: pytest
     captured = started(tmp_path, replace(COMPILED, cuda_graph_bs=(1, 2, 4, 6)), "bfloat16")
     plain = started(tmp_path, replace(PLAIN, disable_cuda_graph=True), "bfloat16")
     assert captured.programs[COMPILED_DECODE] == "not used: captured decode steps of up to 4 rows have its layers"
+    assert captured.programs[WHOLE_STEP] == "not used: it is written for CUDA devices"
     replayed = replays(captured, CAPTURED_DECODE, monkeypatch)
     for rows in (1, 2, 3, 6):
         rows_of.clear()

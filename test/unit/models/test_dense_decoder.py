@@ -6,24 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from msgspec.structs import replace
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from fixtures.dense_reference import logits_of
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from mysglang.srt.configs.layer_plan import LayerPlan, Matrix, NormPlan, Size
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.dense_decoder import (
-    CannotDescribe,
-    DenseDecoder,
-    DenseLayer,
-    DenseLinear,
-    DenseNorm,
-)
+from mysglang.srt.models.dense_decoder import CannotDescribe
 from mysglang.srt.models.describing import unsaid
 
 VARIANTS = {
@@ -59,64 +52,6 @@ def load(variant: str, folder: Path, load_config: LoadConfig = PLAIN) -> tuple[P
     theirs = make_checkpoint(family, folder, **overrides)
     config = ModelConfig.from_path(str(folder), dtype="float32")
     return theirs, load_model(config, load_config, torch.device("cpu"), torch.float32)
-
-
-def norm(x: Tensor, by: DenseNorm) -> Tensor:
-    return F.rms_norm(x, by.weight.shape, by.weight, by.eps)
-
-
-def times(x: Tensor, by: DenseLinear) -> Tensor:
-    return F.linear(x, by.weight, by.bias)
-
-
-def attend(x: Tensor, layer: DenseLayer) -> Tensor:
-    spec, tokens = layer.spec, len(x)
-    heads = times(x, layer.qkv).view(tokens, -1, spec.head_dim)
-    q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
-    if layer.rotation.norms is not None:
-        for_q, for_k, eps = layer.rotation.norms
-        q, k = norm(q, DenseNorm(for_q, eps)), norm(k, DenseNorm(for_k, eps))
-    cos, sin = layer.rotation.cos_sin[:tokens].unsqueeze(1).chunk(2, -1)
-
-    def turn(y: Tensor) -> Tensor:
-        a, b = y.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-    group = spec.num_heads // spec.num_kv_heads
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    visible = (distance >= 0) & (distance < (spec.window or tokens))
-    q, k, v = (y.transpose(0, 1) for y in (turn(q), turn(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=spec.scale)
-    return times(out.transpose(0, 1).reshape(tokens, -1), layer.o)
-
-
-def mlp(x: Tensor, layer: DenseLayer) -> Tensor:
-    gate, up = times(x, layer.gate_up).chunk(2, -1)
-    return times(F.silu(gate) * up, layer.down)
-
-
-def mixture(x: Tensor, layer: DenseLayer) -> Tensor:
-    """Every expert computes all tokens, and those that do not choose it multiply by 0."""
-    router = layer.router
-    assert router is not None
-    gates, chosen = (x @ router.weight.T).softmax(-1).topk(router.top_k)
-    if router.renormalize:
-        gates = gates / gates.sum(-1, keepdim=True)
-    every = torch.zeros(len(x), len(router.weight)).scatter(-1, chosen, gates)
-    out = torch.zeros_like(x)
-    for expert, (first, second) in enumerate(zip(layer.gate_up.weight, layer.down.weight, strict=True)):
-        gate, up = (x @ first.T).chunk(2, -1)
-        out += every[:, expert, None] * ((F.silu(gate) * up) @ second.T)
-    return out
-
-
-def logits_of(model: DenseDecoder, ids: Tensor) -> Tensor:
-    x = model.embedding[ids]
-    for layer in model.layers:
-        x = x + attend(norm(x, layer.input_norm), layer)
-        assert layer.activation == "silu"
-        x = x + (mlp if layer.router is None else mixture)(norm(x, layer.post_norm), layer)
-    return norm(x, model.norm) @ model.lm_head.T
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -199,8 +199,6 @@ class TokenCaptures:
     def _check_whole_steps(self) -> None:
         """Raises DoesNotCover if the launch's options ask for something in every step that the kernel does not do."""
         config = self._setup.config
-        if self._launch.config.decoder is None:
-            raise DoesNotCover("the model's layers are transformers' code")
         if self._parts.memory.states is not None:
             raise DoesNotCover("its layers keep a state for each request")
         if config.disable_persistent_decode:

@@ -7,6 +7,7 @@ or a mixture of such experts, with a norm before each, and if its weights are no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -89,6 +90,10 @@ class DenseDecoder:
     norm: DenseNorm
     lm_head: Tensor
     """[vocab, hidden]."""
+
+
+DensePart: TypeAlias = DenseLinear | DenseNorm | DenseMlp
+"""A layer, by what it computes."""
 
 
 class CannotDescribe(Exception):

@@ -9,6 +9,7 @@ from transformers.integrations.moe import _default_apply_gate
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.moe.experts import Experts
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseMlp
 from mysglang.srt.models.transformers_backend.gated_mlp import activation_of
 from mysglang.srt.models.transformers_backend.probe import Refused
 
@@ -26,6 +27,9 @@ class ForeignExperts(Experts):
 
     def out_width(self, x: Tensor) -> int:
         return x.shape[-1]
+
+    def described(self) -> DenseMlp:
+        raise CannotDescribe("it has experts that transformers' code chooses")
 
     def forward(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         return super().forward(x, ids.to(torch.int32), gates.float())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mysglang.srt.layers.activation import plain_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP
+from mysglang.srt.models.dense_decoder import DenseMlp, dense_mlp
 from mysglang.srt.models.weight_names import Target
 
 LINEARS = ("gate_proj", "up_proj", "down_proj")
@@ -24,6 +25,9 @@ class ForeignMLP(GatedMLP):
 
     def out_width(self, x: Tensor) -> int:
         return x.shape[-1]
+
+    def described(self) -> DenseMlp:
+        return dense_mlp(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)

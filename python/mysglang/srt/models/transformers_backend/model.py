@@ -29,6 +29,7 @@ from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import turn_heads
 from mysglang.srt.models.checkpoint_model import DecodesRows, TokenModel
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder
 from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
 from mysglang.srt.models.transformers_backend.interface import NoCache, NormsSums, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.names import ForeignNames
@@ -85,6 +86,9 @@ class TransformersCausalLM(TokenModel):
         table.register_forward_hook(_put_embeds)
         self._body = (body,)
         self._head = _head_of(self.lm)
+        self._read: Describes | None = None
+        self._cannot_describe = ""
+        """Why it cannot be described, once that was found; empty: it may be."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Computes [W, hidden_size] hidden states of the wanted tokens after the last norm."""
@@ -115,6 +119,29 @@ class TransformersCausalLM(TokenModel):
 
         (body,) = self._body
         return CompiledDecoder(CompiledBody(body, backend), self._calls)
+
+    def described(self) -> DenseDecoder:
+        if self._cannot_describe:
+            raise CannotDescribe(self._cannot_describe)
+        try:
+            if self._read is None:
+                self._read = self._read_graphs()
+            return self._read.tensors()
+        except CannotDescribe as error:
+            # It will be asked again after each release of its memory, and its code is what it was.
+            self._cannot_describe = str(error)
+            raise
+
+    def _read_graphs(self) -> Describes:
+        # Imported here, because torch's tracer takes seconds to import.
+        from mysglang.srt.models.transformers_backend.described import read
+
+        head, handed = self._head
+
+        def hand_over(hidden: Tensor) -> None:
+            handed.states = [hidden]
+
+        return read(*self._body, head, hand_over, self.attention_specs(), self.config.context_len)
 
     def weight_names(self) -> ForeignNames:
         return self._names
@@ -249,6 +276,12 @@ def _attended(layer: RadixAttention, q: Tensor, k: Tensor, v: Tensor, batch: For
     q, k, v = (x[0].transpose(0, 1).reshape(tokens, -1) for x in (q, k, v))
     out: Tensor = layer(q, k, v, batch)
     return out.view(1, tokens, layer.spec.num_heads, -1)[..., :narrow]
+
+
+class Describes(Protocol):
+    """A model whose graphs were read (`described.ReadModel`)."""
+
+    def tensors(self) -> DenseDecoder: ...
 
 
 class Compiled(Protocol):

@@ -25,6 +25,7 @@ from mysglang.srt.layers.parameter import FinishesWeights, Section, WeightParame
 from mysglang.srt.layers.quantization.int8wo import LM_HEAD
 from mysglang.srt.layers.quantization.unquantized import Unquantized
 from mysglang.srt.layers.vocab_parallel_embedding import TiedLMHead, VocabParallelEmbedding
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseLinear, DenseNorm, dense_linear, dense_norm
 from mysglang.srt.models.transformers_backend.experts import (
     NAMES,
     ForeignExperts,
@@ -50,6 +51,9 @@ class Projection(ReplicatedLinear):
 
     def out_width(self, x: Tensor) -> int:
         return self.out_features
+
+    def described(self) -> DenseLinear:
+        return dense_linear(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
@@ -94,6 +98,9 @@ class NormOfHeads(RMSNorm):
     def out_width(self, x: Tensor) -> int:
         return x.shape[-1]
 
+    def described(self) -> DenseNorm:
+        return dense_norm(self)
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 
@@ -104,6 +111,9 @@ class PlusOneNormOfHeads(PlusOneRMSNorm):
     def out_width(self, x: Tensor) -> int:
         return x.shape[-1]
 
+    def described(self) -> DenseNorm:
+        raise CannotDescribe("its norms multiply by 1 + w")
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 
@@ -113,6 +123,12 @@ NORMS = {"rms": NormOfHeads, "rms_plus_one": PlusOneNormOfHeads}
 
 class TiedHead(TiedLMHead):
     """Logits from the table of embeddings. The input may have any leading dimensions."""
+
+    def out_width(self, x: Tensor) -> int:
+        return self.vocab_size
+
+    def described(self) -> DenseLinear:
+        return dense_linear(self)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)

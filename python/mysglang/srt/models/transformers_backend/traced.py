@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsInt, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from mysglang.srt.layers.rotary_embedding import turn_heads
+from mysglang.srt.models.dense_decoder import DensePart
 from mysglang.srt.models.transformers_backend.interface import NoCache, Rotate, attending, current
 from mysglang.srt.models.transformers_backend.probe import CausalMask
 
@@ -40,6 +41,10 @@ class OwnLayer(Protocol):
 
     def out_width(self, x: Tensor) -> int:
         """Returns the last dimension of the result for x."""
+        ...
+
+    def described(self) -> DensePart:
+        """Returns what the layer computes of its first argument alone. Raises CannotDescribe."""
         ...
 
 
@@ -134,10 +139,14 @@ class Trace:
     """Symbols of the number of rows in these and in sizes; empty for a single row."""
 
     def size(self, value: object, rows: int) -> int:
-        """Returns a size that occurs in the graph, for so many rows. Raises ValueError if it depends on values."""
+        """Returns a size that occurs in the graph, for so many rows. Raises ValueError if it is none, or depends on
+        values.
+        """
         if isinstance(value, torch.SymInt):
-            value = self._with_rows(value.node.expr, rows)
-        return int(cast(SupportsInt, value))
+            return int(self._with_rows(value.node.expr, rows))
+        if not isinstance(value, int):
+            raise ValueError(f"{type(value).__name__} is no size")
+        return value
 
     def holds(self, rows: int) -> bool:
         """True if the graph is right for so many rows."""
@@ -213,6 +222,20 @@ def trace_body(tracer: Tracer, *, one_row: bool) -> Trace:
 
     token = torch.zeros(FIRST_ROWS, dtype=torch.int64, device=tracer.tensors[0].device)
     return tracer.trace([token, token], run, one_row=one_row)
+
+
+def trace_head(tracer: Tracer, hand_over: Callable[[Tensor], None], hidden: Tensor, *, one_row: bool) -> Trace:
+    """Traces the projection to logits of a model whose body returns what is handed over: [rows, hidden_size], … ->
+    [rows, vocab_size].
+
+    hidden: [FIRST_ROWS, hidden_size], of the right dtype and device.
+    """
+
+    def run(call: Call, given: Sequence[Tensor]) -> Tensor:
+        hand_over(given[0][None])
+        return cast(Tensor, call({}).logits[0])
+
+    return tracer.trace([hidden], run, one_row=one_row)
 
 
 class _Tracing:
