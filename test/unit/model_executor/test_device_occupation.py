@@ -20,6 +20,7 @@ from mysglang.srt.forward.weights import FixedOccupation
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.live_weights import NOWHERE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.interface import DeviceMemory
 
@@ -63,6 +64,25 @@ def test_all_is_as_it_was(family: str, tied: bool, tmp_path: Path) -> None:
     assert says(worker) == before
     with pytest.raises(InvalidRequest, match="none of these"):
         memory.resume(ALL, tick)
+
+
+def test_weights_that_are_parts_of_one_tensor(tmp_path: Path) -> None:
+    """The kernel for whole steps brings those of queries, keys and values together."""
+    make_checkpoint("qwen2", tmp_path)
+    worker = start_executor(CPU, ModelConfig.from_path(str(tmp_path), dtype="float32", impl="transformers"))
+    before, sums = says(worker), worker.weights.checksums(tick)
+    model = worker.weights._update._model
+    assert isinstance(model, TokenModel)
+    model.described()
+    assert says(worker) == before and worker.weights.checksums(tick) == sums
+    for _ in range(2):
+        worker.occupation.release(ALL, tick)
+        assert sum(parameter.untyped_storage().nbytes() for parameter in model.parameters()) == 0
+        worker.occupation.resume(ALL, tick)
+        layer = model.described().layers[1].qkv
+        parts = [model.get_parameter(f"lm.model.layers.1.self_attn.{name}_proj.weight") for name in "qkv"]
+        assert torch.equal(layer.weight, torch.cat(parts)) and layer.weight.data_ptr() == parts[0].data_ptr()
+        assert says(worker) == before and worker.weights.checksums(tick) == sums
 
 
 def test_nothing_stands_behind_what_is_released(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def persistent_steps(
         raise DoesNotCover(f"it does not read KV pages of {dtype_name(pool.dtype)}")
     if not decoder.fits_device():
         raise DoesNotCover("the kernel is written for Hopper GPUs")
-    if min(sizes) > MOST_ROWS:
+    if all(size > MOST_ROWS for size in sizes):
         raise DoesNotCover(NO_SUCH_SIZE)
     try:
         described = describe_for_kernel(model)
