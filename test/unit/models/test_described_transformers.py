@@ -5,7 +5,6 @@ other graph is refused with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,14 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
-    LlamaDecoderLayer,
     LlamaForCausalLM,
     LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from fixtures.changed_llamas import CHANGES, UNCHANGED, changed_attention
 from fixtures.dense_reference import logits_of
 from fixtures.foreign_checkpoints import FOREIGN
 from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, YARN, save_random
@@ -40,6 +38,7 @@ from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLinear
 from mysglang.srt.models.transformers_backend import angles
 from mysglang.srt.models.transformers_backend import described as described_module
+from mysglang.srt.models.transformers_backend.model import TransformersCausalLM
 
 CPU = torch.device("cpu")
 IDS = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB_SIZE, 41))
@@ -144,146 +143,12 @@ def test_quantized_weights_are_refused(tmp_path: Path) -> None:
         load(tmp_path, quantization="int8wo").described()
 
 
-# What follows are Llamas that were changed in one place. Each computes something, and almost a Llama.
-
-
-def changed_attention(
-    heads: Callable[[Tensor], Tensor] = lambda x: x,
-    at_attention: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda q, k: (q, k),
-    back: Callable[[Tensor], Tensor] = lambda x: x,
-    turn: Callable[..., tuple[Tensor, Tensor]] | None = None,
-    of_values: Callable[[Tensor], Tensor] = lambda x: x,
-    order: int = 1,
-    angles: Callable[[int, Tensor], Tensor] = lambda layer, x: x,
-) -> Callable[..., tuple[Tensor, None]]:
-    """LlamaAttention.forward with changes. `heads`: of the queries [1, heads, T, dim] before they are turned; `order`:
-    -1 if queries and keys have each other's projections.
-    """
-
-    def forward(self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any) -> Any:
-        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        q, k = (linear(hidden_states).view(shape).transpose(1, 2) for linear in (self.q_proj, self.k_proj)[::order])
-        v = self.v_proj(of_values(hidden_states)).view(shape).transpose(1, 2)
-        turned_by = (angles(self.layer_idx, x) for x in position_embeddings)
-        # Under its own name, by which it is found and replaced.
-        q, k = at_attention(*(turn or apply_rotary_pos_emb)(heads(q), k, *turned_by))
-        attend = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, modeling_llama.eager_attention_forward
-        )
-        found = attend(self, q, k, v, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)[0]
-        return self.o_proj(back(found).reshape(*hidden_states.shape[:-1], -1)), None
-
-    return forward
-
-
-def changed_layer(
-    into_mlp: Callable[[Tensor, Tensor], Tensor] = lambda residual, x: x,
-    second: Callable[[Tensor, Tensor], Tensor] = lambda residual, x: x,
-    added: Callable[[Tensor], Tensor] = lambda x: x,
-) -> Callable[..., Tensor]:
-    """LlamaDecoderLayer.forward with changes. The first two choose between the layer's input and its middle."""
-
-    def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        x = hidden_states + added(self.self_attn(self.input_layernorm(hidden_states), **kwargs)[0])
-        out: Tensor = second(hidden_states, x) + self.mlp(self.post_attention_layernorm(into_mlp(hidden_states, x)))
-        return out
-
-    return forward
-
-
-def half_turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The first half of each head is turned."""
-    dim = q.shape[-1] // 2
-    angles_of_half = (x[..., : dim // 2].repeat(1, 1, 2) for x in (cos, sin))
-    turned = modeling_llama.apply_rotary_pos_emb(q[..., :dim], k[..., :dim], *angles_of_half)
-    return torch.cat((turned[0], q[..., dim:]), -1), torch.cat((turned[1], k[..., dim:]), -1)
-
-
-def interleaved(q: Tensor) -> Tensor:
-    """[1, heads, T, dim] with dimensions of all heads in turn: the view [T, dim, heads] of the projection."""
-    _, heads, tokens, dim = q.shape
-    return q.transpose(1, 2).reshape(1, tokens, dim, heads).permute(0, 3, 1, 2).contiguous()
-
-
-def other_for_one_row(residual: Tensor, x: Tensor) -> Tensor:
-    return residual if x.shape[1] == 1 else x
-
-
-@dataclass(frozen=True)
-class Change:
-    kind: type[nn.Module]
-    forward: Callable[..., Any]
-    why: str
-
-
-CHANGES: dict[str, Change] = {
-    "heads in turn": Change(LlamaAttention, changed_attention(heads=interleaved), "its queries are no heads of 16"),
-    "heads in reverse": Change(
-        LlamaAttention, changed_attention(heads=lambda q: q.flip(1)), "the source of queries is made by aten.flip"
-    ),
-    "heads moved by one": Change(
-        LlamaAttention, changed_attention(heads=lambda q: q.roll(1, 1)), "the source of queries is made by aten"
-    ),
-    "half of each head turned": Change(
-        LlamaAttention, changed_attention(turn=half_turned), "its queries in attention are made by aten.cat"
-    ),
-    "queries and keys change places": Change(
-        LlamaAttention, changed_attention(at_attention=lambda q, k: (k, q)), "its queries in attention are made by"
-    ),
-    "heads of the result in reverse order of dimensions": Change(
-        LlamaAttention,
-        changed_attention(back=lambda x: x.transpose(2, 3).contiguous()),
-        "what heads give is moved before the projection",
-    ),
-    "what heads give is scaled": Change(
-        LlamaAttention, changed_attention(back=lambda x: x * 2), "the input of a projection is made by aten.mul"
-    ),
-    "values of something else": Change(
-        LlamaAttention, changed_attention(of_values=lambda x: x + x), "made of different tensors"
-    ),
-    "the layer's input is added again": Change(
-        LlamaDecoderLayer, changed_layer(second=lambda residual, x: residual), "another tensor than the residual"
-    ),
-    "side by side": Change(
-        LlamaDecoderLayer, changed_layer(into_mlp=lambda residual, x: residual), "another tensor than the residual"
-    ),
-    "attention is scaled": Change(
-        LlamaDecoderLayer, changed_layer(added=lambda x: x * 0.5), "is made by aten.mul, not by a projection"
-    ),
-    "attention is subtracted": Change(
-        LlamaDecoderLayer, changed_layer(added=lambda x: -x), "is made by aten.neg, not by a projection"
-    ),
-    "rounded between": Change(
-        LlamaDecoderLayer, changed_layer(added=lambda x: x.half().float()), "made by aten._to_copy, not by a projection"
-    ),
-    "one token gets another row": Change(
-        LlamaDecoderLayer, changed_layer(added=lambda x: x.flip(2)), "made by aten.flip, not by a projection"
-    ),
-    "a single row is computed in another way": Change(
-        LlamaDecoderLayer, changed_layer(into_mlp=other_for_one_row), "the norm of another tensor"
-    ),
-    "many rows are computed in another way": Change(
-        LlamaDecoderLayer,
-        changed_layer(added=lambda x: x if x.shape[1] < 6 else x * 2),
-        "some numbers of rows in another way",
-    ),
-    "layers that turn by other angles": Change(
-        LlamaAttention,
-        changed_attention(angles=lambda layer, x: x * (1 + layer)),
-        "its layers turn by different angles",
-    ),
-    "in place": Change(
-        LlamaDecoderLayer, changed_layer(into_mlp=lambda residual, x: x.mul_(2)), r"write in place \(aten.mul_\)"
-    ),
-}
-UNCHANGED = {"attention": (LlamaAttention, changed_attention()), "layer": (LlamaDecoderLayer, changed_layer())}
-
-
 def change(monkeypatch: pytest.MonkeyPatch, kind: type, forward: Callable[..., Any], folder: Path) -> TokenModel:
     """A Llama, loaded while the class is changed. The check of a loaded model is left out."""
     monkeypatch.setattr(kind, "forward", forward)
     # As many heads of keys as of queries, where more can be mistaken.
-    saved(FAMILIES["llama"](num_key_value_heads=6), folder)
+    family = "qwen3" if kind is Qwen3Attention else "llama"
+    saved(FAMILIES[family](num_key_value_heads=6), folder)
     return load(folder)
 
 
@@ -365,6 +230,34 @@ def test_logits_with_a_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         model.described()
 
 
+def test_a_layer_that_is_used_twice(tmp_path: Path) -> None:
+    """Its weights would have to be parts of two tensors."""
+    saved(FAMILIES["llama"](), tmp_path)
+    model = load(tmp_path)
+    one, other = (model.get_submodule(f"lm.model.layers.{index}") for index in (0, 1))
+    other._modules["mlp"] = one._modules["mlp"]
+    with pytest.raises(CannotDescribe, match="some of its layers share weights"):
+        model.described()
+
+
+def test_calls_of_attention_in_another_order(tmp_path: Path) -> None:
+    """Pages of a layer would be those of another one."""
+    saved(FAMILIES["llama"](), tmp_path)
+    model = load(tmp_path)
+    assert isinstance(model, TransformersCausalLM)
+    model._calls = model._calls[::-1]
+    with pytest.raises(CannotDescribe, match="do not attend in the order of the residual stream"):
+        model.described()
+
+
+def test_norms_of_heads_that_differ_in_eps(tmp_path: Path) -> None:
+    saved(FAMILIES["qwen3"](), tmp_path)
+    model = load(tmp_path)
+    model.get_submodule("lm.model.layers.1.self_attn.k_norm").eps = 1e-3  # type: ignore[assignment]
+    with pytest.raises(CannotDescribe, match="norms of queries and of keys differ in eps"):
+        model.described()
+
+
 Turned = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -372,12 +265,16 @@ Turned = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     ("changed", "why"),
     [
         (lambda x, at, cos, sin: (cos * at.float().mean(), sin), "the angles of a row depend on other rows"),
+        (
+            lambda x, at, cos, sin: (cos * (1 + (at[:, 0] - at[:, -1]).relu()), sin),
+            "the angles of a row depend on other",
+        ),
         (lambda x, at, cos, sin: (cos, sin * torch.arange(16)), "the halves of its heads are turned by different"),
         (lambda x, at, cos, sin: (cos * 2 if x.shape[1] == 1 else cos, sin), "the angles of a row depend on other"),
         (lambda x, at, cos, sin: (cos * x.mean(), sin), "its angles depend on tokens"),
         (lambda x, at, cos, sin: (cos * torch.rand_like(cos), sin), "its angles are made by aten.rand_like"),
     ],
-    ids=["the mean of all positions", "halves", "one row", "tokens", "chance"],
+    ids=["the mean of all positions", "the order of positions", "halves", "one row", "tokens", "chance"],
 )
 def test_angles_that_are_no_table(changed: Turned, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(FAMILIES["llama"](), tmp_path)

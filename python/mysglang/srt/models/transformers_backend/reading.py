@@ -152,8 +152,10 @@ class Reading:
 
     def _sum(self, node: Node, kind: type[DensePart]) -> tuple[Node, Node]:
         """Returns the two computations of which `node` is the sum: the residual stream, and a layer of this kind."""
-        if node.target is not _aten.add.Tensor or node.kwargs or not all(isinstance(x, Node) for x in node.args):
+        if node.target is not _aten.add.Tensor or not all(isinstance(x, Node) for x in node.args):
             raise CannotDescribe(f"its residual stream is made by {_name(node)}")
+        if node.kwargs:
+            raise CannotDescribe(f"its residual stream is made by {_name(node)} with factors")
         one, other = cast(tuple[Node, Node], node.args)
         if not _alike(one, node) or not _alike(other, node):
             raise CannotDescribe("its residual stream is a sum of tensors with different shapes or dtypes")
