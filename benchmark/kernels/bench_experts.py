@@ -1,6 +1,7 @@
 """Times one layer's mixture of experts at the shapes of real models. Prints one JSON object as its last line.
 
 route     the choice of experts, from the logits
+router    the logits and the choice; "library": the logits by torch's product, then the choice
 experts   sorting, both products and the sum, as they are without and with deterministic inference
 
 Each time is that of one of many launches in a captured graph. Layers take turns, and so do routings, drawn evenly, so
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.kernels.cuda.experts import fused_experts, invariant_fused_experts
+from mysglang.srt.kernels.experts import Selection, route_experts, select_experts, topk_softmax
 from mysglang.srt.kernels.experts import fused_experts as op
-from mysglang.srt.kernels.experts import topk_softmax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import microseconds
@@ -102,6 +104,10 @@ def bench(shape: Shape, tokens: int, layers: list[tuple[Tensor, Tensor]], ceilin
         return microseconds(launch, TURNS)
 
     route = microseconds(lambda i: topk_softmax(logits[i], shape.top_k, True), TURNS)
+    weights = [drawn(shape.experts, shape.width, scale=shape.width**-0.5) for _ in range(LAYERS)]
+    best = Selection(score="softmax", top_k=shape.top_k, renormalize=True)
+    router = microseconds(lambda i: route_experts(rows[i], weights[i % LAYERS], None, None, best), TURNS)
+    library = microseconds(lambda i: select_experts(F.linear(rows[i], weights[i % LAYERS]), None, best), TURNS)
     us, invariant = times(fused_experts), times(invariant_fused_experts)
     rates = {"read_tb_s": float(ceilings["read_tb_s"]), "tflop_s": float(ceilings["gemm_bf16_tflop_s"])}
     floor = shape.floor(tokens, hit, **rates)
@@ -113,6 +119,8 @@ def bench(shape: Shape, tokens: int, layers: list[tuple[Tensor, Tensor]], ceilin
         "of_floor": round(floor / us, 2),
         "invariant_us": round(invariant, 1),
         "route_us": round(route, 1),
+        "router_us": round(router, 1),
+        "library_us": round(library, 1),
     }
 
 

@@ -123,16 +123,16 @@ class ExpertProducts {
       if (leads) following = step + atomicAdd(p.taken, 1);
       const Item item(p, tiles, used, number);
       const Rows rows(p, item.block, thread - GROUPS * 128);
-      const int top = item.expert * (GATED ? 2 : 1) * p.width + item.tile * COLUMNS;
+      const int top = item.expert * (GATED ? 2 : 1) * p.width + item.tile * COLUMNS, halves = halves_of(item.tile);
       for (int depth = 0; depth < depths; ++depth, ring.advance()) {
         hopper::barrier_wait(ring.empty(), ring.parity ^ 1);
         if (leads) {
           if (depth == 0) hopper::store_16(ring.item(), item.block, item.tile, item.expert, item.groups);
-          hopper::barrier_expect(ring.full(), W_BYTES);
+          hopper::barrier_expect(ring.full(), halves * (W_BYTES / 2));
           const uint64_t policy = hopper::evict_normal();
           hopper::copy_box(ring.w(), weights, depth * DEPTH, top, ring.full(), policy);
-          const int second = GATED ? p.width : HALF;
-          hopper::copy_box(ring.w() + W_BYTES / 2, weights, depth * DEPTH, top + second, ring.full(), policy);
+          const int second = top + (GATED ? p.width : HALF);
+          if (halves == 2) hopper::copy_box(ring.w() + W_BYTES / 2, weights, depth * DEPTH, second, ring.full(), policy);
         }
         rows.copy(p, ring.x(), depth * DEPTH, item.groups);
         hopper::barrier_arrive_after_copies(ring.full());
@@ -164,23 +164,7 @@ class ExpertProducts {
         let_pass();
         continue;
       }
-      for (int depth = 0; depth < depths; ++depth, ring.advance()) {
-        hopper::barrier_wait(ring.full(), ring.parity);
-        const uint64_t a = hopper::operand(ring.x() + group * GROUP_ROWS * hopper::SWIZZLE_BYTES);
-        const uint64_t b = hopper::operand(ring.w());
-        hopper::show_to_engines();
-        hopper::wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < DEPTH / 16; ++i)
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            hopper::Wgmma<HALF>::multiply(
-                sums[half], a + i * hopper::ADVANCE, b + half * HALF_FURTHER + i * hopper::ADVANCE, depth > 0 || i > 0);
-        hopper::wgmma_commit();
-        // Not after the next stage has come: the stage is free earlier, and the other warpgroups' products go on.
-        hopper::wgmma_wait<0>();
-        release(ring.empty());
-      }
+      halves_of(tile) == 2 ? add_up<2>(sums, group) : add_up<1>(sums, group);
       store(sums, p.order + block * ROWS + group * GROUP_ROWS, expert, tile);
     }
   }
@@ -191,6 +175,31 @@ class ExpertProducts {
   const Product& p;
   Ring ring;
   int thread, tiles, depths;
+
+  // Halves of a tile that have columns of the result. Only the last tile may have one alone.
+  __device__ int halves_of(int tile) const { return GATED || tile * COLUMNS + HALF < p.width ? 2 : 1; }
+
+  // A warpgroup's products with so many halves of an item's tile.
+  template <int HALVES>
+  __device__ void add_up(Sums& sums, int group) {
+    for (int depth = 0; depth < depths; ++depth, ring.advance()) {
+      hopper::barrier_wait(ring.full(), ring.parity);
+      const uint64_t a = hopper::operand(ring.x() + group * GROUP_ROWS * hopper::SWIZZLE_BYTES);
+      const uint64_t b = hopper::operand(ring.w());
+      hopper::show_to_engines();
+      hopper::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < DEPTH / 16; ++i)
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half)
+          hopper::Wgmma<HALF>::multiply(
+              sums[half], a + i * hopper::ADVANCE, b + half * HALF_FURTHER + i * hopper::ADVANCE, depth > 0 || i > 0);
+      hopper::wgmma_commit();
+      // Not after the next stage has come: the stage is free earlier, and the other warpgroups' products go on.
+      hopper::wgmma_wait<0>();
+      release(ring.empty());
+    }
+  }
 
   // The rows of x that a thread fetches: sixteen bytes of every sixteenth one.
   struct Rows {
