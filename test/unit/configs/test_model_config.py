@@ -223,6 +223,10 @@ class TestRope:
         assert rope(config) == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4}
         assert config.context_len == 8192
 
+    def test_gemma3_counts_its_scaling_in_the_positions(self, tmp_path: Path) -> None:
+        scaled = {"architectures": ["Gemma3ForCausalLM"], "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+        assert read(tmp_path, LLAMA | scaled | {"max_position_embeddings": 131072}).context_len == 131072
+
     def test_yarn_reaches_as_far_as_its_factor(self, tmp_path: Path) -> None:
         yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
         assert read(tmp_path, LLAMA | {"rope_scaling": yarn}).context_len == 8192

@@ -66,6 +66,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary parameters where config.json has none; without any, positions are not scaled."""
     rope_of_layers: ClassVar[str | None] = None
     """Layer type whose rotary parameters are used for the whole model, where each type may have its own."""
+    positions_are_scaled: ClassVar[bool] = False
+    """True if `max_position_embeddings` already counts the positions that a scaling of rotary positions adds."""
 
     hidden_size: Width
     intermediate_size: Width

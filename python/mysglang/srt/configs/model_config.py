@@ -299,9 +299,8 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
         hf = hf | {"rope_scaling": dict(family.usual_rope)}
     rope = rope_parameters(hf, positions, usual_theta=theta, layer_type=config.rope_of_layers)
     part = rotary_part(hf, config.rotary_part)
-    return config.plan(RopePlan(rope, part, config.rotary_interleaved)), longest_context(
-        rope, config.max_position_embeddings
-    )
+    longest = positions if config.positions_are_scaled else longest_context(rope, positions)
+    return config.plan(RopePlan(rope, part, config.rotary_interleaved)), longest
 
 
 def _dtype(wanted: str, facts: _Facts) -> str:

@@ -152,6 +152,7 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
 
     may_look_ahead: ClassVar[bool] = True
     rope_of_layers: ClassVar[str | None] = FULL
+    positions_are_scaled: ClassVar[bool] = True  # published files have 131072 beside a linear scaling by 8
     usual_theta: ClassVar[float] = 1e6
     usual_vocab_size: ClassVar[int] = 262208
     """`vocab_size` where config.json does not say it."""
