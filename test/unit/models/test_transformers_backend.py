@@ -141,6 +141,15 @@ def test_weights_are_updated_and_read_by_the_names_of_the_checkpoint(tmp_path: P
         assert torch.equal(update.read(name), tensor)
 
 
+def test_one_tensor_of_all_experts_is_told_once(tmp_path: Path) -> None:
+    """Also where the checkpoint has another name for it than transformers: the weights checker tells all its values."""
+    theirs = save_random(FAMILIES["granite_moe"](), tmp_path)
+    update = WeightUpdate(pair_of(theirs, tmp_path, torch.float32, impl="transformers", slots=()).ours)
+    told, stored = list(update.tensors()), load_file(tmp_path / "model.safetensors")
+    assert sorted(name for name, _ in told) == sorted(stored)
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in told)
+
+
 def test_a_checkpoint_that_is_not_the_models(tmp_path: Path) -> None:
     """Missing and unknown tensors are named as the checkpoint names them."""
     theirs = save_random(FOREIGN["gpt2"](), tmp_path)

@@ -43,7 +43,7 @@ class ForeignNames:
         self._renamed = renamed
         self._within = within
         self._places: dict[str, Target] = {}
-        self._sources: dict[tuple[str, int], str] = {}
+        self._sources: dict[tuple[str, int | None], str] = {}
         buffers = [name for name, _ in model.named_buffers()]
         patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         patterns += [table for ending, table in TABLES.items() if any(name.endswith(ending) for name in buffers)]
@@ -53,7 +53,7 @@ class ForeignNames:
         """Returns the parameter to which a checkpoint tensor belongs. See `WeightNames.target`."""
         if name not in self._places:
             self._places[name] = place = self._place(name)
-            self._sources.setdefault((place.parameter, place.section or 0), name)
+            self._sources.setdefault((place.parameter, place.section), name)
         return self._places[name]
 
     def sections(self, parameter: str, count: int) -> list[str]:
@@ -62,7 +62,9 @@ class ForeignNames:
         moved = {place: name for name, place in self._renamed.items() if place.parameter == own}
         whole = moved.get(Target(own, None), own)
         usual = [moved.get(Target(own, section), whole) for section in range(count)]
-        return [self._sources.get((parameter, section), name) for section, name in enumerate(usual)]
+        # One tensor may hold all sections.
+        of_all = self._sources.get((parameter, None))
+        return [self._sources.get((parameter, section), of_all or name) for section, name in enumerate(usual)]
 
     def ignores(self, name: str) -> bool:
         """True if transformers does not load a tensor of that name."""
