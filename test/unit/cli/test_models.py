@@ -19,6 +19,7 @@ from mysglang.cli.main import run
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.configs.architectures import ARCHITECTURES
 from mysglang.srt.configs.floors import Ceilings, ModelSizes
+from mysglang.srt.configs.layer_plan import Size
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.models.registry import Serving
 
@@ -185,6 +186,30 @@ def test_experts_are_read_as_rows_choose_them(tmp_path: Path) -> None:
     assert many - one == pytest.approx(2 * 6 * expert)
     everything = sizes.active_parameters + 6 * expert
     assert many == pytest.approx(2 * everything)
+
+
+ZAMBA: dict[str, Any] = {
+    **SHAPES["qwen3-0.6b"],
+    "architectures": ["Zamba2ForCausalLM"],
+    "model_type": "zamba2",
+    "layers_block_type": ["hybrid", "hybrid"],
+    "num_hidden_layers": 2,
+    "num_mem_blocks": 1,
+    "n_mamba_heads": 32,
+    "tie_word_embeddings": True,
+    "adapter_rank": 8,
+}
+
+
+def test_a_block_that_layers_share_is_read_once_and_multiplied_with_in_each(tmp_path: Path) -> None:
+    config = ModelConfig.from_path(model(tmp_path / "zamba", ZAMBA))
+    sizes = ModelSizes.of(config)
+    (block,) = config.plan.blocks
+    shared = sum(each.parameters for each in block.matrices(Size("hidden_size", 1024)) if each.copies < each.used)
+    assert shared > 0
+    assert sizes.active_parameters == sizes.parameters + shared
+    for rows in (1, 2, 1000):
+        assert sizes.decode_step(rows, context=1).weight_bytes == 2 * sizes.parameters
 
 
 def test_layers_with_a_window_read_no_more_than_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

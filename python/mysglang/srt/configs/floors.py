@@ -14,7 +14,6 @@ from typing import Any
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, num_parameters
 from mysglang.srt.configs.choices import KvCacheDtype
 from mysglang.srt.configs.kv_cache_scheme import kv_cache_dtype_of
-from mysglang.srt.configs.layer_plan import Size
 from mysglang.srt.configs.model_config import ModelConfig
 
 TERA = 1e12
@@ -68,7 +67,9 @@ class Weights:
     copies: int
     """How many there are."""
     used: int
-    """How many of them one token is multiplied with; fewer than `copies` are experts."""
+    """How many of them one token is multiplied with; fewer than `copies` are experts, and more are weights that several
+    layers use.
+    """
     elements: int
     """Weight elements of one copy, over all layers."""
 
@@ -76,7 +77,8 @@ class Weights:
         """Returns how many elements a step of `rows` tokens reads, on average, if each token is routed to random
         experts.
         """
-        return self.elements * self.copies * (1 - (1 - self.used / self.copies) ** rows)
+        unread = max(0.0, 1 - self.used / self.copies) ** rows
+        return self.elements * self.copies * (1 - unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,16 @@ class ModelSizes:
 
         Raises ConfigError if its config.json asks for a KV cache that is not supported.
         """
-        hidden, plan = Size("hidden_size", config.hidden_size), config.plan
+        plan = config.plan
         dtype_bytes = DTYPE_BYTES.get(config.dtype, 2)
         elements: dict[tuple[int, int], int] = {}
         kv_bytes: dict[int | None, int] = {}
         kept_as = kv_cache_dtype_of(config.hf) or config.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
         kept_bytes = 1 if kept_as.startswith("fp8") else DTYPE_BYTES.get(kept_as, 2)
         read_bytes: dict[int | None, int] = {}
-        for layer in plan.layers:
-            for matrix in layer.matrices(hidden):
-                kind = (matrix.copies, matrix.used)
-                elements[kind] = elements.get(kind, 0) + matrix.parameters
+        for matrix in plan.matrices(config.hidden_size):
+            kind = (matrix.copies, matrix.used)
+            elements[kind] = elements.get(kind, 0) + matrix.parameters
         for attention in plan.attentions:
             window = attention.window if (attention.window or config.context_len) < config.context_len else None
             kv_bytes[window] = kv_bytes.get(window, 0) + attention.kept_size * kept_bytes

@@ -424,16 +424,16 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def used_parameters(self, hidden_size: int) -> int:
         """Returns how many matrix elements, over all layers, one token is multiplied with."""
-        return sum(matrix.used * matrix.parameters for matrix in self._matrices(hidden_size))
+        return sum(matrix.used * matrix.parameters for matrix in self.matrices(hidden_size))
 
     def used_share(self, hidden_size: int) -> float:
         """Returns the share of the layers' matrix elements that one token is multiplied with; above 1 if layers share
         some.
         """
-        there = sum(matrix.copies * matrix.parameters for matrix in self._matrices(hidden_size))
+        there = sum(matrix.copies * matrix.parameters for matrix in self.matrices(hidden_size))
         return self.used_parameters(hidden_size) / there
 
-    def _matrices(self, hidden_size: int) -> Iterator[Matrix]:
+    def matrices(self, hidden_size: int) -> Iterator[Matrix]:
         """Yields the matrices of all layers, and once those that layers share."""
         hidden = Size("hidden_size", hidden_size)
         for layer in self.layers:
