@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,26 @@ def test_a_group_that_was_never_joined(engine: Engine) -> None:
         engine.init_weights_update_group("127.0.0.1", 1, 1, 2, backend="nccl"),
     ):
         assert not done and why
+
+
+def test_wrong_arguments_about_weights_are_named_and_harmless(engine: Engine) -> None:
+    """Also those that the bodies of the routes refuse: an engine has no body in front of it."""
+    norm, ones = "model.norm.weight", torch.ones(1)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("equally many", lambda: engine.update_weights_from_distributed([norm, "b"], ["float32"], [[1]])),
+        (r"shapes\[0\]\[0\]", lambda: engine.update_weights_from_distributed([norm], ["float32"], [[-1]])),
+        ("master_port", lambda: engine.init_weights_update_group("127.0.0.1", 65536, 1, 2, backend="gloo")),
+        ("rank_offset", lambda: engine.init_weights_update_group("127.0.0.1", 1, 2, 2, backend="gloo")),
+        ("truncate_size", lambda: engine.get_weights_by_name(norm, -1)),
+        ("tags", lambda: engine.release_memory_occupation([])),
+        ("norm.weight' and list", lambda: engine.update_weights_from_tensor([(norm, [1.0])])),
+        ("without values", lambda: engine.update_weights_from_tensor([(norm, torch.ones(1, device="meta"))])),
+        ("occurs twice", lambda: engine.update_weights_from_tensor([(norm, ones), (norm, ones + 1)])),
+    ]
+    for why, call in calls:
+        with pytest.raises(InvalidRequest, match=why):
+            call()
+    assert engine.generate(PROMPT, GREEDY)["output_ids"]
 
 
 def test_a_saved_model_is_served_again(engine: Engine, tmp_path: Path) -> None:

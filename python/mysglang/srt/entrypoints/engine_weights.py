@@ -58,13 +58,13 @@ class EngineWeights:
             return False, error.message
 
     def from_tensor(self, named_tensors: Iterable[tuple[str, Any]], **update: Any) -> tuple[bool, str]:
-        """Replaces these tensors, by their names in a checkpoint."""
+        """Replaces these tensors, by their names in a checkpoint. Raises InvalidRequest for a value that is no tensor
+        with a name, and for a name that occurs twice.
+        """
         from safetensors.torch import save_file
 
         with private_folder() as folder:
-            # Copies: tensors that share memory cannot be written.
-            found = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
-            save_file(found, folder / "tensors.safetensors")
+            save_file(_on_the_host(named_tensors), folder / "tensors.safetensors")
             return _result(self._wait(update_from_folder(self._manager, folder, WeightUpdate(**update))))
 
     def from_distributed(
@@ -157,6 +157,24 @@ class EngineWeights:
 
     def _command(self, make: Callable[[int], Command]) -> ControlReqOutput:
         return self._wait(self._manager.command(make, patience_s=PATIENCE_S))
+
+
+def _on_the_host(named_tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns copies of the tensors on the CPU: those that share memory cannot be written to a file. Raises
+    InvalidRequest.
+    """
+    from torch import Tensor
+
+    found: dict[str, Any] = {}
+    for name, tensor in named_tensors:
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.is_meta:
+            what = "a tensor without values" if isinstance(tensor, Tensor) else type(tensor).__name__
+            message = f"named_tensors: must be pairs of a name and a tensor with values, not {name!r} and {what}."
+            raise InvalidRequest(message, param="named_tensors")
+        if name in found:
+            raise InvalidRequest(f"named_tensors: {name} occurs twice.", param="named_tensors")
+        found[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    return found
 
 
 def _result(reply: ControlReqOutput) -> tuple[bool, str]:

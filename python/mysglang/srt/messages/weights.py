@@ -4,12 +4,20 @@ ControlReqOutput.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from mysglang.srt.errors import InvalidRequest
+
 FIRST_VERSION = "default"
 """SGLang's name for the weights that a server started with."""
+
+MAX_ROWS = 100_000
+"""Limit for the rows of a tensor that one answer has."""
+
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,16 +43,23 @@ class UpdateWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class InitWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Asks the engine to join a group of processes whose rank 0 will broadcast weights."""
+    """Asks the engine to join a group of processes whose rank 0 will broadcast weights.
+
+    Raises InvalidRequest for a rank outside of the group.
+    """
 
     id: int
     master_address: str
-    master_port: int
-    rank_offset: int
+    master_port: Port
+    rank_offset: Annotated[int, msgspec.Meta(ge=1)]
     """This engine's rank; with several schedulers, that of the first."""
-    world_size: int
+    world_size: Annotated[int, msgspec.Meta(ge=2)]
     group_name: str
     backend: Literal["nccl", "gloo"]
+
+    def __post_init__(self) -> None:
+        if self.rank_offset >= self.world_size:
+            raise InvalidRequest("rank_offset must be less than world_size.", param="rank_offset")
 
 
 class DestroyWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -55,14 +70,20 @@ class DestroyWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_onl
 
 
 class UpdateWeightsFromDistributedReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Asks for the weights that rank 0 of a group broadcasts now, one tensor after another."""
+    """Asks for the weights that rank 0 of a group broadcasts now, one tensor after another. Raises InvalidRequest
+    unless each tensor has a name, a dtype and a shape.
+    """
 
     id: int
-    names: list[str]
+    names: Annotated[list[str], msgspec.Meta(min_length=1)]
     dtypes: list[str]
-    shapes: list[list[int]]
+    shapes: list[list[Size]]
     group_name: str
     update: WeightUpdate
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.dtypes) == len(self.shapes):
+            raise InvalidRequest("names, dtypes and shapes must be equally many.", param="names")
 
 
 class UpdateWeightVersionReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -78,7 +99,7 @@ class GetWeightsByNameReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     id: int
     name: str
-    truncate_size: int
+    truncate_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)]
 
 
 class CheckWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -105,6 +126,7 @@ class SaveShardedModelReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 MemoryTag: TypeAlias = Literal["weights", "kv_cache", "cuda_graph"]
+Tags: TypeAlias = Annotated[list[MemoryTag], msgspec.Meta(min_length=1)]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "cuda_graph")
 
 
@@ -112,14 +134,14 @@ class ReleaseMemoryOccupationReq(msgspec.Struct, frozen=True, tag=True, kw_only=
     """Asks the engine to release memory until it is resumed. Only an idle engine can."""
 
     id: int
-    tags: list[MemoryTag]
+    tags: Tags
 
 
 class ResumeMemoryOccupationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Asks the engine to take memory again, with its content: the weights, and an empty cache."""
 
     id: int
-    tags: list[MemoryTag]
+    tags: Tags
 
 
 class SlowDownReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -35,9 +35,9 @@ from mysglang.srt.entrypoints.weight_commands import (
     update_from_folder,
     write_encoded,
 )
-from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import Command, ControlReqOutput
 from mysglang.srt.messages.weights import (
+    MAX_ROWS,
     CheckWeightsReq,
     DestroyWeightsUpdateGroupReq,
     GetWeightsByNameReq,
@@ -104,12 +104,6 @@ class UpdateWeightsFromDistributedReqInput(_Update):
     group_name: Name = DEFAULT_GROUP
     unsupported = {**TARGET, **EMPTY, **not_here("load_format")}
 
-    @model_validator(mode="after")
-    def _one_of_each(self) -> UpdateWeightsFromDistributedReqInput:
-        if not len(self.names) == len(self.dtypes) == len(self.shapes):
-            raise InvalidRequest("names, dtypes and shapes must be equally many.", param="names")
-        return self
-
 
 class InitWeightsUpdateGroupReqInput(StrictModel):
     """Body of POST /init_weights_update_group."""
@@ -120,12 +114,6 @@ class InitWeightsUpdateGroupReqInput(StrictModel):
     world_size: Annotated[int, Field(ge=2)]
     group_name: Name = DEFAULT_GROUP
     backend: Literal["nccl", "gloo"] = "nccl"
-
-    @model_validator(mode="after")
-    def _inside(self) -> InitWeightsUpdateGroupReqInput:
-        if self.rank_offset >= self.world_size:
-            raise InvalidRequest("rank_offset must be less than world_size.", param="rank_offset")
-        return self
 
 
 class DestroyWeightsUpdateGroupReqInput(StrictModel):
@@ -145,7 +133,7 @@ class GetWeightsByNameReqInput(StrictModel):
     """Body of POST /get_weights_by_name."""
 
     name: Name
-    truncate_size: Annotated[int, Field(ge=1, le=100_000)] = 100
+    truncate_size: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 100
 
 
 class CheckWeightsReqInput(StrictModel):
