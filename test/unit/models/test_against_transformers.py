@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fixtures.forward_batches import PageRows
-from fixtures.tiny_checkpoints import FAMILIES, make_checkpoint
+from fixtures.tiny_checkpoints import FAMILIES, YARN, make_checkpoint
 from fixtures.transformers_pair import (
     SCENARIOS,
     Pair,
@@ -101,6 +101,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe, tied": ("phimoe", {"tie_word_embeddings": True}),
     "vaultgemma": ("vaultgemma", {}),
     "llama4": ("llama4", {}),
+    "llama4 with heads that are stretched": ("llama4", {"rope_parameters": YARN}),
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "granite, tied": ("granite", {"tie_word_embeddings": True}),

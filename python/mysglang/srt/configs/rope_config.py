@@ -33,6 +33,8 @@ _STRETCHES = ("short_mscale", "long_mscale")
 """Keys of longrope for the factors that multiply heads, where they do not follow from the lengths."""
 _OF_TYPE = {"longrope": ("factor", *_STRETCHES), "proportional": ("factor", "partial_rotary_factor")}
 """Optional keys of each type, in addition to `_OPTIONAL`."""
+STRETCHING = ("yarn", "longrope")
+"""Types that also multiply heads with a factor."""
 _OTHER_NAMES = {"su": "longrope"}
 """Types by the names that older files give them."""
 

@@ -10,6 +10,7 @@ from mysglang.srt.configs import decoder_config as keys
 from mysglang.srt.configs import layer_plan as plans
 from mysglang.srt.configs.decoder_config import DecoderConfig, Positions
 from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, MlpPlan, RopePlan
+from mysglang.srt.configs.rope_config import STRETCHING
 from mysglang.srt.errors import ConfigError
 
 
@@ -83,8 +84,9 @@ class Llama4Config(LlamaConfig, frozen=True, kw_only=True):
             rope=rope if turned else None,
             window=self.attention_chunk_size if chunked else None,
             chunked=chunked,
-            # Llama 4 applies this norm after the rotation, which does not change the norm of a head.
             qk_norm=plans.NormPlan(eps=self.rms_norm_eps, kind="rms_unit") if turned and self.use_qk_norm else None,
+            # Llama 4 norms heads after the rotation, which changes their norm only where it stretches them.
+            qk_norm_turned=rope.parameters["rope_type"] in STRETCHING,
             tempering=plans.Tempering(self.attn_scale, self.floor_scale, 1) if tempered else None,
         )
 
