@@ -25,12 +25,14 @@ from fixtures.pooling_checkpoints import (
 )
 from fixtures.tiny_checkpoints import SIZES, make_checkpoint
 from fixtures.vectors import DECODERS, ENCODERS, PROMPTS, run, step
+from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.worker_batch import Floats
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.utils.checkpoint_files import stored_tensors
 
 # What a step must say of windows' pages is the scheduler's affair: test/server/test_sliding_windows.py.
 CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=8, disable_hybrid_swa_memory=True)
@@ -137,6 +139,13 @@ class TestDecoders:
         saved = save_decoder(tmp_path, family, **DECODERS[family])
         expected = [F.normalize(saved.reference(ids, None)[-1], dim=-1) for ids in PROMPTS]
         close(run(decoder(tmp_path), PROMPTS), expected)
+
+    @pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neo", "falcon"])
+    def test_a_decoder_that_was_saved_alone(self, family: str, tmp_path: Path) -> None:
+        """Its tensors lack the name of the module that is around a decoder with a head."""
+        saved = save_decoder(tmp_path, family)
+        check_checkpoint(config_of(tmp_path), stored_tensors(tmp_path))
+        close(run(decoder(tmp_path), PROMPTS), [F.normalize(saved.reference(ids, None)[-1], dim=-1) for ids in PROMPTS])
 
     @pytest.mark.parametrize("mode", POOLS)
     def test_by_modules(self, mode: str, tmp_path: Path) -> None:

@@ -25,6 +25,15 @@ def renaming(pairs: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
     return lambda name: pattern.sub(lambda found: table[found[0]], name)
 
 
+WITHIN = "transformer."
+"""Beginning of a decoder's names in some families, unless the decoder was saved alone."""
+
+
+def saved_alone(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Returns the renamings for a checkpoint without `WITHIN`, from those for a checkpoint with it."""
+    return tuple((f"^{there.removeprefix(WITHIN)}", here) for there, here in pairs if there.startswith(WITHIN))
+
+
 class Size(NamedTuple):
     """The size of one dimension of a matrix, and the key of config.json that it comes from."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from mysglang.srt.configs.checkpoint_tensors import saved_alone
 from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Factor, Heads, Layers, Positions, Width
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
@@ -56,7 +57,7 @@ class FalconConfig(DecoderConfig, frozen=True, kw_only=True):
     num_ln_in_parallel_attn: Layers | None = None
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        return replace(super().plan(rope), renamed=NAMES)
+        return replace(super().plan(rope), renamed=NAMES, aliases=saved_alone(NAMES))
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         parallel = self.new_decoder_architecture or self.parallel_attn

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from mysglang.srt.configs.checkpoint_tensors import saved_alone
 from mysglang.srt.configs.decoder_config import (
     DecoderConfig,
     Epsilon,
@@ -76,7 +77,7 @@ class GPTJConfig(DecoderConfig, frozen=True, kw_only=True):
                 f"config.json: rotary_dim {self.rotary_dim} is more than the {self.dim_of_head} numbers of a head"
             )
         plan = super().plan(replace(rope, part=self.rotary_dim / self.dim_of_head))
-        return replace(plan, head_bias=True, renamed=GPTJ_NAMES, unread=MASKS)
+        return replace(plan, head_bias=True, renamed=GPTJ_NAMES, aliases=saved_alone(GPTJ_NAMES), unread=MASKS)
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         return replace(super().layer(index, rope), parallel=True)
@@ -121,8 +122,13 @@ class GPTNeoConfig(DecoderConfig, frozen=True, kw_only=True):
         return usual | {key: value for key, value in hf.items() if (key, value) != ("intermediate_size", None)}
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        positions = self.max_position_embeddings
-        return replace(super().plan(rope), positions=positions, renamed=GPT_NEO_NAMES, unread=MASKS)
+        return replace(
+            super().plan(rope),
+            positions=self.max_position_embeddings,
+            renamed=GPT_NEO_NAMES,
+            aliases=saved_alone(GPT_NEO_NAMES),
+            unread=MASKS,
+        )
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         window = self.window_size if self.types[index] == "local" else None

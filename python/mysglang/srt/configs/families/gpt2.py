@@ -6,19 +6,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mysglang.srt.configs.checkpoint_tensors import saved_alone
 from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Positions, Width, check_served
 from mysglang.srt.configs.layer_plan import AttentionPlan, DecoderPlan, MlpPlan, NormPlan, PlainMlpPlan, RopePlan
 
-OUTSIDE = (("wte", "embed_tokens"), ("wpe", "position_embeddings"), ("h", "layers"), ("ln_f", "norm"))
 NAMES = (
-    *((f"transformer.{there}", here) for there, here in OUTSIDE),
+    ("transformer.wte", "embed_tokens"),
+    ("transformer.wpe", "position_embeddings"),
+    ("transformer.h", "layers"),
+    ("transformer.ln_f", "norm"),
     ("ln_1", "input_layernorm"),
     ("attn.c_attn", "self_attn.qkv_proj"),
     ("attn.c_proj", "self_attn.o_proj"),
     ("ln_2", "post_attention_layernorm"),
 )
-WITHOUT_PREFIX = tuple((f"^{there}", here) for there, here in OUTSIDE)
-"""Names in the oldest checkpoints, which lack `transformer.`."""
 MASKS = (".attn.bias", ".attn.masked_bias")
 """Causal masks, which older checkpoints have as tensors."""
 
@@ -55,7 +56,7 @@ class GPT2Config(DecoderConfig, frozen=True, kw_only=True):
             positions=self.max_position_embeddings,
             transposed=True,
             renamed=NAMES,
-            aliases=WITHOUT_PREFIX,
+            aliases=saved_alone(NAMES),  # the oldest checkpoints have such names, too
             unread=MASKS,
         )
 
