@@ -25,6 +25,7 @@ from fixtures.transformers_pair import (
     check_scenario,
     chunked,
     decode,
+    logits_by_transformers,
     native_attention,
     pair_of,
     run,
@@ -148,6 +149,16 @@ def test_one_tensor_of_all_experts_is_told_once(tmp_path: Path) -> None:
     told, stored = list(update.tensors()), load_file(tmp_path / "model.safetensors")
     assert sorted(name for name, _ in told) == sorted(stored)
     assert all(torch.equal(tensor, stored[name]) for name, tensor in told)
+
+
+def test_an_override_in_the_spelling_of_transformers_4(tmp_path: Path) -> None:
+    """The file has `rope_theta` among `rope_parameters`."""
+    save_random(FOREIGN["persimmon"](), tmp_path / "one")
+    rope = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}
+    theirs = save_random(FOREIGN["persimmon"](rope_parameters=rope), tmp_path / "other")
+    config = ModelConfig.from_path(str(tmp_path / "one"), dtype="float32", overrides={"rope_theta": 300.0})
+    ours = load_model(config, LoadConfig(), CPU, torch.float32)
+    check_scenario(Pair(theirs, ours, logits_by_transformers(theirs, (0, 2, 3))), chunked, page_size=16)
 
 
 def test_a_checkpoint_that_is_not_the_models(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mysglang.srt.configs.foreign import ENDINGS, ModelImpl, computing_keys, nam
 from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import DenseConfig, PoolingConfig, is_sentence_encoder, pooling_config
-from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
+from mysglang.srt.configs.rope_config import longest_context, overridden, rope_parameters, rotary_part
 from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_never, why_unserved
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import resolve_model_path
@@ -142,7 +142,8 @@ class ModelConfig:
         folder = resolve_model_path(path)
         source = model_source(folder)
         given = overrides or {}
-        hf = of_text(source.config() | given) | given
+        nested = {key: given[key] for key in ("text_config",) if key in given}
+        hf = overridden(of_text(source.config() | nested), given)
         generation_config = source.generation_config()
         name, architecture = _architecture(hf, impl, embedding=is_embedding or is_sentence_encoder(folder))
         if is_embedding and architecture.task == "generate":

@@ -5,6 +5,7 @@ The form is that of transformers 5 (`rope_parameters`); what the numbers do is i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mysglang.srt.errors import ConfigError
@@ -39,6 +40,43 @@ _OTHER_NAMES = {"su": "longrope"}
 """Types by the names that older files give them."""
 
 
+SPELLINGS = ("rope_scaling", "rope_parameters")
+"""Keys of rotary parameters, as transformers 4 and 5 have them."""
+BESIDE = ("rope_theta", "partial_rotary_factor")
+"""Parameters that transformers 4 has beside the others in config.json, and transformers 5 among them."""
+MAIN_LAYERS = "full_attention"
+"""The layers that overriding keys concern where each type of layer has parameters of its own."""
+
+
+def overridden(hf: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of config.json with those that replace them, whichever spelling of rotary parameters each has.
+
+    New parameters replace all others but base and rotated part, which stay unless they are given too.
+    """
+    merged = {**hf, **given}
+    if not any(key in given for key in (*SPELLINGS, *BESIDE)):
+        return merged
+    stored = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    new = given.get("rope_scaling") or given.get("rope_parameters") or {}
+    replaced = any(key in given for key in SPELLINGS)
+    if not isinstance(stored, dict) or not isinstance(new, dict) or not (stored or new):
+        return merged
+    if _is_by_type(new):
+        found = new
+    else:
+        own = stored.get(MAIN_LAYERS, {}) if _is_by_type(stored) else stored
+        found = {key: value for key, value in own.items() if key in BESIDE or not replaced} | new
+        found |= {key: given[key] for key in BESIDE if key in own and key in given and key not in new}
+        found = {**stored, MAIN_LAYERS: found} if _is_by_type(stored) else found
+    rest = {key: value for key, value in merged.items() if key not in SPELLINGS}
+    return rest | {"rope_parameters" if _is_by_type(found) else "rope_scaling": found}
+
+
+def _is_by_type(parameters: Mapping[str, Any]) -> bool:
+    """True if each type of layer has parameters of its own."""
+    return bool(parameters) and all(isinstance(value, dict) for value in parameters.values())
+
+
 def rope_parameters(
     hf: dict[str, Any],
     max_position_embeddings: int,
@@ -55,7 +93,7 @@ def rope_parameters(
     given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ConfigError("config.json: rope_scaling must be an object")
-    if given and all(isinstance(value, dict) for value in given.values()):
+    if _is_by_type(given):
         if layer_type is None:
             raise ConfigError("config.json: rope_parameters for each type of layer are not supported")
         if layer_type not in given:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.rope_config import overridden
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
@@ -61,7 +62,7 @@ class TransformersCausalLM(TokenModel):
 
     def _build(self, config: ModelConfig, context: LayerContext, device: torch.device) -> None:
         kind = causal_lm_class(config.architecture)
-        keys = model_source(Path(config.path)).config() | config.overrides
+        keys = overridden(model_source(Path(config.path)).config(), config.overrides)
         foreign = config_of(kind, keys)
         _check_agreement(config, foreign.get_text_config())
         hollow = build_without_numbers(kind, copy.deepcopy(foreign), context.dtype)
