@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 
 from mysglang.srt.models.transformers_backend.interface import NormsSums
-from mysglang.srt.models.transformers_backend.traced import Tracer, trace_body
+from mysglang.srt.models.transformers_backend.traced import Tracer, alike, trace_body
 
 Code: TypeAlias = Callable[..., Sequence[Tensor]]
 """(ids, positions, all parameters and buffers) -> hidden states, the only result."""
@@ -84,7 +84,7 @@ def _join_sums(graph: torch.fx.GraphModule, layers: Sequence[nn.Module]) -> None
         if others or not isinstance(layers[number], NormsSums) or total.target is not torch.ops.aten.add.Tensor:
             continue
         x, residual = total.args
-        if total.kwargs or not all(isinstance(each, torch.fx.Node) and _alike(each, total) for each in (x, residual)):
+        if total.kwargs or not all(isinstance(each, torch.fx.Node) and alike(each, total) for each in (x, residual)):
             continue
         with nodes.inserting_after(total):
             both = nodes.call_function(ops.sum_and_norm.default, (x, residual, number))
@@ -95,11 +95,3 @@ def _join_sums(graph: torch.fx.GraphModule, layers: Sequence[nn.Module]) -> None
             old.replace_all_uses_with(new)
             nodes.erase_node(old)
     graph.recompile()
-
-
-def _alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """True if the values of two nodes have the same shape and dtype."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    return first.dtype == second.dtype and [*map(str, first.shape)] == [*map(str, second.shape)]

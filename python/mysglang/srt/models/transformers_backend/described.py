@@ -10,7 +10,8 @@ No name of a class, of a module or of a weight is looked at. Each layer of ours 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -81,8 +82,24 @@ def read(
     head: the model with a body that returns what was handed to `hand_over`; specs: those of its attention calls, in
     order; context_len: number of positions. Raises CannotDescribe.
     """
+    with _errors_as_reasons():
+        tracer = Tracer(body)
+        parts = _parts(tracer.layers)
+        several, one = (Reading(trace_body(tracer, one_row=each), parts, specs) for each in (False, True))
+        chain = several.chain()
+        if one.chain() != chain:
+            raise CannotDescribe("it computes a single row in another way than several")
+        table = tracer.tensors[chain.table]
+        projection = _head(Tracer(head), hand_over, table.new_zeros(FIRST_ROWS, table.shape[1]))
+        cos_sin = _table(several, one, tracer.tensors, context_len)
+        return ReadModel(chain, tracer.layers, table, projection, specs, cos_sin)
+
+
+@contextmanager
+def _errors_as_reasons() -> Iterator[None]:
+    """Raises CannotDescribe in place of any error."""
     try:
-        return _read(body, head, hand_over, specs, context_len)
+        yield
     except CannotDescribe:
         raise
     except torch.OutOfMemoryError as error:
@@ -90,25 +107,6 @@ def read(
     except Exception as error:  # the model is not ours: any error of a traced pass is the reason why it is not read
         line = (str(error).strip() or "no text").splitlines()[0]
         raise CannotDescribe(f"a pass of it cannot be read ({type(error).__name__}: {line})") from error
-
-
-def _read(
-    body: nn.Module,
-    head: nn.Module,
-    hand_over: Callable[[Tensor], None],
-    specs: Sequence[AttentionSpec],
-    context_len: int,
-) -> ReadModel:
-    tracer = Tracer(body)
-    parts = _parts(tracer.layers)
-    several, one = (Reading(trace_body(tracer, one_row=each), parts, specs) for each in (False, True))
-    chain = several.chain()
-    if one.chain() != chain:
-        raise CannotDescribe("it computes a single row in another way than several")
-    table = tracer.tensors[chain.table]
-    projection = _head(Tracer(head), hand_over, table.new_zeros(FIRST_ROWS, table.shape[1]))
-    cos_sin = _table(several, one, tracer.tensors, context_len)
-    return ReadModel(chain, tracer.layers, table, projection, specs, cos_sin)
 
 
 def _parts(layers: Sequence[nn.Module]) -> list[DensePart]:

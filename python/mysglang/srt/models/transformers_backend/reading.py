@@ -30,7 +30,7 @@ from mysglang.srt.models.transformers_backend.moves import (
     numbered,
     way_to,
 )
-from mysglang.srt.models.transformers_backend.traced import Trace
+from mysglang.srt.models.transformers_backend.traced import Trace, alike
 
 ROWS = (2, 3, 4, 7)
 """Numbers of rows for which values are moved in the graph of several rows. One row has a graph of its own."""
@@ -157,7 +157,7 @@ class Reading:
         if node.kwargs:
             raise CannotDescribe(f"its residual stream is made by {_name(node)} with factors")
         one, other = cast(tuple[Node, Node], node.args)
-        if not _alike(one, node) or not _alike(other, node):
+        if not alike(one, node) or not alike(other, node):
             raise CannotDescribe("its residual stream is a sum of tensors with different shapes or dtypes")
         parts = [self._source(each, "a part of its residual stream") for each in (one, other)]
         own = [part for part in parts if self._is(part, kind)]
@@ -292,9 +292,3 @@ def _same(found: Tensor, source: Tensor) -> bool:
 
 def _equal_in_order(found: Tensor, source: Tensor) -> bool:
     return torch.equal(found.flatten(), source.flatten())
-
-
-def _alike(one: Node, other: Node) -> bool:
-    """True if the values of two nodes have the same shape and dtype."""
-    first, second = one.meta["val"], other.meta["val"]
-    return first.dtype == second.dtype and [*map(str, first.shape)] == [*map(str, second.shape)]

@@ -238,6 +238,14 @@ def trace_head(tracer: Tracer, hand_over: Callable[[Tensor], None], hidden: Tens
     return tracer.trace([hidden], run, one_row=one_row)
 
 
+def alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """True if the values of two nodes have the same shape and dtype."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    return first.dtype == second.dtype and [*map(str, first.shape)] == [*map(str, second.shape)]
+
+
 class _Tracing:
     """Answers the calls of the pass that is traced: each attention call becomes an op."""
 
