@@ -1,4 +1,4 @@
-"""Overriding keys for rotary positions, in either spelling, over files in either spelling."""
+"""Rotary positions in both spellings: overriding keys over files in either one, and files with both."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,3 +74,13 @@ def test_overrides_of_layers_that_see_all(tmp_path: Path) -> None:
     assert bases(rope_scaling={"rope_type": "linear", "factor": 2.0}) == [(7e4, None), (2e6, 2.0)]
     assert bases(rope_theta=5e6) == [(7e4, None), (5e6, 8.0)]
     assert bases(rope_parameters=layers | {"sliding_attention": {"rope_theta": 9e4}}) == [(9e4, None), (2e6, 8.0)]
+
+
+def test_a_file_in_both_spellings_must_have_the_base_where_it_is_read(tmp_path: Path) -> None:
+    """A user may add `rope_scaling`, which comes first, to a file that transformers 5 wrote."""
+    both = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ConfigError, match="rope_scaling replaces rope_parameters"):
+        read(tmp_path, both | {"rope_scaling": scaling})
+    for more in ({"rope_scaling": scaling | {"rope_theta": 5e5}}, {"rope_scaling": scaling, "rope_theta": 5e5}):
+        assert rope(read(tmp_path, both | more)) == scaling | {"rope_theta": 5e5}

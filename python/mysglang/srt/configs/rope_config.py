@@ -106,6 +106,12 @@ def rope_parameters(
     if rope_type == "dynamic" and given.get("alpha"):
         rope_type = "dynamic_alpha"
     theta = given.get("rope_theta", hf.get("rope_theta"))
+    newer = hf.get("rope_parameters")
+    if theta is None and isinstance(newer, dict) and newer.get("rope_theta") is not None:
+        raise ConfigError(
+            "config.json: rope_scaling replaces rope_parameters, and lacks the rope_theta that is there; move all "
+            "parameters into one of the two"
+        )
     rope = {"rope_theta": usual_theta if theta is None else theta}
     values = given | _lengths(hf, given, max_position_embeddings)
     optional = (*_OF_TYPE.get(rope_type, ()), *_OPTIONAL)
