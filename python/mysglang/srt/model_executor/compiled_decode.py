@@ -91,7 +91,7 @@ def compiled_steps(
     else:
         logger.info("Compiled decode steps of up to %d rows in %.1f s.", most, time.perf_counter() - began)
         if setup.platform.captures_compiled and setup.graph_sizes and decode_capture(parts.backend) is not None:
-            reason = f"captured decode steps of up to {most} rows have its layers"
+            reason = f"captured decode steps of up to {most} rows have its layers, but for those of one kernel"
             return CompiledSteps(left_out={COMPILED_DECODE: reason}, to_capture=layers, most_rows=most)
         return CompiledSteps((CompiledDecode(EagerProgram(compiled, parts.logits, parts.end), most),))
     logger.warning("--enable-torch-compile has no effect: %s.", reason)
