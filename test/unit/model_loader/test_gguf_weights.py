@@ -182,6 +182,14 @@ def test_rotary_scaling_of_llama_3(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": [2, 2, 1]}, r"head_count_kv is \[2, 2, 1\], which is not supported"),
         ({"llama.block_count": "3"}, "num_hidden_layers"),
         ({"llama.embedding_length": 1 << 31}, "hidden_size"),
+        ({"tokenizer.ggml.eos_token_id": "</s>"}, "tokenizer.ggml.eos_token_id must be the id of a token, not '</s>'"),
+        ({"tokenizer.ggml.eot_token_id": [1, 2]}, r"eot_token_id must be the id of a token, not \[1, 2\]"),
+        ({"tokenizer.ggml.bos_token_id": 2.5}, "bos_token_id must be the id of a token, not 2.5"),
+        (
+            {"llama.expert_count": 2, "llama.expert_used_count": "x"},
+            "expert_used_count must be a whole number, not 'x'",
+        ),
+        ({"split.count": 3}, r"one of 3 parts \(split.count\), and its name says 1; .* end in -00001-of-00003.gguf"),
     ],
 )
 def test_what_cannot_be_served_is_named(llama: Path, metadata: dict[str, object], words: str) -> None:
@@ -195,6 +203,27 @@ def test_heads_that_do_not_fit_the_rows(llama: Path) -> None:
     convert(llama, llama / "model.gguf", llama__attention__head_count=5)
     with pytest.raises(ConfigError, match=r"q_proj.weight of model.gguf has 96 rows, which are not those of 5 heads"):
         values(llama, LoadConfig(load_format="gguf"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("head_count", "x", "head_count must be a whole number, not 'x'"),
+        ("head_count_kv", 2.0, "head_count_kv must be a whole number, not 2.0"),
+        ("head_count_kv", True, "head_count_kv must be a whole number, not True"),
+        ("head_count_kv", 0, "head_count_kv must be at least 1, not 0"),
+    ],
+)
+def test_heads_that_are_no_number_beside_a_config(llama: Path, key: str, value: object, words: str) -> None:
+    convert(llama, llama / "model.gguf", **{f"llama__attention__{key}": value})
+    with pytest.raises(ConfigError, match=words):
+        values(llama, LoadConfig(load_format="gguf"))
+
+
+def test_a_name_of_no_parts(llama: Path) -> None:
+    path = convert(llama, llama / "m-00001-of-00000.gguf")
+    with pytest.raises(ConfigError, match="a model cannot have 00000 parts"):
+        config_of(path)
 
 
 VALUES = [0, 1, 7, 46, 62, 1 << 31, "x", "", True, 0.0, -1.0, 1e30, float("nan"), float("inf"), [3, 3], [1, 2], ["a"]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fixtures import small_tokenizer
 from fixtures.gguf_files import F32, Stored, plain, write_gguf
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.gguf.header import read_header
+from mysglang.srt.utils.gguf.header import MAX_NUMBERS, read_header
 from mysglang.srt.utils.gguf.tokenizer_json import WORDS
 from mysglang.srt.utils.tokenizer import Tokenizer
 from mysglang.srt.utils.weight_headers import MAX_TENSORS, HeaderRoom
@@ -71,6 +71,8 @@ class TestHeader:
         assert "the headers of a checkpoint have at most 900 together" in refusal(
             write(tmp_path, long), HeaderRoom(900)
         )
+        path = write(tmp_path, METADATA | {"a": [1] * (MAX_NUMBERS // 2), "b": [1] * (MAX_NUMBERS // 2 + 1)})
+        assert f"up to the metadata key b have {MAX_NUMBERS + 1} numbers; at most {MAX_NUMBERS} are" in refusal(path)
         path = write(tmp_path, long)
         content = path.read_bytes()
         for count in (1 << 22, 1 << 60):
@@ -205,6 +207,11 @@ class TestTokenizer:
             ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "viking"}, "'viking'\\) is not known here"),
             ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}, "merges must be a list of texts"),
             ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]}, "scores must be a list of 1 numbers"),
+            (
+                {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.merges": ["a b"]}
+                | {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.token_type": [float("nan")]},
+                "token_type must be a list of whole numbers",
+            ),
             ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [1]}, "tokens must be a list of texts"),
         ],
     )

@@ -67,10 +67,31 @@ class Facts:
         return value
 
     def number(self, key: str) -> int:
-        """Returns a number that must be present."""
+        """Returns a whole number that must be present."""
         value = self.of_model(key)
-        if not isinstance(value, int):
+        if value is None:
             raise ConfigError(f"{self._header.path} lacks the metadata key {self.architecture}.{key}")
+        if type(value) is not int:
+            raise self.refused(f"{self.architecture}.{key} must be a whole number, not {_shown(value)}")
+        return value
+
+    def heads(self) -> tuple[int, int]:
+        """Returns the numbers of heads of queries and of keys."""
+        first, second = "attention.head_count", "attention.head_count_kv"
+        heads = self.number(first)
+        kv_heads = heads if self.of_model(second) is None else self.number(second)
+        for key, count in ((first, heads), (second, kv_heads)):
+            if count < 1:
+                raise self.refused(f"{self.architecture}.{key} must be at least 1, not {count}")
+        return heads, kv_heads
+
+    def token_id(self, name: str) -> int | None:
+        """Returns the id of a token with a role, such as `eos`; None if the file names none."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = self.metadata.get(key)
+        if value is not None and type(value) is not int:
+            # An end that is left out in silence makes answers that never end.
+            raise self.refused(f"{key} must be the id of a token, not {_shown(value)}")
         return value
 
     def has(self, tensor: str) -> bool:
@@ -271,9 +292,8 @@ def _llama3_divisors(scaling: Mapping[str, Any], theta: float, count: int) -> li
 
 def _ends(facts: Facts) -> dict[str, Any]:
     """Returns the ids of tokens that begin and end a text."""
-    ids = {name: facts.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
-    ends = [ids[name] for name in ("eos", "eot", "eom") if isinstance(ids[name], int)]
-    return {"bos_token_id": ids["bos"], "eos_token_id": ends or None}
+    ends = [number for name in ("eos", "eot", "eom") if (number := facts.token_id(name)) is not None]
+    return {"bos_token_id": facts.token_id("bos"), "eos_token_id": ends or None}
 
 
 def _shown(value: object) -> str:

@@ -24,6 +24,8 @@ def gguf_parts(path: Path) -> list[Path]:
     match = _PART.fullmatch(path.name)
     if match is None:
         return [path]
+    if int(match[3]) < 1:
+        raise ConfigError(f"{path}: a model cannot have {match[3]} parts, as the name says; rename the file")
     if int(match[2]) != 1:
         raise ConfigError(
             f"{path} is a later part of a model; give the first one, which ends in -00001-of-{match[3]}.gguf"

@@ -27,6 +27,8 @@ MAX_KEYS = 1 << 12
 """Metadata keys of one file. The largest known number is about 60."""
 MAX_TEXTS = 1 << 21
 """Entries of a list of texts. The largest known tokenizer has 514,906 merges."""
+MAX_NUMBERS = 1 << 22
+"""Numbers in all lists of one file together. Two lists are as long as the vocabulary, of 262,144 tokens at most."""
 MAX_KEY_BYTES = 1 << 16
 MAX_ALIGNMENT = 1 << 16
 MAX_TENSOR_DIMS = 4
@@ -134,6 +136,7 @@ class _Reader:
         self._path = path
         self._content = content
         self._at = 0
+        self._numbers = 0
         self._end = min(len(content), MAX_HEADERS)
 
     def header(self, room: HeaderRoom) -> GgufHeader:
@@ -175,6 +178,13 @@ class _Reader:
             return [self._text(self._end) for _ in range(count)]
         if of not in _NUMBERS:
             raise damaged(self._path, f"the metadata key {key[:80]} is a list of the unsupported type {of}")
+        # A byte of the file becomes a number of up to 32 bytes here.
+        self._numbers += count
+        if self._numbers > MAX_NUMBERS:
+            raise damaged(
+                self._path,
+                f"lists up to the metadata key {key[:80]} have {self._numbers} numbers; at most {MAX_NUMBERS} are read",
+            )
         letter = _NUMBERS[of]
         return list(struct.unpack(f"<{count}{letter}", self._take(count * struct.calcsize(letter))))
 

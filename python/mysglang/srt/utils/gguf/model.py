@@ -27,13 +27,18 @@ class GgufModel:
             twice = next(name for name in by_name if sum(tensor.name == name for tensor in tensors) > 1)
             raise damaged(path, f"tensor {twice[:80]} occurs twice")
         self._facts = Facts(self.headers[0], by_name)
+        count = self._facts.metadata.get("split.count", 1)
+        if type(count) is int and count > 1 and count != len(self.headers):
+            raise self._facts.refused(
+                f"it is one of {count} parts (split.count), and its name says {len(self.headers)}; parts are found by "
+                f"names that end in -00001-of-{count:05}.gguf"
+            )
 
     def parts(self, header: GgufHeader) -> list[NamedPart]:
         """Returns the tensors in one of the files, by the names of Hugging Face's checkpoints."""
         facts = self._facts
         naming = family_of(facts).naming(facts)
-        heads = facts.number("attention.head_count")
-        kv_heads = facts.of_model("attention.head_count_kv") or heads
+        heads, kv_heads = facts.heads()
         found: list[NamedPart] = []
         for tensor in header.tensors:
             found += named_parts(naming, tensor, heads=heads, kv_heads=kv_heads)

@@ -234,7 +234,10 @@ def _texts(facts: Facts, key: str) -> list[str]:
 def _types(facts: Facts, count: int) -> list[int]:
     if "tokenizer.ggml.token_type" not in facts.metadata:
         return [NORMAL] * count
-    return [int(kind) for kind in _numbers(facts, "token_type", count)]
+    kinds = _numbers(facts, "token_type", count)
+    if not all(isinstance(kind, int) for kind in kinds):
+        raise facts.refused("tokenizer.ggml.token_type must be a list of whole numbers, one for each token")
+    return [int(kind) for kind in kinds]
 
 
 def _numbers(facts: Facts, key: str, count: int) -> list[float]:
