@@ -176,7 +176,13 @@ def test_own_code_is_not_compiled(tmp_path: Path) -> None:
     """The flag is refused, since it would have no effect."""
     FAMILIES["llama"](architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     args = ServerArgs.from_cli(["--model-path", str(tmp_path), "--device", "cpu", "--enable-torch-compile"])
-    with pytest.raises(ConfigError, match="--enable-torch-compile: LlamaForCausalLM is computed by code of mysglang"):
+    with pytest.raises(
+        ConfigError, match=r"--enable-torch-compile: LlamaForCausalLM .* give --model-impl transformers"
+    ):
+        make_worker(args, ModelConfig.from_path(str(tmp_path)), RANKS_OF_ONE)
+    # Transformers' code would be refused too.
+    FAMILIES["mamba"](architectures=["MambaForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"MambaForCausalLM is computed by code .* by hand; leave it out\.$"):
         make_worker(args, ModelConfig.from_path(str(tmp_path)), RANKS_OF_ONE)
 
 

@@ -162,6 +162,12 @@ def test_who_cannot_propose_drafts(models, tmp_path: Path) -> None:
         make_checkpoint("qwen2", tmp_path / name, **sizes)
         with pytest.raises(ConfigError, match=says):
             load_draft_config(str(tmp_path / name), served)
+    # The flag of the draft is named, and not that of speculation: the served model has no states.
+    make_checkpoint("qwen3_next", tmp_path / "states")
+    with pytest.raises(
+        ConfigError, match=r"draft-model-path .*/states: layers of the draft model \(Qwen3NextFor.* keep a"
+    ):
+        load_draft_config(str(tmp_path / "states"), served)
     make_checkpoint("qwen2", tmp_path / "long", max_position_embeddings=1024)
     draft = load_draft_config(str(tmp_path / "long"), served)
     assert (draft.dtype, draft.context_len) == ("float32", 256)

@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
     ),
     "layers with states": (
         transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"]),
-        "layers of the type conv",
+        "its layers keep a state",
     ),
     "an encoder beside": (transformers.GPT2Config(**GPT2, add_cross_attention=True), "add_cross_attention"),
     "rotary positions by the longest of a pass": (

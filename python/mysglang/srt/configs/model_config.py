@@ -148,6 +148,8 @@ class ModelConfig:
         name, architecture = _architecture(hf, impl, embedding=is_embedding or is_sentence_encoder(folder))
         if is_embedding and architecture.task == "generate":
             raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")
+        if architecture.foreign:
+            _check_own_facts(name, hf, dtype)
         family = architecture.config
         hf = hf if family is None else family.complete(hf)
         facts = _read(plain_names(hf) if architecture.foreign else hf, _Facts)
@@ -302,6 +304,28 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
     part = rotary_part(hf, config.rotary_part)
     longest = positions if config.positions_are_scaled else longest_context(rope, positions)
     return config.plan(RopePlan(rope, part, config.rotary_interleaved)), longest
+
+
+def _check_own_facts(name: str, hf: dict[str, Any], dtype: str) -> None:
+    """Raises ConfigError for a model that transformers' code is asked for and cannot compute here, as far as our own
+    family of that name shows. Its keys of sizes are asked for after this, since other keys would not help.
+    """
+    family = ARCHITECTURES[name].config if name in ARCHITECTURES else None
+    if family is None:
+        return
+    try:
+        complete = family.complete(hf)
+        plan, _ = _decoder(complete, family, "bfloat16")
+        facts = _read(complete, _Facts)
+    except ConfigError:
+        return  # What our code does not read, transformers' may.
+    if plan.has_states:
+        raise ConfigError(
+            f"{name} is not served by transformers' code: its layers keep a state for each request, which only layers "
+            "of our own do here; leave out --model-impl transformers"
+        )
+    if _dtype(dtype, facts) == "float16":
+        _decoder(complete, family, "float16")
 
 
 def _dtype(wanted: str, facts: _Facts) -> str:

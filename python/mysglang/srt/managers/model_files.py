@@ -38,6 +38,11 @@ def load_draft_config(path: str, served: ModelConfig) -> ModelConfig:
     flag = f"--speculative-draft-model-path {path}"
     if draft.pooling is not None:
         raise ConfigError(f"{flag}: {draft.architecture} does not generate, so it can propose no drafts.")
+    if draft.decoder is not None and draft.decoder.has_states:
+        raise ConfigError(
+            f"{flag}: layers of the draft model ({draft.architecture}) keep a state for each request, from which "
+            "drafts that are not accepted cannot be taken back. Give a draft model whose layers all attend over keys."
+        )
     if draft.vocab_size != served.vocab_size:
         raise ConfigError(
             f"{flag}: its vocabulary has {draft.vocab_size} tokens and that of the served model {served.vocab_size}. "

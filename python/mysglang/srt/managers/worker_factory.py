@@ -34,7 +34,7 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
     if args.kernels.enable_torch_compile and not model.served_as.foreign:
         raise ConfigError(
             f"--enable-torch-compile: {model.architecture} is computed by code of mysglang, whose kernels are fused by "
-            "hand; leave it out, or give --model-impl transformers if the model generates."
+            f"hand; leave it out{_other_code(model)}."
         )
     _check_states(args, model)
     load = LoadConfig(
@@ -45,10 +45,16 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
     launches = [ModelLaunch(model, load)]
     if (draft := args.speculative.speculative_draft_model_path) is not None:
         draft_model = load_draft_config(draft, model)
-        _check_states(args, draft_model)
         draft_load = replace(load, load_format=load.format.beside.name)
         launches.append(ModelLaunch(draft_model, draft_load, helps="drafts"))
     return Executor(_runner_config(args, model, ranks), launches)
+
+
+def _other_code(model: ModelConfig) -> str:
+    """Returns the advice to take transformers' code, for a model that it may compute."""
+    if model.pooling is not None or model.decoder is None or model.decoder.has_states:
+        return ""
+    return ", or give --model-impl transformers"
 
 
 def _check_states(args: ServerArgs, model: ModelConfig) -> None:
