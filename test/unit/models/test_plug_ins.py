@@ -1,5 +1,6 @@
 """Families that other packages bring: the package of docs/other_models.md, and packages that are not right."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,12 +96,15 @@ def rename(folder: Path, architecture: str, other: str) -> None:
     [
         ("Odd = odd:Missing", "cannot be imported"),
         ("Odd = nowhere:Config", "cannot be imported"),
+        ("Odd = no place", "is no place of a Python object; write module:name"),
+        ("Odd = ending:Config", r"cannot be imported (SystemExit: 3)"),
         ("Odd = odd:NUMBER", "neither a subclass of DecoderConfig nor a mapping"),
         ("Odd = odd:WRONG_ROWS", "neither a subclass of DecoderConfig nor a mapping"),
     ],
 )
 def test_a_package_that_is_not_right_is_named(entry_point: str, why: str, site: Path, tmp_path: Path) -> None:
-    install(site, "odd-models", entry_point, odd='NUMBER = 4\nWRONG_ROWS = {"OddForCausalLM": 4}\n')
+    files = {"odd": 'NUMBER = 4\nWRONG_ROWS = {"OddForCausalLM": 4}\n', "ending": "raise SystemExit(3)\n"}
+    install(site, "odd-models", entry_point, **files)
     FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError) as caught:
         ModelConfig.from_path(str(tmp_path))
@@ -118,6 +122,67 @@ def test_two_packages_with_one_architecture(site: Path, tmp_path: Path) -> None:
     FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"several packages: .*(odd-models.*other-models|other-models.*odd-models)"):
         ModelConfig.from_path(str(tmp_path))
+
+
+def test_one_package_with_one_architecture_twice(site: Path, tmp_path: Path) -> None:
+    value = "mysglang.srt.configs.families.llama:LlamaConfig"
+    install(site, "odd-models", f"Odd = {value}\nOddFor = twice:ROWS", twice=rows_of("causal_lm:CausalLM", LLAMA))
+    FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="OddForCausalLM is brought 2 times by the package odd-models"):
+        ModelConfig.from_path(str(tmp_path))
+
+
+LLAMA = "config=LlamaConfig"
+
+
+def rows_of(model: object, *facts: str) -> str:
+    """A file with a table of one row."""
+    lines = [
+        "from mysglang.srt.configs.architectures import Architecture",
+        "from mysglang.srt.configs.families.llama import LlamaConfig",
+        f'ROWS = {{"OddForCausalLM": Architecture({", ".join([repr(model), *facts])})}}',
+    ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "says"),
+    [
+        (None, [LLAMA], "model is None, and must be a text file:Class"),
+        ("classes", [LLAMA], "model is 'classes', and must be"),
+        ("causal_lm:CausalLM", ["config=4"], "config is 4, and must be a subclass of DecoderConfig"),
+        ("causal_lm:CausalLM", ["config=dict"], "config is <class 'dict'>, and must be"),
+        ("causal_lm:CausalLM", [LLAMA, "task='fly'"], "task is 'fly', and must be one of generate, embed, classify"),
+        ("causal_lm:CausalLM", [LLAMA, "package=''"], "package is '', and must be the name"),
+    ],
+)
+def test_a_row_that_is_not_right(
+    model: object, facts: list[str], says: str, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "wrong_row", raising=False)
+    install(site, "odd-models", "Odd = wrong_row:ROWS", wrong_row=rows_of(model, *facts))
+    FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=f"odd-models registers .* the row of OddForCausalLM there is not right: {says}"
+    ):
+        ModelConfig.from_path(str(tmp_path))
+
+
+def test_vectors_by_an_architecture_that_is_not_there(site: Path, tmp_path: Path) -> None:
+    rows = rows_of("causal_lm:CausalLM", LLAMA, "embedding='OddModel'")
+    install(site, "odd-models", "Odd = headless:ROWS", headless=rows)
+    FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="OddModel makes its vectors, and there is no OddModel"):
+        ModelConfig.from_path(str(tmp_path), is_embedding=True)
+
+
+def test_a_class_whose_file_raises(site: Path, tmp_path: Path) -> None:
+    rows = rows_of("raising:Model", LLAMA, "package='raising_classes'")
+    install(site, "odd-models", "Odd = raising_row:ROWS", raising_row=rows, raising_classes__raising="1 / 0\n")
+    FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
+    served = ModelConfig.from_path(str(tmp_path)).served_as
+    with pytest.raises(ConfigError, match=r"raising:Model of raising_classes cannot be imported \(ZeroDivisionError"):
+        model_class(served, TokenModel)
 
 
 def test_a_class_that_is_not_there_or_of_another_kind(site: Path, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ are named by strings, too, and imported when they are first asked for: a server 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from mysglang.srt.configs.decoder_config import DecoderConfig
 from mysglang.srt.configs.plug_ins import load_plug_in, plug_ins
@@ -22,6 +23,8 @@ Task: TypeAlias = Literal["generate", "embed", "classify"]
 
 
 FAMILIES = "mysglang.srt.configs.families"
+OWN_PACKAGE = "mysglang.srt.models"
+"""Package of the classes of built-in models."""
 
 Value = TypeVar("Value")
 
@@ -70,7 +73,7 @@ class Architecture:
     """True if positions are counted from pad_token_id + 1 on, as RoBERTa does."""
     foreign: bool = False
     """True if the layers are transformers' code, so that no plan is made of them."""
-    package: str = "mysglang.srt.models"
+    package: str = OWN_PACKAGE
     """Package of the class. A package that brings families of its own names itself."""
 
     @property
@@ -254,13 +257,29 @@ def find_architecture(name: str) -> Architecture | None:
     """
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    found = {
-        str(point.dist and point.dist.name): rows[name]
+    found = [
+        (str(point.dist and point.dist.name), rows[name])
         for point in plug_ins(name)
-        if name in (rows := load_plug_in(point, Architecture, DecoderConfig, decoder))
-    }
-    if len(found) > 1:
+        if name in (rows := load_plug_in(point, Architecture, DecoderConfig, decoder, _wrong))
+    ]
+    packages = list(dict.fromkeys(package for package, _ in found))
+    if len(packages) > 1:
         raise ConfigError(
-            f"architecture {name} is brought by several packages: {', '.join(found)}; uninstall all but one"
+            f"architecture {name} is brought by several packages: {', '.join(packages)}; uninstall all but one"
         )
-    return next(iter(found.values()), None)
+    if len(found) > 1:
+        raise ConfigError(f"architecture {name} is brought {len(found)} times by the package {packages[0]}")
+    return found[0][1] if found else None
+
+
+def _wrong(row: Architecture) -> str | None:
+    """Returns what is wrong with a row of a package, as far as it shows before the class is imported; None: nothing."""
+    if not (isinstance(row.model, str) and re.fullmatch(r"[\w.]+:\w+", row.model)):
+        return f"model is {row.model!r}, and must be a text file:Class"
+    if not (isinstance(row.package, str) and row.package):
+        return f"package is {row.package!r}, and must be the name of a package"
+    if row.config is not None and not (isinstance(row.config, type) and issubclass(row.config, DecoderConfig)):
+        return f"config is {row.config!r}, and must be a subclass of DecoderConfig or None"
+    if row.task not in get_args(Task):
+        return f"task is {row.task!r}, and must be one of {', '.join(get_args(Task))}"
+    return None

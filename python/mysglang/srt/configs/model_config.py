@@ -238,7 +238,8 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
     if known is not None:
         headless = rows[known].embedding if embedding else None
         row = rows[known] if headless is None else find_architecture(headless)
-        assert row is not None, "a family has both"
+        if row is None:  # Built-in families have both; a package's row may name anything.
+            raise ConfigError(f"the row of {known} says that {headless} makes its vectors, and there is no {headless}")
         return headless or known, row
     table = names_in_transformers()
     generating = [name for name in names if name.endswith(ENDINGS) and (name in table or not table)]

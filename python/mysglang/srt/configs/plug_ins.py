@@ -33,18 +33,25 @@ def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
 
 
 def load_plug_in(
-    point: EntryPoint, row: type[Row], family: type, rows_of: Callable[[str, Any], Mapping[str, Row]]
+    point: EntryPoint,
+    row: type[Row],
+    family: type,
+    rows_of: Callable[[str, Any], Mapping[str, Row]],
+    wrong: Callable[[Row], str | None],
 ) -> Mapping[str, Row]:
     """Returns the rows of a package. Raises ConfigError, which names the package, if the entry point is not a family or
     a table of rows.
 
-    rows_of(name, config): the rows of a family with that config.
+    rows_of(name, config): the rows of a family with that config. wrong(row): what is wrong with a row of a table, or
+    None.
     """
     package = point.dist.name if point.dist is not None else "a package"
     where = f"{package} registers {point.name} = {point.value!r} among {GROUP}, and"
+    if point.pattern.match(point.value) is None:
+        raise ConfigError(f"{where} that is no place of a Python object; write module:name")
     try:
         value = point.load()
-    except Exception as error:  # it is not ours
+    except (Exception, SystemExit) as error:  # it is not ours
         raise ConfigError(f"{where} that cannot be imported ({type(error).__name__}: {error})") from error
     if isinstance(value, type) and issubclass(value, family):
         return rows_of(point.name, value)
@@ -55,4 +62,7 @@ def load_plug_in(
             f"{where} that is neither a subclass of {family.__name__} nor a mapping from names of architectures to "
             f"{row.__name__}"
         )
+    for name, each in value.items():
+        if (problem := wrong(each)) is not None:
+            raise ConfigError(f"{where} the row of {name} there is not right: {problem}")
     return value

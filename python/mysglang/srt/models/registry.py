@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from mysglang.srt.configs.architectures import Architecture, find_architecture
+from mysglang.srt.configs.architectures import OWN_PACKAGE, Architecture, find_architecture
 from mysglang.srt.configs.foreign import ENDINGS
 from mysglang.srt.configs.unserved import why_never
 from mysglang.srt.errors import ConfigError
@@ -27,6 +27,12 @@ def model_class(architecture: Architecture, kind: type[Model]) -> type[Model]:
         found = getattr(importlib.import_module(f"{architecture.package}.{file}"), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{architecture.package} has no {architecture.model} ({error})") from error
+    except (Exception, SystemExit) as error:
+        if architecture.package == OWN_PACKAGE:
+            raise  # A fault of ours is shown whole.
+        raise ConfigError(
+            f"{architecture.model} of {architecture.package} cannot be imported ({type(error).__name__}: {error})"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise ConfigError(f"{architecture.model} of {architecture.package} is no {kind.__name__}")
     return found
