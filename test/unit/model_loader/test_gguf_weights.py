@@ -189,6 +189,9 @@ def test_rotary_scaling_of_llama_3(tmp_path: Path) -> None:
             {"llama.expert_count": 2, "llama.expert_used_count": "x"},
             "expert_used_count must be a whole number, not 'x'",
         ),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, and heads have 16 numbers"),
+        ({"llama.rope.scaling.attn_factor": 0.5}, r"rope.scaling.attn_factor is 0.5, and only 1.0 is supported"),
+        ({"llama.attention.causal": False}, "llama.attention.causal is False, and only True is supported"),
         ({"split.count": 3}, r"one of 3 parts \(split.count\), and its name says 1; .* end in -00001-of-00003.gguf"),
     ],
 )
@@ -196,6 +199,18 @@ def test_what_cannot_be_served_is_named(llama: Path, metadata: dict[str, object]
     path = convert(llama, llama / "model.gguf", **{key.replace(".", "__"): value for key, value in metadata.items()})
     with pytest.raises(ConfigError, match=words):
         config_of(path)
+
+
+def test_ends_of_yarn_are_those_of_the_file(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "beta_fast": 20.0, "beta_slow": 2.0}
+    make_checkpoint("llama", tmp_path, rope_parameters={**yarn, "original_max_position_embeddings": 64})
+    scaling = {"original_context_length": 64, "yarn_beta_fast": 20.0, "yarn_beta_slow": 2.0}
+    more = {f"llama__rope__scaling__{key}": value for key, value in scaling.items()}
+    path = convert(tmp_path, tmp_path / "model.gguf", **more)
+    assert config_of(path).decoder == config_of(tmp_path).decoder
+    assert config_of(convert(tmp_path, path, **{**more, "llama__rope__scaling__yarn_beta_fast": 30.0})).decoder != (
+        config_of(tmp_path).decoder
+    )
 
 
 def test_heads_that_do_not_fit_the_rows(llama: Path) -> None:

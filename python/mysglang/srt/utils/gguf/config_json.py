@@ -24,6 +24,14 @@ MOST = 1e12
 """Above every base and divisor of rotary frequencies that a model is known to have."""
 MAX_FREQUENCIES = 1 << 13
 
+USUAL: Mapping[str, float | bool] = {
+    "attention.causal": True,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+}
+"""Keys that llama.cpp reads in every architecture, with the only value that is served."""
+
 _COMMON = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -233,6 +241,7 @@ def config_json(facts: Facts) -> dict[str, Any]:
     head_dim, value_dim = facts.of_model("attention.key_length"), facts.of_model("attention.value_length")
     if head_dim != value_dim:
         raise facts.refused(f"keys of {head_dim} and values of {value_dim} numbers for each head are not supported")
+    _check_positions(facts, head_dim)
     own = {key: value for key, value in family.own(facts).items() if value is not None or key == "sliding_window"}
     return {
         "architectures": [family.hf_name(facts)],
@@ -249,6 +258,21 @@ def config_json(facts: Facts) -> dict[str, Any]:
     }
 
 
+def _check_positions(facts: Facts, head_dim: object) -> None:
+    """Raises ConfigError for keys that change how a file's positions count, in ways that no family here has."""
+    rotated = facts.of_model("rope.dimension_count")
+    if head_dim is None:
+        head_dim = facts.number("embedding_length") // facts.heads()[0]
+    if rotated is not None and rotated != head_dim:
+        raise facts.refused(
+            f"{facts.architecture}.rope.dimension_count is {_shown(rotated)}, and heads have {head_dim} numbers; only "
+            "heads that turn whole are supported as GGUF"
+        )
+    for key, usual in USUAL.items():
+        if (value := facts.of_model(key)) not in (None, usual):
+            raise facts.refused(f"{facts.architecture}.{key} is {_shown(value)}, and only {usual} is supported as GGUF")
+
+
 def _rope(facts: Facts) -> dict[str, Any]:
     kind, factor = facts.of_model("rope.scaling.type"), facts.of_model("rope.scaling.factor")
     original = facts.of_model("rope.scaling.original_context_length")
@@ -261,6 +285,7 @@ def _rope(facts: Facts) -> dict[str, Any]:
             return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
         case "yarn":
             scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+            scaling |= {key: facts.of_model(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
             return {"rope_scaling": {key: value for key, value in scaling.items() if value is not None}}
     raise facts.refused(f"rotary positions scaled as {_shown(kind)} are not supported as GGUF")
 
