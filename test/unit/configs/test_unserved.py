@@ -85,3 +85,11 @@ def test_what_overflows_in_float16_does_so_in_other_code(tmp_path: Path) -> None
     assert ModelConfig.from_path(str(tmp_path), impl="transformers", dtype="bfloat16").dtype == "bfloat16"
     with pytest.raises(ConfigError, match="activations of this model overflow in float16"):
         ModelConfig.from_path(str(tmp_path), impl="transformers", dtype="float16")
+
+
+def test_what_transformers_code_alone_computes_is_known(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "PersimmonForCausalLM"))
+    with pytest.raises(ConfigError, match="--model-impl mysglang: no code of mysglang computes PersimmonForCausalLM"):
+        ModelConfig.from_path(str(tmp_path), impl="mysglang")

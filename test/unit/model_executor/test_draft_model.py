@@ -171,7 +171,9 @@ def test_who_cannot_propose_drafts(models, tmp_path: Path) -> None:
     make_checkpoint("qwen2", tmp_path / "long", max_position_embeddings=1024)
     draft = load_draft_config(str(tmp_path / "long"), served)
     assert (draft.dtype, draft.context_len) == ("float32", 256)
-    with pytest.raises(ConfigError, match="architecture LlamaForCausalLMEagle is not supported"):
+    with pytest.raises(
+        ConfigError, match=r"draft-model-path .*/long: architecture LlamaForCausalLMEagle is not supported"
+    ):
         config = tmp_path / "long" / "config.json"
         config.write_text(config.read_text().replace("Qwen2ForCausalLM", "LlamaForCausalLMEagle"))
         load_draft_config(str(tmp_path / "long"), served)

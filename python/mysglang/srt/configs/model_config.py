@@ -251,6 +251,11 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
                 "vectors (--is-embedding, or files of sentence-transformers beside it)"
             )
         return generating[0], FOREIGN
+    if impl == "mysglang" and generating and not never:
+        raise ConfigError(
+            f"--model-impl mysglang: no code of mysglang computes {generating[0]}; leave it out to have the model "
+            "computed by transformers' code, if that can be served"
+        )
     if impl == "transformers" and not never:
         raise ConfigError(
             f"--model-impl transformers is for causal language models of the transformers library that generate text, "

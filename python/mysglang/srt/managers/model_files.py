@@ -34,8 +34,12 @@ def load_draft_config(path: str, served: ModelConfig) -> ModelConfig:
     """Returns the config of the model at `path` that proposes drafts for the `served` one: in its data type, for
     requests as long. Raises ConfigError for a model that cannot propose drafts for this one.
     """
-    draft = ModelConfig.from_path(path, dtype=served.dtype)
     flag = f"--speculative-draft-model-path {path}"
+    try:
+        draft = ModelConfig.from_path(path, dtype=served.dtype)
+    except ConfigError as error:
+        # Else the fault would seem to be one of the served model's files.
+        raise ConfigError(*(f"{flag}: {problem}" for problem in error.problems)) from error
     if draft.pooling is not None:
         raise ConfigError(f"{flag}: {draft.architecture} does not generate, so it can propose no drafts.")
     if draft.decoder is not None and draft.decoder.has_states:
