@@ -18,7 +18,7 @@ import orjson
 from mysglang.bench.flags import ToolParser, positive
 from mysglang.bench.refused import Failed, Refused
 from mysglang.srt.args.resolve import EMBEDDED_MODEL, is_embedded
-from mysglang.srt.configs.architectures import ARCHITECTURES
+from mysglang.srt.configs.architectures import ARCHITECTURES, OWN_PACKAGE, Architecture, find_architecture
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, check_checkpoint, num_parameters
 from mysglang.srt.configs.choices import KvCacheDtype
 from mysglang.srt.configs.floors import H200, TERA, Ceilings, ModelSizes
@@ -112,16 +112,14 @@ def main(argv: Sequence[str], prog: str) -> int:
     try:
         listed = architectures()
         foreign = names_in_transformers() - set(listed)
-        if of_one := options.model is not None and options.model not in foreign and options.model not in listed:
+        row = None if options.model is None else architecture_named(options.model, foreign)
+        if of_one := options.model is not None and row is None:
             if (problem := _stranger(options.model, [*listed, *foreign])) is not None:
                 raise Failed(problem)
             found = of_model(options)
         else:
             _refuse_figures(parser, options)
-            found = listed
-            if options.model is not None:
-                name = options.model
-                found = {name: foreign_architecture(name) if name in foreign else listed[name]}
+            found = listed if row is None else {options.model: row}
     except ConfigError as error:
         raise Failed(*error.problems) from None
     if options.json:
@@ -144,16 +142,39 @@ def _refuse_figures(parser: ToolParser, options: argparse.Namespace) -> None:
 
 def _stranger(model: str, listed: Collection[str]) -> str | None:
     """Returns an error message if `model` is neither a path nor the name of a repository; else None."""
-    if "/" in model or is_embedded(model) or Path(model).expanduser().exists():
+    if _is_place(model):
         return None
     close = difflib.get_close_matches(model, listed, n=2)
     hint = f"; did you mean {' or '.join(close)}?" if close else "; `mysglang models` lists the architectures."
     return f"{model} is not a path here, a repository (OWNER/NAME), or an architecture that runs{hint}"
 
 
+def _is_place(model: str) -> bool:
+    """True if `model` names files: a path here, a repository, or the model that is built in."""
+    return "/" in model or is_embedded(model) or Path(model).expanduser().exists()
+
+
 def architectures() -> dict[str, Any]:
-    """Returns the architectures with code of mysglang: name -> its task, and whether it is an encoder."""
-    return {name: {"task": row.task, "encoder": row.encoder, "code": "mysglang"} for name, row in ARCHITECTURES.items()}
+    """Returns the architectures with code of mysglang: name -> its task, whether it is an encoder, and whose code
+    computes it.
+    """
+    return {name: _row(each) for name, each in ARCHITECTURES.items()}
+
+
+def _row(architecture: Architecture) -> dict[str, Any]:
+    code = "mysglang" if architecture.package == OWN_PACKAGE else architecture.package
+    return {"task": architecture.task, "encoder": architecture.encoder, "code": code}
+
+
+def architecture_named(name: str, foreign: Collection[str]) -> dict[str, Any] | None:
+    """Returns the row of an architecture that is built in, or that an installed package or transformers has. None if
+    `name` is no architecture. Raises ConfigError if it does not run.
+    """
+    if _is_place(name):
+        return None
+    if (known := find_architecture(name)) is not None:
+        return _row(known)
+    return foreign_architecture(name) if name in foreign else None
 
 
 def foreign_architecture(name: str) -> dict[str, Any]:
@@ -265,7 +286,7 @@ def _list(found: dict[str, Any], more: int) -> str:
     """Returns a table. more: architectures that it leaves out, because only transformers' code may serve them."""
     lines = [f"{'architecture':<40} gives"]
     for name, row in found.items():
-        code = "" if row["code"] == "mysglang" else f", by {row['code']}' code"
+        code = "" if row["code"] == "mysglang" else f", by code of {row['code']}"
         lines.append(f"{name:<40} {WORDS[row['task']]}{code}")
         lines += [f"  {row['condition']}"] if "condition" in row else []
     notes = ["The name is under `architectures` in a model's config.json."]

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmark"))
 
 from shapes import SHAPES, write_shape
 
+from fixtures.installed import install
 from mysglang.bench.refused import Failed, Refused
 from mysglang.cli.main import run
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
@@ -100,12 +101,28 @@ def test_an_architecture_that_transformers_code_serves(capsys: pytest.CaptureFix
     assert run(["models"]) == 0
     assert "`mysglang models NAME` says whether one runs" in capsys.readouterr().out
     assert run(["models", "PersimmonForCausalLM"]) == 0
-    assert "text, by transformers' code" in capsys.readouterr().out
+    assert "text, by code of transformers" in capsys.readouterr().out
     assert figures(capsys, "PersimmonForCausalLM")["PersimmonForCausalLM"]["code"] == "transformers"
     with pytest.raises(Failed, match="BioGptForCausalLM does not run: its attention is not called"):
         run(["models", "BioGptForCausalLM"])
     with pytest.raises(Failed, match="did you mean PersimmonForCausalLM"):
         run(["models", "PersimonForCausalLM"])
+
+
+def test_an_architecture_of_a_package(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command says what is wrong with a package, as a start does."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    row = "Architecture('file:Class', package='odd_models')"
+    table = f"from mysglang.srt.configs.architectures import Architecture\nTABLE = {{'OddForCausalLM': {row}}}\n"
+    install(tmp_path, "odd", "Odd = nowhere:TABLE", odd_table=table)
+    with pytest.raises(Failed, match="odd registers Odd = 'nowhere:TABLE'"):
+        run(["models", "OddForCausalLM"])
+    (tmp_path / "odd-1.0.dist-info" / "entry_points.txt").write_text("[mysglang.models]\nOdd = odd_table:TABLE\n")
+    assert figures(capsys, "OddForCausalLM")["OddForCausalLM"]["code"] == "odd_models"
+    assert run(["models", "OddForCausalLM"]) == 0
+    assert "by code of odd_models" in capsys.readouterr().out
 
 
 def test_an_architecture_whose_defaults_build_no_model_runs_on_a_condition(

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from fixtures.doc_blocks import blocks_of
+from fixtures.installed import install
 from fixtures.tiny_checkpoints import FAMILIES, SIZES, save_random
 from fixtures.transformers_pair import SCENARIOS, check_scenario, decode, pair_of
 from mysglang.srt.configs.model_config import ModelConfig
@@ -17,18 +18,6 @@ from mysglang.srt.models.registry import how_served, model_class
 
 PAGE = Path(__file__).parents[3] / "docs" / "other_models.md"
 WINDOW_LAYERS = ["full_attention", "sliding_attention", "full_attention"]
-
-
-def install(folder: Path, package: str, entry_points: str, **files: str) -> None:
-    """Write the files that an installer leaves in a folder of sys.path."""
-    facts = folder / f"{package.replace('-', '_')}-1.0.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[mysglang.models]\n{entry_points}\n")
-    for name, text in files.items():
-        path = folder / f"{name.replace('__', '/')}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
 
 
 @pytest.fixture
