@@ -370,7 +370,7 @@ def test_how_served(architecture: str, by: str, reason: str) -> None:
         ("auto", "LlamaForCausalLM", "mysglang"),
         ("transformers", "LlamaForCausalLM", "transformers"),
         ("auto", UNKNOWN_HERE, "transformers"),
-        ("mysglang", UNKNOWN_HERE, "not supported"),
+        ("mysglang", UNKNOWN_HERE, "no code of mysglang computes PersimmonForCausalLM"),
         ("transformers", "LlamaModel", "LlamaModel is none"),
     ],
 )
