@@ -61,7 +61,8 @@ def serve(name: str, seat: Seat) -> None:
 def end_with_parent() -> None:
     """Makes the kernel kill this process when the one that started it ends, also by SIGKILL. Linux only.
 
-    An engine that is left over would hold the device's memory, and so would its workers, which end with it.
+    An engine that is left over would hold the device's memory, and so would its workers, which end with it. Not by
+    mysglang's own `die_with_parent`, because a process of a peer cannot import mysglang.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
