@@ -1,10 +1,12 @@
 """Rotary embedding in Triton, with the norm of each head before it and the store into the cache after it.
 
-    programs of one token    [ heads of queries … | … ]  turned in place
-                             [ heads of keys          ]  turned in place and stored
-                             [ heads of values        ]  stored
+    programs    [ heads of queries, token after token … ]  turned in place
+                [ heads of keys                       … ]  turned in place and stored
+                [ heads of values                     … ]  stored
 
-Each program does the same to HEADS heads, whatever they are, so a step of few tokens still fills the GPU.
+Each program does the same to some heads, of one token or of several. They are so many that a thread has sixteen bytes
+of either half: with fewer, reading the heads of a long prompt takes twice as long. A head's sum of squares is taken in
+one order, however many heads there are.
 
 A block of Triton has a power of two of places. Half a head of 80 or 96 dimensions has none, so WIDTH is the next one,
 and the places behind HALF are masked. Where both are equal the mask is a constant, which the compiler removes.
@@ -21,8 +23,11 @@ from mysglang.srt.kernels.fp8 import bits, format_of
 from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
+WARPS = 4
+PLACES = WARPS * 32 * 8
+"""Of one program: numbers of either half of its heads, eight for each thread."""
 HEADS = 8
-"""Heads of one program."""
+"""Heads of one program of `turn_heads`."""
 
 
 @triton.jit
@@ -70,6 +75,7 @@ def _rope_and_store_kernel(
     eps,
     k_inverse,
     v_inverse,
+    tokens,
     FORMAT: tl.constexpr,
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
@@ -77,21 +83,25 @@ def _rope_and_store_kernel(
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    """Turns or stores HEADS heads: those of all queries count through, then those of keys, then of values."""
     if OVERLAP:
         gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    q_parts = tl.cdiv(q_heads, HEADS)
-    k_parts = tl.cdiv(k_heads, HEADS)
+    part = tl.program_id(0)
+    q_parts = tl.cdiv(tokens * q_heads, HEADS)
+    k_parts = tl.cdiv(tokens * k_heads, HEADS)
     i = tl.arange(0, WIDTH)[None, :]
     own = _within(i, HALF, WIDTH)
     if part < q_parts + k_parts:
+        is_q = part < q_parts
+        heads = tl.where(is_q, q_heads, k_heads)
+        number = tl.where(is_q, part, part - q_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+        token, head = (number // heads).to(tl.int64), number % heads
+        there = token < tokens
+        inside = there & own
         # Values that the host copied here, and constants: the preceding kernel writes none of them.
-        angles = cos_sin + tl.load(positions + token) * 2 * HALF + i
+        angles = cos_sin + tl.load(positions + token, mask=there, other=0) * 2 * HALF + i
         cos, sin = tl.load(angles, mask=own, other=0.0), tl.load(angles + HALF, mask=own, other=0.0)
-        if part < q_parts:
-            head = part * HEADS + tl.arange(0, HEADS)[:, None]
-            inside = (head < q_heads) & own
+        if is_q:
             at = q + token * q_stride + head * 2 * HALF + i
             if OVERLAP:
                 gdc_wait()
@@ -99,10 +109,8 @@ def _rope_and_store_kernel(
             tl.store(at, a, mask=inside)
             tl.store(at + HALF, b, mask=inside)
         else:
-            head = (part - q_parts) * HEADS + tl.arange(0, HEADS)[:, None]
-            inside = (head < k_heads) & own
             at = k + token * k_stride + head * 2 * HALF + i
-            to = k_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + i
+            to = k_cache + (tl.load(locations + token, mask=there, other=0) * k_heads + head) * 2 * HALF + i
             if OVERLAP:
                 gdc_wait()
             a, b = _turned(at, inside, cos, sin, k_weight, eps, i, own, NORM, HALF)
@@ -112,14 +120,16 @@ def _rope_and_store_kernel(
             tl.store(to, to_stored(a.to(kind), k_inverse, FORMAT), mask=inside)
             tl.store(to + HALF, to_stored(b.to(kind), k_inverse, FORMAT), mask=inside)
     else:
-        head = (part - q_parts - k_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+        number = (part - q_parts - k_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+        token, head = (number // k_heads).to(tl.int64), number % k_heads
         d = tl.arange(0, 2 * WIDTH)[None, :]
-        there = (head < k_heads) & _within(d, 2 * HALF, 2 * WIDTH)
-        to = v_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + d
+        there = token < tokens
+        whole = there & _within(d, 2 * HALF, 2 * WIDTH)
+        to = v_cache + (tl.load(locations + token, mask=there, other=0) * k_heads + head) * 2 * HALF + d
         if OVERLAP:
             gdc_wait()
-        values = tl.load(v + token * v_stride + head * 2 * HALF + d, mask=there)
-        tl.store(to, to_stored(values, v_inverse, FORMAT), mask=there)
+        values = tl.load(v + token * v_stride + head * 2 * HALF + d, mask=whole)
+        tl.store(to, to_stored(values, v_inverse, FORMAT), mask=whole)
 
 
 def rope_and_store(
@@ -136,10 +146,11 @@ def rope_and_store(
 ) -> None:
     """See `kernels.rotary.rope_and_store`."""
     k_heads, head_dim = k_cache.shape[1:]
-    q_heads = q.shape[-1] // head_dim
+    q_heads, tokens, width = q.shape[-1] // head_dim, len(positions), triton.next_power_of_2(head_dim // 2)
     q_weight, k_weight, eps = norms or (q, k, 0.0)
-    parts = triton.cdiv(q_heads, HEADS) + 2 * triton.cdiv(k_heads, HEADS)
-    _rope_and_store_kernel[(len(positions), parts)](
+    heads = max(1, PLACES // width)
+    parts = triton.cdiv(tokens * q_heads, heads) + 2 * triton.cdiv(tokens * k_heads, heads)
+    _rope_and_store_kernel[(parts,)](
         q,
         k,
         v,
@@ -158,12 +169,13 @@ def rope_and_store(
         eps,
         1.0 / scales.key,
         1.0 / scales.value,
+        tokens,
         FORMAT=format_of(k_cache.dtype),
         NORM=norms is not None,
-        HEADS=HEADS,
+        HEADS=heads,
         HALF=head_dim // 2,
-        WIDTH=triton.next_power_of_2(head_dim // 2),
-        num_warps=4,
+        WIDTH=width,
+        num_warps=WARPS,
         **overlapping(q),
     )
 
