@@ -37,8 +37,8 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(rows: int, asked: dict[str, Any]) -> float:
-    """Returns the microseconds of one step."""
+def measured(rows: int, asked: dict[str, Any], plain: bool = False) -> float:
+    """Returns the microseconds of one step. plain: by the kernel for rows with nothing but a temperature."""
     table = np.zeros(rows, dtype=sampling.ROW)
     for name, value in {**PLAIN, **asked}.items():
         table[name] = value
@@ -55,18 +55,26 @@ def measured(rows: int, asked: dict[str, Any]) -> float:
     lengths = torch.full((rows,), LENGTH, dtype=torch.int32, **device)
     slots, newest = torch.arange(rows, **device), torch.zeros(rows, dtype=torch.int64, **device)
     top = asked.get("top_logprobs")
-    return microseconds(
-        lambda i: sampling.sample_rows(logits[i], there, bias, counts, greedy[i], lengths, slots, newest, top), TURNS
-    )
+
+    def launch(i: int) -> torch.Tensor:
+        step = logits[i], there, bias, counts, greedy[i], lengths, slots, newest, top
+        return sampling.sample_rows(*step, plain=plain)[0]
+
+    return microseconds(launch, TURNS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64, 256])
     arguments = parser.parse_args()
-    found = {rows: {name: round(measured(rows, asked), 1) for name, asked in ASKED.items()} for rows in arguments.rows}
-    print("| rows |", " | ".join(ASKED), "|")
-    print("|---:|" + "---:|" * len(ASKED))
+    found = {}
+    for rows in arguments.rows:
+        times = {"plain": measured(rows, {}, plain=True)} | {
+            name: measured(rows, asked) for name, asked in ASKED.items()
+        }
+        found[rows] = {name: round(taken, 1) for name, taken in times.items()}
+    print("| rows | plain |", " | ".join(ASKED), "|")
+    print("|---:|---:|" + "---:|" * len(ASKED))
     for rows, times in found.items():
         print(f"| {rows} |", " | ".join(map(str, times.values())), "|")
     print(json.dumps({"benchmark": "sampling", "vocabulary": VOCAB, "microseconds": found}))

@@ -65,6 +65,16 @@ class Case:
         self.newest = torch.full((SLOTS,), -7)
         self.greedy = self.logits.argmax(dim=-1)
 
+    def without_options(self) -> Case:
+        """Leaves the rows nothing but their temperature, or that they are greedy, and returns this case."""
+        options = {"line": -1, "top_p": 1, "min_p": 0, "repetition": 1, "top_logprobs": -1}
+        for name, value in options.items():
+            self.rows[name] = value
+        self.rows["top_k"][self.rows["top_k"] > 1] = 1 << 30
+        for name in ("bias", "forbidden"):
+            self.rows[f"{name}_end"] = self.rows[f"{name}_begin"]
+        return self
+
     def arguments(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         """Arguments of `sample_rows` but the last. On a CPU they are the case's own tensors."""
         bias = torch.from_numpy(np.array(self.bias or [(0, 0.0)], dtype=BIAS).view(np.int32))

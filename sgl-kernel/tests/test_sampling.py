@@ -41,6 +41,19 @@ def test_every_mix_of_options(vocab: int, rows: int, spread: float, dtype: torch
     check(case, *sampled(case, dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("vocab", "rows", "spread"), [(151936, 70, 3.0), (201088, 40, 1.0), (77, 30, 2.0)])
+def test_plain_rows_have_the_same_tokens(vocab: int, rows: int, spread: float, dtype: torch.dtype) -> None:
+    case = Case(vocab + rows, rows, vocab, spread=spread).without_options()
+    case.greedy = case.logits.to(dtype).argmax(dim=-1)
+    case.greedy[3] = -1
+    there = case.arguments("cuda", dtype)
+    tokens, _ = sampling.sample_rows(*there, None, plain=True)
+    newest = there[-1].clone()
+    assert torch.equal(tokens, sampling.sample_rows(*there, None)[0]) and torch.equal(there[-1], newest)
+    assert tokens[3] == -1 and len(tokens.unique()) > 5
+
+
 def test_alone_as_in_company() -> None:
     case = Case(5, 64, 151936)
     there = case.arguments("cuda")

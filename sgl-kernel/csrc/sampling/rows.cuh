@@ -12,71 +12,13 @@
 // how they are added up changes nothing, so a row's token does not depend on the rows beside it.
 #pragma once
 
-#include "cluster.cuh"
+#include "row.cuh"
 
 namespace mysgl {
 
-// How one row is sampled. python/mysgl_kernel/sampling.py has the same as a numpy dtype, and the callers have it.
-struct Row {
-  int64_t seed;
-  int line;   // of Step::counts, -1: no penalty
-  int top_k;  // 1: the row takes its most likely token
-  float temperature;  // 1 for a greedy row
-  float top_p;
-  float min_p;
-  float frequency;
-  float presence;
-  float repetition;
-  int top_logprobs;  // how many of the most likely are reported; -1: no log-probabilities at all
-  int bias_begin;    // its additions to logits: entries of Step::bias
-  int bias_end;
-  int forbidden_begin;  // tokens that it must not take, whatever else says: entries of Step::bias
-  int forbidden_end;
-  int unused;
-};
-
-struct Bias {
-  int id;
-  float value;
-};
-
-struct Step {
-  const void* logits;  // [rows, vocab]
-  int64_t stride;      // of a row of logits, in elements
-  int vocab;
-  int most_logprobs;  // width of top_values and top_ids
-  const Row* rows;
-  const Bias* bias;
-  int32_t* counts;         // [lines, vocab] twice how often a token was generated, plus one if the prompt has it
-  const int64_t* greedy;   // [rows] the likeliest tokens of the bare logits; -1: a row with numbers that are not finite
-  const int32_t* lengths;  // [rows] tokens before the one that is sampled
-  const int64_t* slots;    // [rows]
-  int64_t* newest;         // [slots]
-  int64_t* tokens;         // [rows] result
-  float* logprobs;         // [rows] of the token; null where no row wants any
-  float* top_values;       // [rows, most_logprobs]
-  int32_t* top_ids;
-};
-
-constexpr double UNIT = 1099511627776.0;  // 2^40
 constexpr unsigned ONE = 0x3F800000u;     // the bits of 1.0f
 constexpr int PIVOTS = Tally::MASSES;
 constexpr int MOST_VALUES = 8;  // of one exchange
-
-__device__ inline uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
-// The row's random number in [0, 1), as sampling/draws.py computes it.
-__device__ inline double uniform(int64_t seed, int length) {
-  const uint64_t bits = mix(mix(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(length));
-  return static_cast<double>(bits >> 11) * 1.1102230246251565e-16;  // 2^-53
-}
-
-__device__ inline uint64_t units(float mass) { return static_cast<uint64_t>(static_cast<double>(mass) * UNIT); }
 
 // Ordered as the numbers are; both zeros are one.
 __device__ inline unsigned order(float x) {
@@ -103,7 +45,11 @@ struct Limit {
 };
 
 template <typename Logit, int CLUSTER, int THREADS>
-class RowSampler {
+class RowSampler : RowPart<Logit, CLUSTER, THREADS> {
+  using Part = RowPart<Logit, CLUSTER, THREADS>;
+  using Part::aligned, Part::begin, Part::count, Part::counts, Part::finish, Part::index, Part::logits, Part::part;
+  using Part::per_thread, Part::rank, Part::row, Part::scaled, Part::step, Part::VECTOR;
+  using Run = typename Part::Run;
   using Mailbox = Mail<CLUSTER, THREADS, MOST_VALUES>;
 
  public:
@@ -115,12 +61,7 @@ class RowSampler {
   static constexpr bool fits(int vocab) { return per_thread(vocab) <= 255; }
 
   __device__ RowSampler(const Step& step, int row_index)
-      : step(step),
-        row(step.rows[row_index]),
-        index(row_index),
-        rank(cluster_rank()),
-        begin(min(rank * part(step.vocab), step.vocab)),
-        count(min(part(step.vocab), step.vocab - begin)),
+      : Part(step, row_index),
         values(reinterpret_cast<float*>(shared_memory() + HEAD)),
         list(reinterpret_cast<uint8_t*>(values + part(step.vocab))),
         exchange(reinterpret_cast<Mailbox*>(shared_memory()), rank) {}
@@ -173,39 +114,12 @@ class RowSampler {
   }
 
  private:
-  static constexpr int VECTOR = 16 / sizeof(Logit);
   static constexpr int HEAD = (sizeof(Mailbox) + 15) / 16 * 16;
 
-  // How many tokens a block has: whole vectors, so that each block's begin is aligned where the row's is.
-  static __host__ __device__ constexpr int part(int vocab) {
-    return (vocab + CLUSTER * 8 - 1) / (CLUSTER * 8) * 8;
-  }
-  static __host__ __device__ constexpr int per_thread(int vocab) { return (part(vocab) + THREADS - 1) / THREADS; }
-
-  const Step& step;
-  const Row row;
-  const int index;
-  const int rank;
-  const int begin;
-  const int count;
   float* const values;  // logits, then those over the temperature, then weights
   uint8_t* const list;
   float top = 0;  // the largest logit over the temperature
   Exchange<CLUSTER, THREADS, MOST_VALUES> exchange;
-
-  __device__ int32_t* counts() const { return step.counts + static_cast<int64_t>(row.line) * step.vocab; }
-
-  // One thread says what became of the row. A token of -1 is remembered as 0, and not counted.
-  __device__ void finish(int64_t token, float logprob) {
-    step.tokens[index] = token;
-    step.newest[step.slots[index]] = token < 0 ? 0 : token;
-    if (row.line >= 0 && token >= 0) counts()[token] += 2;
-    if (step.logprobs != nullptr) step.logprobs[index] = logprob;
-  }
-
-  __device__ const Logit* logits() const { return static_cast<const Logit*>(step.logits) + step.stride * index; }
-
-  __device__ float scaled(float x) const { return row.temperature == 1.0f ? x : __fdiv_rn(x, row.temperature); }
 
   // The weight of a logit over the temperature, which is added to the mass.
   __device__ float weigh(float x, float& mass) const {
@@ -219,7 +133,7 @@ class RowSampler {
   template <typename From, typename Change>
   __device__ void fill(const From* source, Change changed) {
     int done = 0;
-    if (reinterpret_cast<uintptr_t>(logits() + begin) % 16 == 0) {
+    if (aligned()) {
       done = count / VECTOR * VECTOR;
 #pragma unroll 4
       for (int i = threadIdx.x * VECTOR; i < done; i += THREADS * VECTOR) {
@@ -423,17 +337,16 @@ class RowSampler {
   // Invert the cumulative sum of what the limit leaves.
   __device__ void draw(Limit limit, int likeliest, float log_total) {
     __syncthreads();  // now a thread reads what others wrote
-    const int each = per_thread(step.vocab) | 1;  // odd, so that threads do not meet in a bank
-    const int first = min(static_cast<int>(threadIdx.x) * each, count), end = min(first + each, count);
+    const Run own = Part::run_of_thread();
     // As if all that equal the limit were allowed, which they are unless weights are tied there.
     uint64_t mine[2], before[2], totals[2];
-    sum_up(first, end, limit, step.vocab, mine);
+    sum_up(own, limit, step.vocab, mine);
     for (int i = 0; i < 2; ++i) before[i] = mine[i];
     exchange.before(before, totals);
     int64_t room = step.vocab;
     if (static_cast<int64_t>(totals[0]) > limit.quota) {
       room = limit.quota - static_cast<int64_t>(before[0]);
-      sum_up(first, end, limit, room, mine);
+      sum_up(own, limit, room, mine);
       for (int i = 0; i < 2; ++i) before[i] = mine[i];
       exchange.before(before, totals);
     }
@@ -442,27 +355,19 @@ class RowSampler {
       if (rank == 0 && threadIdx.x == 0) finish(likeliest == NO_ID ? 0 : likeliest, 0.0f);
       return;
     }
-    const double exact = uniform(row.seed, step.lengths[index]) * static_cast<double>(total);
-    const uint64_t target = min(static_cast<uint64_t>(exact), total - 1);
-    if (target < before[1] || target >= before[1] + mine[1]) return;
-    float mass = 0;
-    int token = first;
-    for (int i = first; i < end; ++i) {
-      if (!allowed(values[i], limit, room) || !(values[i] > 0)) continue;
-      mass += values[i];
-      token = i;
-      if (before[1] + units(mass) > target) break;
-    }
-    finish(begin + token, logf(values[token]) - log_total);
+    const int token = Part::drawn(own, before[1], mine[1], total, [&](int i) {
+      return allowed(values[i], limit, room) ? values[i] : 0.0f;
+    });
+    if (token >= 0) finish(begin + token, logf(values[token]) - log_total);
   }
 
   // found[0]: how many of a run of values equal the limit; found[1]: the mass of the run, if of those the first `room` may
   // be drawn.
-  __device__ void sum_up(int first, int end, Limit limit, int64_t room, uint64_t (&found)[2]) const {
+  __device__ void sum_up(Run run, Limit limit, int64_t room, uint64_t (&found)[2]) const {
     float mass = 0;
     int equals = 0;
 #pragma unroll 4
-    for (int i = first; i < end; ++i) {
+    for (int i = run.first; i < run.end; ++i) {
       const float weight = values[i];
       equals += __float_as_uint(weight) == limit.pattern;
       if (allowed(weight, limit, room)) mass += weight;

@@ -1,5 +1,5 @@
 """Tokens of rows of logits, with penalties, biases, filters, draws and log-probabilities in one kernel:
-`csrc/sampling/rows.cuh`, which describes the algorithm.
+`csrc/sampling/rows.cuh` describes the algorithm, `plain.cuh` that for rows with nothing but a temperature.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def sample_rows(
     slots: Tensor,
     newest: Tensor,
     top: int | None,
+    plain: bool = False,
 ) -> tuple[Tensor, RowLogprobs | None]:
     """Returns the tokens [R] int64 of rows of logits [R, vocab], -1 where greedy is; written to newest[slots] too, 0
     for -1.
@@ -101,9 +102,11 @@ def sample_rows(
     greedy: [R] int64, the likeliest tokens of the bare logits, -1 for a row with numbers that are not finite.
     lengths: [R] int32 tokens of each row's text so far. slots: [R] int64. newest: [slots] int64.
     top: N, how many most likely tokens are reported at most; None: no log-probabilities at all.
+    plain: no row has anything but a temperature, or is greedy without edits; `top` is None. Tokens are the same.
     """
+    assert top is None or not plain
     step, tokens, logprobs = arguments(logits, rows, bias, counts, greedy, lengths, slots, newest, top)
-    _launch()(byref(step), len(logits), DTYPES[logits.dtype], current_stream(logits))
+    _launch()(byref(step), len(logits), plain, DTYPES[logits.dtype], current_stream(logits))
     return tokens, logprobs
 
 
@@ -150,4 +153,4 @@ def arguments(
 
 @cache
 def _launch() -> Launch:
-    return _LIBRARY.function("mysgl_sample_rows", POINTER(Step), c_int, c_int, c_void_p)
+    return _LIBRARY.function("mysgl_sample_rows", POINTER(Step), c_int, c_int, c_int, c_void_p)

@@ -31,13 +31,15 @@ def sample(library: ctypes.CDLL, case: Case) -> tuple[Tensor, RowLogprobs]:
     return tokens, logprobs
 
 
-def answers(library: ctypes.CDLL, case: Case, top: int | None) -> tuple[Tensor, RowLogprobs | None]:
+def answers(
+    library: ctypes.CDLL, case: Case, top: int | None, plain: bool = False
+) -> tuple[Tensor, RowLogprobs | None]:
     given = case.arguments()  # the step has their addresses only
     step, tokens, logprobs = arguments(*given, top)
     tokens.fill_(-77)
     if logprobs is not None:
         logprobs.packed.fill_(-77)
-    assert library.emulated_sample_rows(ctypes.byref(step), len(tokens)) == 0
+    assert library.emulated_sample_rows(ctypes.byref(step), len(tokens), plain) == 0
     return tokens, logprobs
 
 
@@ -47,6 +49,18 @@ def answers(library: ctypes.CDLL, case: Case, top: int | None) -> tuple[Tensor, 
 def test_every_mix_of_options(sampler: ctypes.CDLL, vocab: int, spread: float, ties: bool) -> None:
     case = Case(vocab, 12, vocab, ties=ties, spread=spread)
     check(case, *sample(sampler, case))
+
+
+@pytest.mark.parametrize(
+    ("vocab", "spread", "ties"), [(600, 3.0, False), (500, 3.0, True), (299, 0.02, False), (1100, 200.0, False)]
+)
+def test_plain_rows_have_the_same_tokens(sampler: ctypes.CDLL, vocab: int, spread: float, ties: bool) -> None:
+    case = Case(vocab, 40, vocab, ties=ties, spread=spread).without_options()
+    case.greedy[3] = -1
+    tokens, _ = answers(sampler, case, None, plain=True)
+    newest = case.newest.clone()
+    assert torch.equal(tokens, answers(sampler, case, None)[0]) and torch.equal(case.newest, newest)
+    assert tokens[3] == -1 and len(tokens.unique()) > 5
 
 
 def test_a_row_with_numbers_that_are_not_finite_gets_no_token(sampler: ctypes.CDLL) -> None:

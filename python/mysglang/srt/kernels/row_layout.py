@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 ROW = np.dtype(
     [
@@ -39,3 +40,14 @@ MOST_TOKENS = 320_000
 
 NEUTRAL = np.array([(0, -1, 1, 1, 1, 0, 0, 0, 1, -1, 0, 0, 0, 0, 0)], dtype=ROW)[0]
 """A row that takes its most likely token, and of which nothing else is asked."""
+
+
+def plain_rows(rows: npt.NDArray[np.void]) -> bool:
+    """True if nothing but a temperature is asked of these rows [R] of ROW: no edits, filters or log-probabilities.
+    Greedy rows have no filters.
+    """
+    edited = (rows["line"] >= 0) | (rows["bias_begin"] < rows["bias_end"])
+    edited |= rows["forbidden_begin"] < rows["forbidden_end"]
+    filtered = (rows["top_k"] < MOST_TOKENS) | (rows["top_p"] < 1) | (rows["min_p"] > 0)
+    asks = edited | (filtered & (rows["top_k"] != 1)) | (rows["top_logprobs"] >= 0)
+    return not bool(asks.any())

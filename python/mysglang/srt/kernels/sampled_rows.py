@@ -48,6 +48,7 @@ def _sample_rows(
     slots: Tensor,
     newest: Tensor,
     top: int | None,
+    plain: bool = False,
 ) -> tuple[Tensor, RowLogprobs | None]:
     """Returns the tokens [R] int64 of logits [R, vocab], -1 where greedy is, written to newest[slots] too, as 0 for -1.
 
@@ -57,6 +58,7 @@ def _sample_rows(
     greedy: [R] int64, the likeliest tokens of the bare logits, -1 for a row with numbers that are not finite.
     lengths: [R] int32 tokens of each row's text so far. slots: [R] int64. newest: [slots] int64.
     top: N, how many most likely tokens are reported at most; None: no log-probabilities at all.
+    plain: the rows are plain (`RowTable.plain`) and `top` is None, which a kernel may make use of. Tokens are the same.
     """
     table, entries = rows.cpu().numpy().view(ROW), bias.cpu().numpy().view(BIAS)
     tokens = greedy.clone()

@@ -36,6 +36,8 @@ class StagedRows:
     layout: LogprobLayout | None
     op: SampleRows
     features: FeatureStager
+    plain: bool
+    """True if nothing but a temperature is asked of the rows."""
     lengths: Tensor | None = None
     """[S] int32 tokens of each row's text so far; None: they are among the step's own columns."""
 
@@ -51,6 +53,7 @@ class StagedRows:
             slots=slots,
             newest=newest,
             top=top,
+            plain=self.plain,
             **self.features.read_by_rows(),
         )
         if found is None:
@@ -129,7 +132,7 @@ class RowStager:
             table.put(asking, top_logprobs=np.minimum(top, self._vocab_size))
             layout = LogprobLayout(top, np.zeros(len(asking) + 1, dtype=np.int64), rows=asking)
         up = self._uploader.upload(table.columns())
-        staged = StagedRows(up["rows"], up["bias"], layout, self._op, self._features)
+        staged = StagedRows(up["rows"], up["bias"], layout, self._op, self._features, table.plain())
         self._last = None if batch.sampling_now else _Last(batch.sampling, logprobs, batch.num_rows, staged)
         return staged
 
@@ -140,11 +143,11 @@ class RowStager:
         parts = (*batch.sampling.parts, *batch.sampling_now)
         if not parts or not batch.yields.any() or not self._features.tabulate(parts, table):
             return None
-        found = table.columns(np.flatnonzero(batch.yields))
-        own = named("table", {**found, "lengths": batch.seq_lens[batch.yields]})
+        yielding = np.flatnonzero(batch.yields)
+        own = named("table", {**table.columns(yielding), "lengths": batch.seq_lens[batch.yields]})
         up = self._uploader.upload({**columns, **own})
         rows, bias, lengths = (up[name] for name in own)
-        return StagedRows(rows, bias, None, self._op, self._features, lengths), up
+        return StagedRows(rows, bias, None, self._op, self._features, table.plain(yielding), lengths), up
 
 
 def _is_late(batch: ModelWorkerBatch) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.kernels.row_layout import BIAS, NEUTRAL, ROW
+from mysglang.srt.kernels.row_layout import BIAS, NEUTRAL, ROW, plain_rows
 
 Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Literal["bias", "forbidden"]
@@ -45,3 +45,7 @@ class RowTable:
         """Returns the arrays to upload, "rows" and "bias". `which`: the rows to upload."""
         entries = np.concatenate([*self._entries, np.zeros(1, dtype=BIAS)])
         return {"rows": self.rows[which].view(np.int32), "bias": entries.view(np.int32)}
+
+    def plain(self, which: Array | slice = slice(None)) -> bool:
+        """True if nothing but a temperature is asked of these rows."""
+        return plain_rows(self.rows[which])

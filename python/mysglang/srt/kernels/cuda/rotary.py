@@ -25,7 +25,7 @@ from mysglang.srt.kernels.rotary import Norms
 
 WARPS = 4
 PLACES = WARPS * 32 * 8
-"""Of one program: numbers of either half of its heads, eight for each thread."""
+"""Numbers of either half of a program's heads: eight for each thread."""
 HEADS = 8
 """Heads of one program of `turn_heads`."""
 
