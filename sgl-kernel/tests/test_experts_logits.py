@@ -12,7 +12,12 @@ from logits_case import LOGITS_CASES, LogitsCase
 
 from mysgl_kernel.experts_logits import router_logits
 
-CASES = {**LOGITS_CASES, "many rows": LogitsCase(250, 128, 2048), "many experts": LogitsCase(100, 512, 4096)}
+CASES = {
+    **LOGITS_CASES,
+    "many rows": LogitsCase(250, 128, 2048),
+    "many experts": LogitsCase(100, 512, 4096),
+    "both": LogitsCase(255, 500, 2048, biased=True),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

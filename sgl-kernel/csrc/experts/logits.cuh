@@ -1,11 +1,14 @@
-// The logits of a router: products of some hundred rows with the weight of few experts, which is too small to keep a
-// device busy by its size. What counts is how long one block takes.
+// The logits of a router: products of up to some thousand rows with the weight of few experts, which is too small to
+// keep a device busy by its size. What counts is how long one block takes.
 //
-// A block has 16 rows and 16 experts, and its warps share the inputs: each takes every eighth piece of 32. A lane loads 16
-// bytes of a row or of an expert at a time, eight numbers that stand together. The tensor cores do not mind which of the
-// inputs they add up first, as long as both sides have the same one, so these eight are its numbers of two products.
-// Nothing goes through shared memory but the sums of the warps. The first pieces of the weight are asked for before the
-// kernel ahead is done, all others of a round at once.
+// A block has 16 or 32 rows and as many experts, and its warps share the inputs: each takes every eighth piece of 32. A
+// lane loads 16 bytes of a row or of an expert at a time, eight numbers that stand together. The tensor cores do not mind
+// which of the inputs they add up first, as long as both sides have the same one, so these eight are its numbers of two
+// products. Nothing goes through shared memory but the sums of the warps. The first pieces of the weight are asked for
+// before the kernel ahead is done, all others of a round at once.
+//
+// Larger blocks read less in all, and are for more logits: what one multiprocessor reads takes longer than the products.
+// Every logit is summed in the same order, whatever the block.
 #pragma once
 
 #ifndef MYSGL_EMULATED
@@ -23,75 +26,86 @@ struct Logits {
   int rows, experts, inputs, wide;  // wide: float32
 };
 
+// DOWN, ACROSS: times 16 rows and times 16 experts. PIECES: of a warp, in a round.
+template <int DOWN, int ACROSS, int PIECES>
 class LogitTile {
  public:
-  static constexpr int ROWS = 16, EXPERTS = 16, WARPS = 8, THREADS = WARPS * 32;
-  static constexpr int PIECE = 32;   // inputs
-  static constexpr int PIECES = 8;   // of a warp, in a round
+  static constexpr int ROWS = 16 * DOWN, EXPERTS = 16 * ACROSS, WARPS = 8, THREADS = WARPS * 32;
+  static constexpr int PIECE = 32;  // inputs
   static constexpr int BYTES = WARPS * ROWS * EXPERTS * 4;
 
+  static __host__ __device__ int across(int experts) { return (experts + EXPERTS - 1) / EXPERTS; }
+  static __host__ __device__ int count(int rows, int experts) { return (rows + ROWS - 1) / ROWS * across(experts); }
+
   __device__ LogitTile(const Logits& p, int tile, char* shared)
-      : p(p), sums(reinterpret_cast<float*>(shared)), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
-    const int across = (p.experts + EXPERTS - 1) / EXPERTS;
-    first_row = tile / across * ROWS;
-    first_expert = tile % across * EXPERTS;
-    for (int half = 0; half < 2; ++half) {
-      // Rows and experts that there are not read the last one, and nothing is stored for them.
-      const int row = min(first_row + half * 8 + lane / 4, p.rows - 1);
-      const int expert = min(first_expert + half * 8 + lane / 4, p.experts - 1);
-      x[half] = static_cast<const char*>(p.x) + 2 * (row * p.x_stride + lane % 4 * 8);
-      weight[half] = static_cast<const char*>(p.weight) + 2 * (static_cast<long long>(expert) * p.inputs + lane % 4 * 8);
-    }
-  }
+      : p(p), sums(reinterpret_cast<float*>(shared)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+        first_row(tile / across(p.experts) * ROWS), first_expert(tile % across(p.experts) * EXPERTS) {}
 
   // Asks for the weights of the first round, which no kernel writes.
-  __device__ void prepare() { load(weights, weight, 0); }
+  __device__ void prepare() { load_weights(0); }
 
   // Computes the tile, after `prepare`.
   __device__ void run() {
-    float c[2][4] = {};
+    float c[DOWN][2 * ACROSS][4] = {};
     const int pieces = p.inputs / PIECE;
     for (int first = 0; first * WARPS < pieces; first += PIECES) {
-      if (first > 0) load(weights, weight, first);
-      load(rows, x, first);
+      if (first > 0) load_weights(first);
+      load_rows(first);
 #pragma unroll
-      for (int i = 0; i < PIECES; ++i) {
-        const uint4 top = rows[0][i], below = rows[1][i];
+      for (int i = 0; i < PIECES; ++i)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 right = weights[half][i];
-          hopper::multiply_add(c[half], {top.x, below.x, top.y, below.y}, right.x, right.y);
-          hopper::multiply_add(c[half], {top.z, below.z, top.w, below.w}, right.z, right.w);
+        for (int down = 0; down < DOWN; ++down) {
+          const uint4 top = rows[2 * down][i], below = rows[2 * down + 1][i];
+#pragma unroll
+          for (int eight = 0; eight < 2 * ACROSS; ++eight) {
+            const uint4 right = weights[eight][i];
+            hopper::multiply_add(c[down][eight], {top.x, below.x, top.y, below.y}, right.x, right.y);
+            hopper::multiply_add(c[down][eight], {top.z, below.z, top.w, below.w}, right.z, right.w);
+          }
         }
-      }
     }
-    for (int half = 0; half < 2; ++half)
-      for (int i = 0; i < 4; ++i) {
-        const int row = i / 2 * 8 + lane / 4, expert = half * 8 + lane % 4 * 2 + i % 2;
-        sums[(warp * ROWS + row) * EXPERTS + expert] = c[half][i];
-      }
+#pragma unroll
+    for (int down = 0; down < DOWN; ++down)
+#pragma unroll
+      for (int eight = 0; eight < 2 * ACROSS; ++eight)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = down * 16 + i / 2 * 8 + lane / 4, expert = eight * 8 + lane % 4 * 2 + i % 2;
+          sums[(warp * ROWS + row) * EXPERTS + expert] = c[down][eight][i];
+        }
     __syncthreads();
-    store(threadIdx.x / EXPERTS, threadIdx.x % EXPERTS);
+    for (int i = threadIdx.x; i < ROWS * EXPERTS; i += THREADS) store(i / EXPERTS, i % EXPERTS);
   }
 
  private:
-  using Pieces = uint4[2][PIECES];
-
   const Logits& p;
   float* sums;  // [WARPS, ROWS, EXPERTS]
   int warp, lane, first_row, first_expert;
-  const char *x[2], *weight[2];
-  Pieces rows, weights;
+  uint4 rows[2 * DOWN][PIECES], weights[2 * ACROSS][PIECES];  // of every eight rows and experts
 
-  // Loads this warp's pieces from its `first` on, zeros behind the last.
-  __device__ void load(Pieces& to, const char* const (&from)[2], int first) {
+  // This warp's pieces of a row or an expert from its `first` on, zeros behind the last.
+  __device__ __forceinline__ void load(uint4 (&to)[PIECES], const void* from, long long number, int first) const {
+    const char* own = static_cast<const char*>(from) + 2 * (number + lane % 4 * 8);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < PIECES; ++i) {
+      const int piece = (first + i) * WARPS + warp;
+      to[i] = piece * PIECE < p.inputs ? *reinterpret_cast<const uint4*>(own + piece * PIECE * 2) : uint4{};
+    }
+  }
+
+  // Rows and experts that there are not read the last one, and nothing is stored for them.
+  __device__ __forceinline__ void load_rows(int first) {
 #pragma unroll
-      for (int i = 0; i < PIECES; ++i) {
-        const int piece = (first + i) * WARPS + warp;
-        to[half][i] = piece * PIECE < p.inputs ? *reinterpret_cast<const uint4*>(from[half] + piece * PIECE * 2) : uint4{};
-      }
+    for (int eight = 0; eight < 2 * DOWN; ++eight)
+      load(rows[eight], p.x, min(first_row + eight * 8 + lane / 4, p.rows - 1) * p.x_stride, first);
+  }
+
+  __device__ __forceinline__ void load_weights(int first) {
+#pragma unroll
+    for (int eight = 0; eight < 2 * ACROSS; ++eight) {
+      const long long expert = min(first_expert + eight * 8 + lane / 4, p.experts - 1);
+      load(weights[eight], p.weight, expert * p.inputs, first);
+    }
   }
 
   // Adds up what the warps have, always in the same order.
@@ -110,6 +124,9 @@ class LogitTile {
   }
 };
 
-static_assert(LogitTile::ROWS * LogitTile::EXPERTS == LogitTile::THREADS, "a thread stores one logit");
+// By their numbers, from the smallest. All pieces of 2,048 inputs are one round where registers allow it.
+using Small = LogitTile<1, 1, 8>;
+using Wide = LogitTile<1, 2, 8>;
+using Large = LogitTile<2, 2, 4>;
 
 }  // namespace mysgl

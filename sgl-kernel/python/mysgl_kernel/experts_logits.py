@@ -11,12 +11,12 @@ from torch import Tensor
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.library import Library, current_stream
 
-TILE = 16
-"""Rows of a block, and experts."""
+TILES = (16, 16), (16, 32), (32, 32)
+"""Rows of a block, and experts, by the number of the tile."""
 PIECE = 32
 """Inputs that a warp multiplies together: there are a multiple of them."""
-MOST_TILES = 264
-"""Two for each multiprocessor of an H200. For more, a library's product is as fast."""
+MOST_BLOCKS = 132
+"""One for each multiprocessor of an H200. For more of the largest tile, a library's product is as fast."""
 
 _LIBRARY = Library("experts/logits.cu", archs=("90a",), traits={"dtype": torch.bfloat16, "has_experts": True})
 
@@ -36,9 +36,10 @@ def available() -> bool:
     return _LIBRARY.available()
 
 
-def tiles(rows: int, experts: int) -> int:
-    """Returns the number of blocks."""
-    return -(-rows // TILE) * -(-experts // TILE)
+def best_tile(rows: int, experts: int) -> int | None:
+    """Returns the number of the smallest tile of which each multiprocessor has one at most; None: there is none."""
+    counts = (-(-rows // high) * -(-experts // wide) for high, wide in TILES)
+    return next((tile for tile, count in enumerate(counts) if count <= MOST_BLOCKS), None)
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -48,14 +49,14 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     short = all(each.dtype is torch.bfloat16 for each in (x, weight, bias) if each is not None)
     dense = weight.is_contiguous() and x.stride(1) == 1
     whole = x.shape[1] % PIECE == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
-    return short and dense and whole and 0 < tiles(len(x), len(weight)) <= MOST_TILES
+    return short and dense and whole and len(x) > 0 and best_tile(len(x), len(weight)) is not None
 
 
 def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Fills out [rows, experts], bfloat16 or float32, with x weightᵀ + bias, summed in float32. `fits` holds for the
     arguments.
     """
-    _launch()(byref(arguments(x, weight, bias, out)), current_stream(x))
+    _launch()(byref(arguments(x, weight, bias, out)), best_tile(*out.shape), current_stream(x))
 
 
 def arguments(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Logits:
@@ -69,4 +70,4 @@ def arguments(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Lo
 
 @cache
 def _launch() -> Launch:
-    return _LIBRARY.function("mysgl_router_logits", POINTER(Logits), c_void_p)
+    return _LIBRARY.function("mysgl_router_logits", POINTER(Logits), c_int, c_void_p)

@@ -1,5 +1,5 @@
 """Choosing the experts of each row in Triton: one warp for a row, everything from its logits to its gates; for a few
-rows the logits, too. Those of some hundred rows come from a kernel of the kernels' package, where it is at hand.
+rows the logits, too. Those of more rows come from a kernel of the kernels' package, where it is at hand.
 """
 
 from __future__ import annotations
