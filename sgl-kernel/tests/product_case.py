@@ -78,6 +78,7 @@ def gated(both: Tensor, gate: str) -> Tensor:
 
 PRODUCT_CASES: dict[str, Callable[..., ProductCase]] = {
     "several stages": partial(ProductCase, experts=5, rows=20, shared=2, inputs=328, width=264),
+    "many items": partial(ProductCase, experts=24, rows=40, shared=2, inputs=64, width=264),
     "a gate": partial(ProductCase, experts=3, rows=30, shared=2, inputs=72, width=136, gate="silu"),
     "gate and bias": partial(
         ProductCase, experts=3, rows=30, shared=1, inputs=128, width=72, gate="swigluoai", biased=True

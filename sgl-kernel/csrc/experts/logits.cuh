@@ -2,13 +2,13 @@
 // keep a device busy by its size. What counts is how long one block takes.
 //
 // A block has 16 or 32 rows and as many experts, and its warps share the inputs: each takes every eighth piece of 32. A
-// lane loads 16 bytes of a row or of an expert at a time, eight numbers that stand together. The tensor cores do not mind
-// which of the inputs they add up first, as long as both sides have the same one, so these eight are its numbers of two
-// products. Nothing goes through shared memory but the sums of the warps. The first pieces of the weight are asked for
-// before the kernel ahead is done, all others of a round at once.
+// lane loads 16 bytes of a row or of an expert at a time, eight numbers that stand together. The tensor cores do not
+// mind which of the inputs they add up first, as long as both sides have the same one, so these eight are its numbers
+// of two products. Nothing goes through shared memory but the sums of the warps. The first pieces of the weight are
+// asked for before the kernel ahead is done, all others of a round at once.
 //
-// Larger blocks read less in all, and are for more logits: what one multiprocessor reads takes longer than the products.
-// Every logit is summed in the same order, whatever the block.
+// Larger blocks read less in all, and are for more logits: what one multiprocessor reads takes longer than the
+// products. Every logit is summed in the same order, whatever the block.
 #pragma once
 
 #ifndef MYSGL_EMULATED

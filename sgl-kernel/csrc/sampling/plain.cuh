@@ -1,9 +1,9 @@
 // From the logits of a row to its token, if nothing but a temperature is asked for.
 //
-// The largest logit is known, and neither edits nor filters need another look at a weight. So a block keeps its logits as
-// they are, in less than half the shared memory of a RowSampler, and twice as many blocks are on a multiprocessor. Every
-// weight is computed once, in the order in which its thread adds it up, and those of one thread a second time. Sums and
-// tokens have the bits of a RowSampler.
+// The largest logit is known, and neither edits nor filters need another look at a weight. So a block keeps its logits
+// as they are, in less than half the shared memory of a RowSampler, and twice as many blocks are on a multiprocessor.
+// Every weight is computed once, in the order in which its thread adds it up, and those of one thread a second time.
+// Sums and tokens have the bits of a RowSampler.
 #pragma once
 
 #include "row.cuh"

@@ -1,5 +1,5 @@
-// A row of logits, and what any sampler of it does: where a block's part of the logits is, the random number, which of the
-// weights that falls on, and the result.
+// A row of logits, and what any sampler of it does: where a block's part of the logits is, the random number, which of
+// the weights that falls on, and the result.
 #pragma once
 
 #include "cluster.cuh"

@@ -16,7 +16,7 @@
 
 namespace mysgl {
 
-constexpr unsigned ONE = 0x3F800000u;     // the bits of 1.0f
+constexpr unsigned ONE = 0x3F800000u;  // the bits of 1.0f
 constexpr int PIVOTS = Tally::MASSES;
 constexpr int MOST_VALUES = 8;  // of one exchange
 
@@ -220,8 +220,8 @@ class RowSampler : RowPart<Logit, CLUSTER, THREADS> {
     }
   }
 
-  // What the filters leave; total: the mass of all weights, of interest to top_p. A weight may be drawn if fewer than `most` weights, and less than `share` of mass, are above
-  // it, and if it is at least min_p; so may every higher one.
+  // What the filters leave; total: the mass of all weights, of interest to top_p. A weight may be drawn if fewer than
+  // `most` weights, and less than `share` of mass, are above it, and if it is at least min_p; so may every higher one.
   __device__ Limit limit(uint64_t total) {
     const int most = row.top_k;
     const bool has_share = row.top_p < 1;
