@@ -34,9 +34,9 @@ ROW = np.dtype(
         ("unused", "<i4"),
     ]
 )
-"""`Row` of rows.cuh, which says what the fields mean."""
+"""`Row` of row.cuh, which says what the fields mean."""
 BIAS = np.dtype([("id", "<i4"), ("value", "<f4")])
-"""`Bias` of rows.cuh."""
+"""`Bias` of row.cuh."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_TOKENS = 320_000
 """Largest vocabulary: a block keeps an eighth of a row in shared memory, in five bytes a token."""
@@ -45,7 +45,7 @@ _LIBRARY = Library("sampling/rows.cu", archs=("90a", "100", "103"))
 
 
 class Step(Structure):
-    """`Step` of rows.cuh, which says what the fields mean."""
+    """`Step` of row.cuh, which says what the fields mean."""
 
     _fields_ = (
         ("logits", c_void_p),
