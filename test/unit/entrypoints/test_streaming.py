@@ -74,6 +74,15 @@ async def respond(wire: Wire, frames: Frames) -> None:
     await response(wire.scope, wire.receive, wire.send)
 
 
+async def test_a_reader_of_unicode_lines_finds_whole_frames() -> None:
+    wire, text = Wire(), "a\u2028b\u2029c\x85d"
+    data = b"data: " + orjson.dumps(text) + b"\n\n"
+    await respond(wire, Frames(data, data, InvalidRequest(text)))
+    lines = [line for line in wire.body.decode().splitlines() if line]
+    assert [orjson.loads(line.removeprefix("data: ")) for line in lines[:2]] == [text, text]
+    assert "error" in orjson.loads(lines[2].removeprefix("data: ")) and len(lines) == 3
+
+
 async def test_frames_arrive_one_by_one_and_the_stream_ends() -> None:
     wire, frames = Wire(), Frames(b"data: 1\n\n", b"data: 2\n\n", DONE)
     await respond(wire, frames)

@@ -27,7 +27,7 @@ from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.utils.tokenizer import Tokenizer
 
-WORDS = ["Once", "", ' "quoted"', " \\ \n\u2028", " é漢🙂", "\x00\x1f", " <think>", "x" * 300]
+WORDS = ["Once", "", ' "quoted"', " \\ \n\u2028\u2029\x85", " é漢🙂", "\x00\x1f", " <think>", "x" * 300]
 
 
 def story(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
@@ -96,6 +96,8 @@ async def test_the_wire_carries_what_the_generator_yields(path: str, body: dict[
     assert by_wire.status_code == by_generator.status_code == 200
     assert by_wire.headers["content-type"] == by_generator.headers["content-type"]
     assert wired.pieces > 0
+    lines = by_wire.content.split(b"\n")
+    assert by_wire.text.splitlines() == [line.decode() for line in lines[:-1]], "no line ends within a frame"
     found, wanted = told(by_wire.content), told(by_generator.content)
     assert len(wanted) > 2
     assert sorted(found) == sorted(wanted) if "n" in body or isinstance(body.get("text"), list) else found == wanted

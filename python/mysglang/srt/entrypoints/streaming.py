@@ -13,12 +13,13 @@ from functools import cache
 from typing import Protocol, TypeAlias
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.departure import ClientDisconnected, while_client_stays
 from mysglang.srt.entrypoints.error_responses import describe, error_frame
 from mysglang.srt.entrypoints.wire import Wire, wire_of
 from mysglang.srt.errors import RequestError
+from mysglang.srt.utils.json_lines import unbroken
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,11 @@ def _headers(media_type: str) -> list[tuple[bytes, bytes]]:
     return response.raw_headers
 
 
+def _part(frame: bytes) -> Message:
+    """Returns the ASGI message that sends a frame, after which more follows."""
+    return {"type": "http.response.body", "body": unbroken(frame), "more_body": True}
+
+
 class EventStream(Response):
     """Sends frames as they come. However it ends, the frames are closed, and with them the request behind them.
 
@@ -105,21 +111,21 @@ class EventStream(Response):
         wire = None if self._shortcut is None else wire_of(scope)
         try:
             if self._shortcut is not None and wire is not None:
-                wire.write_piece(first)
+                wire.write_piece(unbroken(first))
                 await self._shortcut(wire)
                 # The rest of the stream is short.
                 async for frame in self._frames:
-                    wire.write_piece(frame)
+                    wire.write_piece(unbroken(frame))
             else:
-                await send({"type": "http.response.body", "body": first, "more_body": True})
+                await send(_part(first))
                 async for frame in self._frames:
-                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    await send(_part(frame))
         except Exception as error:
             facts = describe(error)
             if facts.status == 500:
                 # An exception that is raised on purpose needs no stack in the log.
                 logger.error("A stream ended with an error: %s", error, exc_info=not isinstance(error, RequestError))
-            await send({"type": "http.response.body", "body": error_frame(facts, scope), "more_body": True})
+            await send(_part(error_frame(facts, scope)))
         if wire is None:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:

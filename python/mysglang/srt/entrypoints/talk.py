@@ -20,6 +20,7 @@ from mysglang.srt.entrypoints.wire import Wire
 from mysglang.srt.managers.generation import FramesOfText, Generation
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.utils.json_lines import unbroken
 
 NO_FRAMES_OF_TEXT: FramesOfText = MappingProxyType({})
 
@@ -115,7 +116,7 @@ class _TalkStream:
             with own_words(talk.names):
                 await talk.chunks.pour(_ToWire(talk, wire))
             self._over = True
-            wire.write_piece(talk.renderer.end())
+            wire.write_piece(unbroken(talk.renderer.end()))
 
 
 class _ToWire:
@@ -126,7 +127,6 @@ class _ToWire:
         self._render = talk.renderer.render
         self._wire = wire
         self.frames_of_text = talk.renderer.frames_of_text
-        self.write = wire.write_piece
 
     @property
     def has_room(self) -> bool:
@@ -135,11 +135,14 @@ class _ToWire:
     def is_long(self, chunk: GenerationChunk) -> bool:
         return self._talk.pool.is_many(self._talk.renderer.numbers(chunk))
 
+    def write(self, frames: bytes) -> None:
+        self._wire.write_piece(unbroken(frames))
+
     def take(self, chunk: GenerationChunk) -> None:
-        self._wire.write_piece(self._render(chunk))
+        self.write(self._render(chunk))
 
     async def take_long(self, chunk: GenerationChunk) -> None:
-        self._wire.write_piece(await self._talk.render(chunk))
+        self.write(await self._talk.render(chunk))
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         self._wire.call_when_room(call)

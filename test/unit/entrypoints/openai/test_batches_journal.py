@@ -44,6 +44,11 @@ def test_a_sound_journal_is_read_back(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
+def test_a_client_may_divide_a_file_into_lines_as_unicode_does(tmp_path: Path) -> None:
+    journal = written(tmp_path, text="a\u2028b\u2029c\x85d")
+    assert len(journal.output.read_text(encoding="utf-8").splitlines()) == journal.tally.completed
+
+
 DAMAGE = st.tuples(
     st.sampled_from(["cut", "zero", "double", "move", "foreign", "garbage", "flip"]),
     st.floats(0, 1, exclude_max=True),

@@ -23,6 +23,7 @@ import orjson
 from mysglang.srt.entrypoints.openai.batches_input import name_of
 from mysglang.srt.entrypoints.openai.batches_record import Tally
 from mysglang.srt.utils.disk import UNFINISHED, append_whole, sync_folder
+from mysglang.srt.utils.json_lines import unbroken
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Journal:
         is not there.
         """
         # Vectors come as arrays.
-        body = orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)[1:]
+        body = unbroken(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY))[1:]
         line = self._begin(body) + body
         append_whole(self.output if good else self.errors, line + b"\n")
         self._count(self._decoder.decode(line), good=good)
