@@ -55,7 +55,7 @@ async def written(
 ) -> tuple[object, ...]:
     """Returns the bytes for the client, and how the cycle stands behind them."""
     transport, completed = MemoryTransport(), []
-    scope: Any = {"type": "http", "method": method, "headers": []}
+    scope: Any = {"type": "http", "http_version": "1.1", "method": method, "headers": []}
     log = logging.getLogger("test")
     cycle = kind(
         *(scope, transport, FlowControl(transport), log, log, False, [(b"date", b"today")], asyncio.Event()),
@@ -86,7 +86,7 @@ def test_what_is_written_is_what_uvicorn_writes(
 def test_an_end_is_the_last_chunk() -> None:
     async def run(*, at_once: bool) -> bytes:
         transport = MemoryTransport()
-        scope: Any = {"type": "http", "method": "POST", "headers": []}
+        scope: Any = {"type": "http", "http_version": "1.1", "method": "POST", "headers": []}
         log = logging.getLogger("test")
         flow, news = FlowControl(transport), asyncio.Event()
         cycle = Exchange(scope, transport, flow, log, log, False, [], news, False, True, lambda: None)

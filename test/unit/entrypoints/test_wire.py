@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 
+import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -46,6 +47,30 @@ async def test_pieces_make_the_body() -> None:
         wire.write_piece(piece)
     app.go_on.set()
     assert (await wired.answer()).content == b"one " + b"two " * 100
+
+
+@pytest.mark.parametrize("past_asgi", [False, True])
+async def test_http_1_0_gets_no_chunks(*, past_asgi: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        wire = wire_of(scope)
+        assert wire is not None
+        for piece in (b"one ", b"", b"two"):
+            if past_asgi:
+                wire.write_piece(piece)
+            else:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if past_asgi:
+            await wire.end()
+        else:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    wired = Wired(app)
+    wired.protocol.data_received(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+    await wired.until(lambda: wired.transport.closed)
+    head, _, body = wired.transport.written.partition(b"\r\n\r\n")
+    assert body == b"one two"
+    assert b"connection: close" in head and b"transfer-encoding" not in head
 
 
 async def test_room_is_the_clients() -> None:

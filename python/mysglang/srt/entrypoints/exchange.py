@@ -2,7 +2,8 @@
 
 What is read of a request, and what becomes of an application that fails, is uvicorn's. Answers are written in fewer
 steps. uvicorn searches each name and each value of a head by itself, for each answer; here a name is looked at once,
-and all values of a head are searched together.
+and all values of a head are searched together. A client of HTTP/1.0 would take chunks for the body: where the length of
+its answer is not known, the body ends with the connection.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _WITHOUT_BODY = (204, 304)
 class Exchange(RequestResponseCycle):
     """One request and its answer. Its fields are those of uvicorn's cycle, which the protocol reads and sets."""
 
+    _ends_with_connection = False
+    """True if nothing but the end of the connection ends the body. The protocol keeps no connection of HTTP/1.0."""
+
     async def send(self, message: Message) -> None:  # type: ignore[override]
         if self.flow.write_paused:
             await self._room()
@@ -41,12 +45,17 @@ class Exchange(RequestResponseCycle):
             raise RuntimeError(f"An answer cannot go on with the ASGI message {kind!r}.")
 
     async def end(self) -> None:
-        """Completes an answer in chunks, all of which were written."""
+        """Completes an answer of unknown length, all of which was written."""
         if self.flow.write_paused:
             await self._room()
         if not self.disconnected:
-            self.transport.write(LAST_CHUNK)
+            if self.chunked_encoding:
+                self.transport.write(LAST_CHUNK)
             self._complete()
+
+    def framed(self, piece: bytes) -> bytes:
+        """Returns a piece of the body of an answer of unknown length as it is sent; empty if the piece is."""
+        return b"%x\r\n%b\r\n" % (len(piece), piece) if piece and self.chunked_encoding else piece
 
     async def _room(self) -> None:
         """Waits until the client has taken enough of what was written, or has left."""
@@ -71,8 +80,11 @@ class Exchange(RequestResponseCycle):
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and status not in _WITHOUT_BODY and self.scope["method"] != "HEAD":
-            self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            if self.scope["http_version"] == "1.0":
+                self._ends_with_connection = True
+            else:
+                self.chunked_encoding = True
+                lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         self.transport.write(b"".join(lines))
 
@@ -96,8 +108,10 @@ class Exchange(RequestResponseCycle):
         if self.scope["method"] == "HEAD":
             self.expected_content_length = 0
         elif self.chunked_encoding:
-            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            chunk = self.framed(body)
             self.transport.write(chunk if more else chunk + LAST_CHUNK)
+        elif self._ends_with_connection:
+            self.transport.write(body)
         else:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0:

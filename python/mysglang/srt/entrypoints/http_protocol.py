@@ -248,7 +248,7 @@ class OneAtATime(HttpToolsProtocol):
 
     def write_piece(self, piece: bytes) -> None:
         if piece and not self.cycle.disconnected:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.transport.write(self.cycle.framed(piece))
 
     async def end(self) -> None:
         # Not through the middlewares: what they do to an answer, they do to its head.
