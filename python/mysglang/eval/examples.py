@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ class Task(Protocol):
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON lines file, which is decompressed if its name ends in .gz. Raises Failed."""
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -84,7 +85,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_table(path: Path, *, delimiter: str) -> list[list[str]]:
     """Returns the rows of a table. Raises Failed."""
-    return [row for row in csv.reader(_text(path).splitlines(), delimiter=delimiter) if row]
+    return [row for row in csv.reader(StringIO(_text(path), newline=""), delimiter=delimiter) if row]
 
 
 def fields(record: dict[str, Any], names: Sequence[str], path: Path) -> list[str]:

@@ -54,7 +54,7 @@ def save(results: Iterable[Scored], path: Path) -> None:
 def load(path: Path) -> list[Scored]:
     """Read a file that `save` wrote. Raises Failed."""
     try:
-        return [Scored(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [Scored(**json.loads(line)) for line in path.read_bytes().splitlines()]
     except OSError as error:
         raise Failed(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, TypeError):

@@ -44,7 +44,7 @@ def gsm8k(folder: Path) -> Path:
 
 def written(folder: Path, name: str, text: str) -> Path:
     path = folder / name
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", newline="")
     return path
 
 
@@ -116,6 +116,15 @@ def test_mmlu_shows_choices_and_counts_by_subject(tmp_path: Path) -> None:
     assert (first.group, second.group) == ("maths", "letters")
     assert first.judge("Answer: B").right and not first.judge("Answer: C").right
     assert not first.judge("I do not know").valid
+
+
+def test_lines_within_a_question_are_kept(tmp_path: Path) -> None:
+    table = MMLU.replace("First?", '"First?\nSecond\u2028line?"')
+    first, _ = Mmlu().examples(options(written(tmp_path, "mmlu.csv", table)))
+    assert "First?\nSecond\u2028line?\n\nA) 1\n" in first.prompt
+    problem = {"question": "1 +\u20281?", "answer": "#### 2"}
+    [only] = Gsm8k().examples(options(written(tmp_path, "a.jsonl", json.dumps(problem, ensure_ascii=False) + "\r\n")))
+    assert "1 +\u20281?" in only.prompt
 
 
 def test_humaneval_runs_the_tests(tmp_path: Path) -> None:

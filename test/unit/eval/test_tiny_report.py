@@ -12,7 +12,7 @@ from mysglang.eval.exam import Item, ToolCall, Turn, answer_text
 from mysglang.eval.report import Scored
 from mysglang.eval.url_runner import message_text
 
-RESULTS = [Scored("a", "p1", "x", "x"), Scored("a", "p2", "x", "y"), Scored("b", "p3", "ü", "ü")]
+RESULTS = [Scored("a", "p1", "x", "x"), Scored("a", "p2", "x", "y"), Scored("b", "p3\u2028", "ü", "ü")]
 
 
 def test_scores_by_task_and_in_total() -> None:
@@ -28,7 +28,7 @@ def test_answers_come_back_from_their_file(tmp_path: Path) -> None:
 
 def test_compare_fails_below_what_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report.save(RESULTS, tmp_path / "a")
-    report.save([*RESULTS[:2], Scored("b", "p3", "ü", "u")], tmp_path / "b")
+    report.save([*RESULTS[:2], Scored("b", "p3\u2028", "ü", "u")], tmp_path / "b")
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert tiny.main(["--compare", *files]) == 0
     assert tiny.main(["--compare", *files, "--at-least", "0.99"]) == 1
