@@ -15,6 +15,12 @@ CHAT_NAMES = SAMPLING_NAMES | {"text": "messages", "top_logprobs_num": "top_logp
 COMPLETION_NAMES = SAMPLING_NAMES | {"text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
 TOKENIZE_NAMES = {"text": "prompt", "input_ids": "tokens"}
 
+_WORD = re.compile(r"""(?<!\w)'[^']*'|"[^"]*"|#/\S*|\w+""")
+"""A word of a message; or a value of the client, or its place in a schema, which stays as it was sent."""
+
+_BEHIND_A_NAME = re.compile(r":|\.\w")
+"""Signs behind the name of a field: its fault follows, or the name of a part of it."""
+
 
 class own_words:  # used like a function
     """Context that re-raises errors about a field under the name that the route's clients use (`names`)."""
@@ -30,7 +36,7 @@ class own_words:  # used like a function
     def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> None:
         if isinstance(error, InvalidRequest) or (isinstance(error, Aborted) and error.param is not None):
             names = self._names
-            message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
+            message = _in_words(names, error.message, error.param)
             raise error.reworded(message, _reworded(error.param, names)) from None
 
 
@@ -39,6 +45,20 @@ def then(names: Mapping[str, str], further: Mapping[str, str]) -> Mapping[str, s
     if not further:
         return names
     return {**further, **{name: further.get(own, own) for name, own in names.items()}}
+
+
+def _in_words(names: Mapping[str, str], message: str, param: str | None) -> str:
+    """Returns a message about the field `param` with the client's names of fields."""
+    field = None if param is None else param.partition(".")[0]
+
+    def word(found: re.Match[str]) -> str:
+        name = found[0]
+        # A word like text or stop may also be meant as a word.
+        if "_" in name or name == field or found.start() == 0 or _BEHIND_A_NAME.match(message, found.end()):
+            return names.get(name, name)
+        return name
+
+    return _WORD.sub(word, message)
 
 
 def _reworded(param: str | None, names: Mapping[str, str]) -> str | None:
