@@ -120,6 +120,23 @@ async def test_a_model_that_generates_makes_no_vectors() -> None:
         assert not served.engine.requests
 
 
+@pytest.mark.parametrize(("path", "field"), [("/api/embed", "input"), ("/api/embeddings", "prompt")])
+async def test_a_vector_does_not_depend_on_how_to_sample(path: str, field: str) -> None:
+    async with serve(endless) as served:
+
+        async def answer(**options: object) -> tuple[str, str | None]:
+            response = await served.post(path, {"model": "tiny", field: "a", "options": options})
+            return response.json()["error"], response.headers.get("x-ignored-fields")
+
+        taken = "The served model generates text"
+        unset, unset_ignored = await answer(temperature=None, num_ctx=None, mirostat=None, num_thread=None)
+        some, some_ignored = await answer(temperature=0.5, mirostat=1, num_ctx=CONTEXT_LEN, num_thread=4)
+        far, _ = await answer(num_ctx=CONTEXT_LEN + 1)
+    assert unset.startswith(taken) and unset_ignored is None
+    assert some.startswith(taken) and some_ignored == "temperature, mirostat, num_thread"
+    assert far == f"options.num_ctx: the model is served with a context of {CONTEXT_LEN} tokens, got {CONTEXT_LEN + 1}."
+
+
 @pytest.mark.parametrize("prompt", ["def f(", ""])
 async def test_what_stands_before_a_suffix(monkeypatch: pytest.MonkeyPatch, prompt: str) -> None:
     """Asked as the model was trained to be, without the chat template."""

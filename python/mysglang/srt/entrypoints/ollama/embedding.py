@@ -14,6 +14,7 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.ollama.model_card import check_name
 from mysglang.srt.entrypoints.ollama.protocol import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from mysglang.srt.entrypoints.ollama.translate import check_context
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.managers.pooled import Pooled, pooled, require
@@ -34,7 +35,7 @@ class OllamaServingEmbedding:
         """Returns the answer to `request`. Raises what `error_responses` knows."""
         begun = time.monotonic_ns()
         body = await read_model(request, OllamaEmbedRequest)
-        check_name(self._models, body.model)
+        self._check(body)
         texts = [body.input] if isinstance(body.input, str) else body.input
         answers = await while_connected(request, self._vectors(texts, "input", body.dimensions))
         return json_response(
@@ -50,9 +51,13 @@ class OllamaServingEmbedding:
     async def embeddings(self, request: Request) -> Response:
         """Answer POST /api/embeddings."""
         body = await read_model(request, OllamaEmbeddingsRequest)
-        check_name(self._models, body.model)
+        self._check(body)
         (answer,) = await while_connected(request, self._vectors([body.prompt], "prompt", None))
         return json_response({"embedding": answer.vector.tolist()})
+
+    def _check(self, body: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> None:
+        check_name(self._models, body.model)
+        check_context(body.options, self._models.max_model_len)
 
     async def _vectors(self, texts: list[str], field: str, dimensions: int | None) -> list[Pooled]:
         config = require(self._pooling, "embed")

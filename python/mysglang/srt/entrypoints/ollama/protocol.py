@@ -46,6 +46,7 @@ def _keep_alive(value: object) -> object:
 
 
 Format = Annotated[str | dict[str, Any], PlainValidator(_format, json_schema_input_type=str | dict[str, Any])]
+ContextTokens = Annotated[int, Field(ge=1)] | None
 KeepAlive = Annotated[float | str, PlainValidator(_keep_alive, json_schema_input_type=float | str)]
 
 
@@ -57,7 +58,7 @@ class Options(OllamaSampling):
     """Sampling options. `repeat_penalty` considers all tokens so far, as `repeat_last_n` -1 says."""
 
     num_predict: Annotated[int, AfterValidator(_num_predict)] = -1
-    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    num_ctx: ContextTokens = None
     """Tokens of context that the request needs; more than the model has are refused."""
     unsupported = {
         **not_here("tfs_z", "typical_p", unless=(1, 1.0)),
@@ -71,6 +72,18 @@ class Options(OllamaSampling):
         **not_here("numa", "low_vram", "f16_kv", "use_mlock"),
     }
     """Options that load a model in Ollama, and small differences in how tokens are counted and drawn."""
+
+
+class EmbedOptions(StrictModel):
+    """Options beside a prompt that becomes a vector. Nothing is sampled, so what says how to sample changes nothing."""
+
+    num_ctx: ContextTokens = None
+    """Tokens of context that the request needs; more than the model has are refused."""
+    idle = {
+        **not_here(*(name for name in Options.model_fields if name != "num_ctx")),
+        **Options.unsupported,
+        **Options.idle,
+    }
 
 
 class OllamaRequest(StrictModel):
@@ -180,8 +193,9 @@ class OllamaEmbedRequest(StrictModel):
     input: Texts
     dimensions: int | None = None
     keep_alive: KeepAlive | None = None
+    options: EmbedOptions = EmbedOptions()
+    """Options of Ollama, of which only `num_ctx` concerns a vector."""
     idle = KEPT_WHOLE
-    unsupported = not_here("options")
 
 
 class OllamaEmbeddingsRequest(StrictModel):
@@ -190,4 +204,5 @@ class OllamaEmbeddingsRequest(StrictModel):
     model: str
     prompt: str
     keep_alive: KeepAlive | None = None
-    unsupported = not_here("options", unless=({},))
+    options: EmbedOptions = EmbedOptions()
+    """Options of Ollama, of which only `num_ctx` concerns a vector."""

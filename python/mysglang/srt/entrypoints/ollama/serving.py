@@ -81,7 +81,7 @@ class OllamaServing:
 
     async def _respond(self, request: Request, job: _Job, *, loads: bool) -> Response:
         self._card.check(job.body.model)
-        check_context(job.body, self._card.context_len)
+        check_context(job.body.options, self._card.context_len)
         if loads:
             nothing = job.message({"role": "assistant", "content": ""})
             return json_response({**self._head(job), **nothing, "done_reason": "load", "done": True})

@@ -6,10 +6,12 @@ from typing import Any
 
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.ollama.protocol import (
+    EmbedOptions,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaRequest,
+    Options,
 )
 from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -57,9 +59,9 @@ def max_tokens(body: OllamaRequest) -> int | None:
     return body.options.num_predict if body.options.num_predict > 0 else None
 
 
-def check_context(body: OllamaRequest, context_len: int) -> None:
+def check_context(options: Options | EmbedOptions, context_len: int) -> None:
     """Raises InvalidRequest if a client needs more context than there is."""
-    wanted = body.options.num_ctx
+    wanted = options.num_ctx
     if wanted is not None and wanted > context_len:
         message = f"options.num_ctx: the model is served with a context of {context_len} tokens, got {wanted}."
         raise InvalidRequest(message, param="options")
