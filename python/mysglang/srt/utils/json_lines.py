@@ -14,6 +14,6 @@ _ESCAPES = {mark.encode(): b"\\u%04x" % ord(mark) for mark in "\x85\u2028\u2029"
 
 def unbroken(json: bytes) -> bytes:
     """Returns the same JSON, or lines of JSON, with escapes for all line ends within its strings."""
-    if b"\xe2\x80" not in json and b"\xc2\x85" not in json:
+    if json.isascii() or (b"\xe2\x80" not in json and b"\xc2\x85" not in json):
         return json
     return _LINE_ENDS.sub(lambda found: _ESCAPES[found[0]], json)
