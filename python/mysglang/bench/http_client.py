@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import httptools
 
+from mysglang.bench.address import Address
 from mysglang.bench.refused import Refused
 
 OnBody = Callable[[int, bytes], None]
@@ -22,30 +21,6 @@ OnBody = Callable[[int, bytes], None]
 
 class ConnectionFailed(Exception):
     """The server could not be reached, or hung up before the answer was whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Address of a server. `prefix` begins every path, and does not end with a slash."""
-
-    host: str
-    port: int
-    tls: bool
-    prefix: str
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """Parses a URL. Raises Refused."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refused(f"{url} is not the URL of a server, such as http://127.0.0.1:30000.")
-        tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"))
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 class HttpClient:

@@ -9,10 +9,10 @@ import http.client
 import ssl
 from collections.abc import Generator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
+from mysglang.bench.address import Address
 from mysglang.bench.refused import Failed, Refused
 from mysglang.srt.environ import API_KEY
 
@@ -35,17 +35,9 @@ class ApiClient:
 
     def __init__(self, base_url: str, api_key: str | None = None, *, hint: str = "") -> None:
         """`hint` ends the error message when no server answers. Raises Refused for an invalid URL."""
-        parts = urlsplit(base_url)
-        try:
-            port = parts.port
-        except ValueError:
-            raise Refused(f"--base-url {base_url}: the port is not a number below 65536.") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refused(f"--base-url {base_url!r} is not an address such as http://127.0.0.1:30000.")
+        Address.of(base_url, "--base-url")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._host, self._tls = parts.hostname, parts.scheme == "https"
-        self._port = port or (443 if self._tls else 80)
-        self._prefix = urlsplit(self.base_url).path
+        self._address = Address.of(self.base_url)
         self._hint = hint
         key = api_key or API_KEY.get()
         if not key.isascii() or not key.isprintable():
@@ -97,7 +89,7 @@ class ApiClient:
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         try:
             content = None if body is None else orjson.dumps(body)
-            connection.request(method, f"{self._prefix}{path}", content, headers)
+            connection.request(method, f"{self._address.prefix}{path}", content, headers)
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise ServerRefused(response.status, _why(response.status, response.read()))
@@ -110,12 +102,12 @@ class ApiClient:
         return connection, response
 
     def _connect(self) -> http.client.HTTPConnection:
-        if self._tls:
+        if self._address.tls:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=CONNECT_S, context=ssl.create_default_context()
+                self._address.host, self._address.port, timeout=CONNECT_S, context=ssl.create_default_context()
             )
         else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_S)
+            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=CONNECT_S)
         try:
             connection.connect()
         except OSError as error:

@@ -12,7 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mysglang.bench.refused import Failed, Refused
+from mysglang.bench.address import Address
+from mysglang.bench.refused import Failed
 from mysglang.eval.exam import LONGEST_ANSWER, Item, ToolCall, Turn, answer_text
 
 CONCURRENCY = 32
@@ -23,8 +24,7 @@ def answers(items: Sequence[Item], url: str) -> Iterator[str]:
     """Yields the greedy answer to each item, in order. Raises Refused for an invalid URL, Failed if no server answers
     or the server refuses.
     """
-    if not url.startswith(("http://", "https://")):
-        raise Refused(f"--url {url!r} is not an address such as http://127.0.0.1:30000.")
+    Address.of(url, "--url")
     base = url.rstrip("/").removesuffix("/v1")
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         yield from tqdm(pool.map(lambda item: _ask(base, item), items), total=len(items), unit="item", disable=None)

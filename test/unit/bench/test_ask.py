@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,9 +11,10 @@ import pytest
 
 from fixtures.patience import PATIENCE_S, until
 from mysglang.bench import ask
+from mysglang.bench.address import Address
 from mysglang.bench.ask import Asker, FrameSplitter
 from mysglang.bench.backends import AskOptions, make_backend
-from mysglang.bench.http_client import Address, ConnectionFailed, HttpClient
+from mysglang.bench.http_client import ConnectionFailed, HttpClient
 from mysglang.bench.prompts import Prompt
 from mysglang.bench.records import RequestRecord
 from mysglang.bench.refused import Refused
@@ -190,3 +192,21 @@ def test_addresses(url: str, address: Address) -> None:
 def test_what_is_no_server_is_refused(make: Callable[[], HttpClient]) -> None:
     with pytest.raises(Refused):
         make()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("host:80", "is not an address such as"),
+        ("http://[::1", "is not an address such as"),
+        (f"http://{'a' * 64}.com", "is not an address such as"),
+        ("http://host:65536", "the port is not a number below 65536"),
+        ("http://host:x", "the port is not a number below 65536"),
+        ("http://a b", "holds characters that no address may have"),
+        ("http://a/b c", "holds characters that no address may have"),
+        ("http://a/ä", "holds characters that no address may have"),
+    ],
+)
+def test_an_address_that_is_wrong_is_named(url: str, said: str) -> None:
+    with pytest.raises(Refused, match=f"^--url '{re.escape(url)}'.* ?{said}"):
+        Address.of(url, "--url")

@@ -79,6 +79,8 @@ MISTAKES: dict[str, str] = {
     "generate --model-path tiny --prot 1 hello": "--prot is not an option; did you mean --port",
     "generate --raw --system x hello": "--system needs the model's chat template, which --raw leaves out.",
     "generate --base-url localhost hello": "--base-url 'localhost' is not an address such as http://127.0.0.1:30000.",
+    "generate --base-url http://[::1 hello": "--base-url 'http://[::1' is not an address such as http://127.0.0.1:30000.",
+    "bench serving --base-url http://a:65536": "'http://a:65536': the port is not a number below 65536.",
     "models --batch-size 0": "argument --batch-size: 0 is less than 1",
     "completion tcsh": "argument shell: invalid choice: 'tcsh' (choose from ",
     "bench compare --base-urls http://a": "--base-urls needs two servers or more.",
