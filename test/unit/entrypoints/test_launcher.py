@@ -95,6 +95,18 @@ def test_files_of_the_tokenizer_are_looked_at(model: Path, name: str) -> None:
     find_model(args(model, skip_tokenizer_init=True))
 
 
+def test_a_current_directory_that_was_removed_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    options = args(model)
+    here.rmdir()
+    with pytest.raises(ConfigError, match=r"the current directory cannot be used .*; start from another one"):
+        find_model(options)
+
+
 def test_parts_of_the_config_without_effect_are_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     find_model(args(model, json_model_override_args='{"vocab_sise": 96}'))
     (line,) = caplog.messages

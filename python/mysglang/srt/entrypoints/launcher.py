@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     """
     for warning in unknown_variables():
         logger.warning(warning)
+    _check_place()
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
     weights = format_at(model.model_path, model.load_format)
@@ -101,6 +103,14 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
         args = replace(args, speculative=replace(args.speculative, speculative_draft_model_path=draft))
         _check_sizes(load_draft_config(draft, config), weights.beside, server_args)
     return args, config
+
+
+def _check_place() -> None:
+    """Raises ConfigError if the current directory was removed: oneMKL then ends each process that loads it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the current directory cannot be used ({error.strerror}); start from another one") from None
 
 
 def _check_sizes(config: ModelConfig, weights: WeightFormat, server_args: ServerArgs) -> None:
