@@ -28,8 +28,8 @@ class Recorder:
         yield None
 
 
-def front(manager: Recorder, tokenizer: object, *, is_embedding: bool = False, context_len: int = 8192) -> Front:
-    facts = SimpleNamespace(is_embedding=is_embedding, context_len=context_len)
+def front(manager: Recorder, tokenizer: object, *, is_embedding: bool = False, longest: int = 8191) -> Front:
+    facts = SimpleNamespace(is_embedding=is_embedding, context_len=8192, max_req_input_len=longest)
     return cast("Front", SimpleNamespace(tokenizer_manager=manager, tokenizer=tokenizer, facts=facts))
 
 
@@ -50,7 +50,7 @@ async def test_asks_in_ids_where_there_is_none() -> None:
 @pytest.mark.parametrize("is_embedding", [False, True])
 async def test_asks_with_one_token_where_the_text_might_not_fit(is_embedding: bool) -> None:
     manager = Recorder()
-    await warm_up(front(manager, object(), is_embedding=is_embedding, context_len=2))
+    await warm_up(front(manager, object(), is_embedding=is_embedding, longest=1))
     (asked,) = manager.asked
     assert asked.text is None and asked.input_ids == [0]
 

@@ -18,14 +18,14 @@ from mysglang.srt.utils.logging import timed
 logger = logging.getLogger(__name__)
 
 PROMPT = "The capital city of France is"
-SHORT_CONTEXT = 64
-"""With less room than this, the text might not fit, and the first request is a single token."""
+SHORT_PROMPT = 64
+"""If prompts must be shorter than this, the text might not fit, and the first request is a single token."""
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 
 
 async def warm_up(front: Front) -> None:
     """Sends one request through the server. Raises WorkerDied if it is not answered."""
-    takes_text = front.tokenizer is not None and front.facts.context_len >= SHORT_CONTEXT
+    takes_text = front.tokenizer is not None and front.facts.max_req_input_len >= SHORT_PROMPT
     if front.facts.is_embedding:
         prompt = EmbeddingReqInput(text=PROMPT) if takes_text else EmbeddingReqInput(input_ids=[0])
         request = prompt.request()
