@@ -210,6 +210,19 @@ print(*[child.pid for child in psutil.Process().children()])
     assert done.stderr == ""
 
 
+def test_a_program_without_standard_files_ends_well(tmp_path: Path) -> None:
+    code = """
+import mysglang
+with open("answer", "w") as file:
+    file.write(mysglang.Engine().generate("Hi", {"max_new_tokens": 1})["text"])
+"""
+    environment = os.environ | {"PYTHONPATH": python_path("python")}
+    command = ["bash", "-c", f"exec {sys.executable} -c '{code}' <&- >&- 2>&-"]
+    done = subprocess.run(command, timeout=PATIENCE_S, cwd=tmp_path, env=environment)
+    assert done.returncode == 0
+    assert (tmp_path / "answer").read_text()
+
+
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
 def test_an_interrupted_call_ends_its_request(engine: Engine) -> None:
     before = idle(engine)["forward_steps"]

@@ -43,6 +43,7 @@ from mysglang.srt.messages.embedding import parse_embedding
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 from mysglang.srt.messages.weights import MEMORY_TAGS, MemoryTag
 from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.log_output import open_standard_files
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.service_thread import ServiceThread
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -88,6 +89,7 @@ class Engine:
             raise ConfigError(
                 "--tokenizer-worker-num: only for the HTTP server; an Engine is asked in its own process."
             )
+        open_standard_files()
         configure_logging(server_args.observability.log_level)
         self.server_args, model_config = find_model(server_args)
         self._closed = False
