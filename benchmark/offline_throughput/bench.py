@@ -120,7 +120,7 @@ def _imports(engine: str, args: argparse.Namespace) -> dict[str, str]:
     path: Path | None = getattr(args, f"{engine}_path", None)
     if path is None:
         return {}
-    folder = path.expanduser()
+    folder = Path(os.path.expanduser(path))
     parts = [folder / "python", folder / "sgl-kernel" / "python"] if engine == "before" else [folder]
     known = [os.environ["PYTHONPATH"]] if engine == "before" and "PYTHONPATH" in os.environ else []
     return {"PYTHONPATH": os.pathsep.join([*map(str, parts), *known])}

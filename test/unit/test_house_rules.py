@@ -175,6 +175,12 @@ def test_nothing_loads_code() -> None:
     assert not found
 
 
+def test_homes_of_unknown_users_are_no_exception() -> None:
+    """Paths keep a `~` that is no home by os.path; pathlib raises RuntimeError."""
+    found = [relative(path) for path in source_files({".py"}) if ".expanduser()" in path.read_text()]
+    assert set(found) <= {relative(Path(__file__))}, "use os.path.expanduser"
+
+
 def texts_of_tests(word: str) -> dict[str, str]:
     """Path -> text of each file of tests that has this word."""
     texts = {relative(path): path.read_text() for path in source_files({".py"})}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -243,7 +244,7 @@ class Chat:
             self._note("/save needs a file, such as /save talk.json")
             return
         try:
-            Path(path).expanduser().write_bytes(orjson.dumps(self.messages, option=orjson.OPT_INDENT_2))
+            Path(os.path.expanduser(path)).write_bytes(orjson.dumps(self.messages, option=orjson.OPT_INDENT_2))
         except OSError as error:
             self._error(f"{path} cannot be written: {error.strerror}")
         else:

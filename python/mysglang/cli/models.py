@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -151,7 +152,7 @@ def _stranger(model: str, listed: Collection[str]) -> str | None:
 
 def _is_place(model: str) -> bool:
     """True if `model` names files: a path here, a repository, or the model that is built in."""
-    return "/" in model or is_embedded(model) or Path(model).expanduser().exists()
+    return "/" in model or is_embedded(model) or os.path.exists(os.path.expanduser(model))
 
 
 def architectures() -> dict[str, Any]:

@@ -25,7 +25,7 @@ def cpu_threads() -> int | None:
 def cache_directory() -> Path:
     """Folder of compiled libraries, shared by all processes of a user; it need not exist yet."""
     if own := os.environ.get(KERNEL_CACHE):
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else _home() / ".cache") / "mysglang" / "kernels"
 

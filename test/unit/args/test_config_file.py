@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,27 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
 def test_the_server_takes_it(tmp_path: Path) -> None:
     args = ServerArgs.from_cli(["--config", config(tmp_path, "port: 8123\n"), "--host", "::1"])
     assert (args.serving.port, args.serving.host) == (8123, "::1")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("api-key: 00123\n", {"api_key": "00123"}),
+        ("served-model-name: 1.10\n", {"served_model_name": "1.10"}),
+        ("served-model-name: on\n", {"served_model_name": "on"}),
+        ("revision: 2024-01-01\n", {"revision": "2024-01-01"}),
+        ("served-model-aliases: [a, 7]\n", {"served_model_aliases": ("a", "7")}),
+        ("req-waiting-timeout: 1e3\n", {"req_waiting_timeout": 1000.0}),
+        ("port: 31:10\n", {"port": "31:10"}),
+        ("port: '8000'\n", {"port": "8000"}),
+        ("quantization: null\n", {"quantization": None}),
+        ("cuda-graph-bs: [[1]]\n", {"cuda_graph_bs": ([1],)}),
+    ],
+)
+def test_words_without_quotes_mean_what_they_mean_on_a_command_line(
+    text: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    assert parse(["--config", config(tmp_path, text)]) == options
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
@@ -87,6 +109,8 @@ def test_values_are_judged_with_those_of_the_command_line(text: str, said: str, 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         parse(["--config", str(tmp_path)])
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        parse(["--config", "~nobody-of-this-name/server.yaml"])
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         parse(["--config", str(tmp_path / "bytes")])

@@ -87,6 +87,14 @@ def test_a_repository_is_downloaded(load_format: str, tmp_path: Path, monkeypatc
     assert "*.bin" not in asked["allow_patterns"] and "*.py" not in asked["allow_patterns"]
 
 
+def test_a_home_that_is_none_is_a_directory_of_this_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda _, **options: asked.update(options) or tmp_path)
+    resolve_model_path("org/name", download_dir="~nobody-of-this-name/models", load_format="dummy")
+    assert asked["cache_dir"] == str(tmp_path / "~nobody-of-this-name/models")
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_bin_files_are_downloaded_only_if_there_are_no_others(
     safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,12 +5,14 @@
     enable-metrics: true
     cuda-graph-bs: [1, 2, 4]
 
-Reads one flat mapping. Option names come with dashes or underscores, aliases included; values have YAML's types. What
-the values may be is judged with the command line's, later. Knows no command line.
+Reads one flat mapping. Option names come with dashes or underscores, aliases included. A value without quotes is what
+it is on a command line: `served-model-name: 1.10` is a text, and 1e3 a number. What the values may be is judged with
+the command line's, later. Knows no command line.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from mysglang.srt.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 """Size of the largest file that is read."""
+_PLAIN = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "timestamp"))
+"""Tags that YAML gives to words without quotes, apart from null."""
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def read_config(path: str) -> dict[str, Any]:
 
 def _text(path: str) -> str:
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with Path(os.path.expanduser(path)).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(f"--config {path}: it is larger than {MAX_BYTES} bytes")
@@ -77,13 +81,26 @@ def _read(option: Option, node: yaml.Node, found: dict[str, Any]) -> Iterator[st
         yield f"{option.flag} takes {'a list' if option.many else 'one value'}, not a mapping"
         return
     try:
-        value = yaml.SafeLoader("").construct_document(node)
+        if option.many and isinstance(node, yaml.SequenceNode):
+            value = tuple(_value(option, item) for item in node.value)
+        else:
+            value = _value(option, node)
     except (yaml.YAMLError, ValueError) as error:
         yield f"{option.flag}: {' '.join(str(error).split())}"
         return
     if option.kind is bool and not isinstance(value, bool):
         yield f"{option.flag} is a flag; give true or false"
     elif option.many:
-        found[option.name] = tuple(value) if isinstance(value, list) else (value,)
+        found[option.name] = value if isinstance(value, tuple) else (value,)
     else:
         found[option.name] = value
+
+
+def _value(option: Option, node: yaml.Node) -> Any:
+    """Returns the value of one node. YAML would read 0123 as 83, 12:30 as 750 and 1e3 as a text."""
+    if option.kind is bool or not isinstance(node, yaml.ScalarNode) or node.style or node.tag not in _PLAIN:
+        return yaml.SafeLoader("").construct_document(node)
+    try:
+        return option.kind(node.value)
+    except ValueError:
+        return node.value

@@ -103,7 +103,8 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
         folder = huggingface_hub.snapshot_download(
             model,
             revision=revision,
-            cache_dir=download_dir,
+            # The client fails at a `~` that is no home, unless something precedes it.
+            cache_dir=download_dir and os.path.abspath(os.path.expanduser(download_dir)),
             allow_patterns=patterns,
             ignore_patterns=UNWANTED_FILES,
         )

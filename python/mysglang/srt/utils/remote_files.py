@@ -154,7 +154,7 @@ def fetch_url(url: str, download_dir: str | None) -> Path:
     """Fetches config and tokenizer files of the model at a URL, by default below `REMOTE_CACHE`. Returns their
     directory. Raises ConfigError.
     """
-    return fetch_config(RemoteFolder(url), Path(download_dir or REMOTE_CACHE).expanduser())
+    return fetch_config(RemoteFolder(url), Path(os.path.expanduser(download_dir or REMOTE_CACHE)))
 
 
 def fetch_config(folder: RemoteFolder, cache: Path) -> Path:
