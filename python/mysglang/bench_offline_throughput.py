@@ -17,10 +17,10 @@ from mysglang.bench import report
 from mysglang.bench.datasets import DatasetOptions, add_dataset_flags, make_dataset
 from mysglang.bench.flags import PROFILING, ToolParser, json_object, result_file
 from mysglang.bench.prompts import IdWriter, Prompt, TextWriter
-from mysglang.bench.refused import Refused, run_tool
+from mysglang.bench.refused import Failed, Refused, run_tool
 from mysglang.bench.vocabulary import Vocabulary
 from mysglang.srt.entrypoints.engine import Engine
-from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.errors import ConfigError, RequestError, ServerEnded, WorkerDied
 from mysglang.srt.server_args import ServerArgs
 
 PROG = "python -m mysglang.bench_offline_throughput"
@@ -30,9 +30,16 @@ WARMUP_TOKENS = 16
 
 SGLANG_ONLY = f"{PROFILING} apply-chat-template do-not-exit gsp-fast-prepare gsp-range-ratio prompt-suffix"
 
+OWN_FIELDS = frozenset({"prompt", "text", "input_ids", "stream"})
+"""Fields of its requests that the tool fills in."""
+
 
 def main(argv: Sequence[str], prog: str = PROG) -> int:
     options, rest = make_parser(prog).parse_before_server(argv, SGLANG_ONLY)
+    if not isinstance(options.extra_request_body.get("sampling_params", {}), dict):
+        raise Refused("--extra-request-body: sampling_params must be an object.")
+    if given := OWN_FIELDS & options.extra_request_body.keys():
+        raise Refused(f"--extra-request-body: {', '.join(sorted(given))}: this tool gives these fields itself.")
     try:
         # The queue must take them all, because there is no other client.
         queue = ["--max-queued-requests", str(1 << 30), "--log-level", "error"]
@@ -40,7 +47,10 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
     except (ConfigError, WorkerDied) as error:
         raise Refused(*(error.problems if isinstance(error, ConfigError) else [str(error)])) from None
     with engine:
-        figures = _measure(engine, options)
+        try:
+            figures = _measure(engine, options)
+        except (RequestError, ServerEnded) as error:
+            raise Failed(str(error)) from None
     print(report.offline_table(figures))
     print(orjson.dumps(figures).decode())
     if options.result_filename:

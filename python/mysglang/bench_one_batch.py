@@ -38,6 +38,9 @@ def main(argv: Sequence[str], prog: str = PROG) -> int:
     options, rest = make_parser(prog).parse_before_server(argv, SGLANG_ONLY)
     try:
         server_args, model = find_model(ServerArgs.from_cli([*_room_for(max(options.batch_size)), *rest]))
+        if server_args.parallel.num_ranks > 1:
+            # One process would wait for the others for ever.
+            raise Refused("--tp-size, --pp-size: this tool times one rank; bench_offline_throughput measures several.")
         configure_logging(server_args.observability.log_level)
         bench = _bench(server_args, model)
     except ConfigError as error:

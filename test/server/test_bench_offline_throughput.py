@@ -45,6 +45,25 @@ def test_the_tool(tmp_path: Path, options: list[str]) -> None:
         assert figures["total_cached_tokens"] >= 4 * 28
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (
+            ["--random-input-len", "999", "--random-range-ratio", "1", "--context-length", "32"],
+            1,
+            "is longer than the model's context length",
+        ),
+        (["--extra-request-body", '{"colour": 1}'], 1, "unknown field `colour`"),
+        (["--extra-request-body", '{"stream": true}'], 2, "stream: this tool gives these fields itself"),
+        (["--extra-request-body", '{"sampling_params": 1}'], 2, "sampling_params must be an object"),
+    ],
+)
+def test_requests_that_are_refused(options: list[str], status: int, said: str) -> None:
+    done = bench("--dataset-name", "random-ids", "--num-prompts", "1", *options)
+    assert done.returncode == status
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and said in done.stderr
+
+
 def test_what_cannot_be_is_refused() -> None:
     done = bench("--model-path", "/nowhere/at/all")
     assert done.returncode == 2

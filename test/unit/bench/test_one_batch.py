@@ -14,6 +14,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang import bench_one_batch
 from mysglang.bench.one_batch import OneBatch, OneBatchResult
+from mysglang.bench.refused import Refused
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.outputs import BatchResult
@@ -142,6 +143,12 @@ def test_the_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("Prefill. latency:") == out.count("Total. latency:") == 4
     assert out.count("Decode.  median latency:") == 2
     assert "Decode 4. Batch size: 2, latency:" in out and "Decode 5." not in out
+
+
+@pytest.mark.parametrize("option", ["--tp-size", "--pp-size"])
+def test_several_ranks_are_refused(option: str) -> None:
+    with pytest.raises(Refused, match="times one rank"):
+        bench_one_batch.main([option, "2", "--device", "cpu"])
 
 
 def test_layers_with_windows_from_pools_of_their_own(tmp_path: Path) -> None:
