@@ -88,7 +88,7 @@ class ApiClient:
         connection = self._connect()
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         try:
-            content = None if body is None else orjson.dumps(body)
+            content = None if body is None else _encoded(body)
             connection.request(method, f"{self._address.prefix}{path}", content, headers)
             response = connection.getresponse()
             if response.status != http.client.OK:
@@ -115,6 +115,13 @@ class ApiClient:
             raise Failed(f"no server answers at {self.base_url} ({why}).{self._hint}") from None
         connection.sock.settimeout(None)
         return connection
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # bytes of the command line or of stdin became halves of surrogate pairs
+        raise Failed("the request holds bytes that are not UTF-8 text.") from None
 
 
 def _object(payload: bytes) -> dict[str, Any]:

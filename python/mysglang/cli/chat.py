@@ -27,7 +27,7 @@ from mysglang.cli.answer import Answer, Call
 from mysglang.cli.api_client import ApiClient
 from mysglang.cli.arguments import add_sampling_flags, add_server_flags, sampling_fields
 from mysglang.cli.own_server import chosen_server, parse_for_server
-from mysglang.cli.terminal import Style, harmless, style_of
+from mysglang.cli.terminal import Style, harmless, style_of, take_any_bytes
 
 PATH = "/v1/chat/completions"
 YOU = "you> "
@@ -117,6 +117,7 @@ class Chat:
 
     def run(self) -> None:
         """Reads and answers messages until the end of input, or /quit."""
+        take_any_bytes()
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  (gives input() a history and an editor)
@@ -247,6 +248,8 @@ class Chat:
             Path(os.path.expanduser(path)).write_bytes(orjson.dumps(self.messages, option=orjson.OPT_INDENT_2))
         except OSError as error:
             self._error(f"{path} cannot be written: {error.strerror}")
+        except TypeError:
+            self._error(f"{path} cannot be written: a message holds bytes that are not UTF-8 text")
         else:
             self._note(f"{len(self.messages)} messages are in {path}.")
 

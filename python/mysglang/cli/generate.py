@@ -15,7 +15,7 @@ from mysglang.bench.refused import Refused
 from mysglang.cli.api_client import ApiClient
 from mysglang.cli.arguments import add_sampling_flags, add_server_flags, sampling_fields
 from mysglang.cli.own_server import chosen_server, parse_for_server
-from mysglang.cli.terminal import harmless, style_of
+from mysglang.cli.terminal import harmless, style_of, take_any_bytes
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -63,6 +63,7 @@ def main(argv: Sequence[str], prog: str) -> int:
 def _prompt(given: str | None) -> str:
     if given is None and sys.stdin.isatty():
         raise Refused('there is no prompt: give one as an argument, such as "hello", or on stdin.')
+    take_any_bytes()
     prompt = sys.stdin.read() if given in (None, "-") else given
     assert prompt is not None
     if not prompt.strip():

@@ -99,11 +99,10 @@ def main(argv: Sequence[str], prog: str) -> int:
         "profile_prefix": options.profile_prefix,
     }
     files = ("STEPS" in activities) + bool(set(activities) - {"STEPS"})
-    wanted = files * (2 if options.profile_by_stage else 1) * int(info.get("tp_size", 1))
+    wanted = files * (2 if options.profile_by_stage else 1) * int(info.get("tp_size", 1)) * int(info.get("pp_size", 1))
     prefix = f"{options.profile_prefix}-{name}" if options.profile_prefix else name
-    owner.post("/start_profile", body)
-    with _load(client, options):
-        return _wait(owner, Path(body["output_dir"]), prefix, wanted, options.timeout)
+    with _recording(owner, body), _load(client, options) as errors:
+        return _wait(owner, Path(body["output_dir"]), prefix, wanted, options.timeout, errors)
 
 
 def _activities(options: argparse.Namespace, info: dict[str, Any]) -> list[str]:
@@ -114,10 +113,24 @@ def _activities(options: argparse.Namespace, info: dict[str, Any]) -> list[str]:
     return chosen
 
 
-def _wait(owner: ApiClient, folder: Path, prefix: str, wanted: int, seconds: float) -> int:
-    """Wait until that many files exist. After `seconds`, tell the server to write what it has recorded."""
+@contextlib.contextmanager
+def _recording(owner: ApiClient, body: dict[str, Any]) -> Iterator[None]:
+    """Starts a recording. Ctrl-C inside the block ends it, so that another one can begin."""
+    owner.post("/start_profile", body)
+    try:
+        yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(Failed):
+            owner.post("/stop_profile", {})
+        raise
+
+
+def _wait(owner: ApiClient, folder: Path, prefix: str, wanted: int, seconds: float, errors: Sequence[Failed]) -> int:
+    """Wait until that many files exist. After `seconds`, or at an error of the load, tell the server to write what it
+    has recorded.
+    """
     end = time.monotonic() + seconds
-    while len(found := _files(folder, prefix)) < wanted and time.monotonic() < end:
+    while len(found := _files(folder, prefix)) < wanted and time.monotonic() < end and not errors:
         time.sleep(POLL_S)
     in_time = len(found) >= wanted
     if not in_time:
@@ -128,6 +141,8 @@ def _wait(owner: ApiClient, folder: Path, prefix: str, wanted: int, seconds: flo
         print(path)
     if in_time:
         return 0
+    if errors:
+        raise errors[0]
     if not folder.is_dir():
         raise Failed(f"{folder} is not on this machine; look for {prefix}* on the server's.")
     raise Failed(
@@ -141,15 +156,17 @@ def _files(folder: Path, prefix: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _load(client: ApiClient, options: argparse.Namespace) -> Iterator[None]:
-    """Send the prompt repeatedly inside the block, if there is a prompt."""
+def _load(client: ApiClient, options: argparse.Namespace) -> Iterator[Sequence[Failed]]:
+    """Sends the prompt, if there is one, and yields a list for the error that it may end with. Waits for the answer,
+    unless the block raises.
+    """
+    errors: list[Failed] = []
     if options.prompt is None:
-        yield
+        yield errors
         return
     tokens = options.start_step + options.num_steps + SPARE_TOKENS
     sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.0}
     body = {"text": options.prompt, "sampling_params": sampling}
-    errors: list[Failed] = []
 
     def ask() -> None:
         try:
@@ -157,11 +174,9 @@ def _load(client: ApiClient, options: argparse.Namespace) -> Iterator[None]:
         except Failed as error:
             errors.append(error)
 
-    thread = threading.Thread(target=ask, name="load")
+    thread = threading.Thread(target=ask, name="load", daemon=True)
     thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+    yield errors
+    thread.join()
     if errors:
         raise errors[0]

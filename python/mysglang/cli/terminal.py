@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -31,6 +33,12 @@ class Style:
 
     def _in(self, code: str, text: str) -> str:
         return f"{code}{text}{RESET}" if self.colours and text else text
+
+
+def take_any_bytes() -> None:
+    """Lets stdin give bytes that are not UTF-8 as the command line does, so that the request with them is refused."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def style_of(stream: TextIO) -> Style:

@@ -137,6 +137,11 @@ class TestGenerate:
         assert run(["generate", *asked, "-"]) == 0
         assert "Paris" in capsys.readouterr().out
 
+    def test_bytes_that_are_no_text(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+        with pytest.raises(Failed, match="bytes that are not UTF-8 text"):
+            run(["generate", "--base-url", url])
+
     def test_a_key_that_no_header_can_carry(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(API_KEY.name, "schlüssel")
         with pytest.raises(Refused, match="no HTTP header can carry"):
@@ -212,6 +217,38 @@ class TestProfile:
         assert Path(path).exists() and Path(path).name.startswith("mine-")
         with pytest.raises(Refused, match="nothing is to be recorded"):
             run(["profile", *words, "--no-steps"])
+
+    @pytest.mark.parametrize("prompt", ["", "word " * 9000])
+    def test_a_prompt_that_is_refused_is_not_waited_for(self, url: str, tmp_path: Path, prompt: str) -> None:
+        words = ["--base-url", url, "--admin-api-key", KEY, "--output-dir", str(tmp_path)]
+        with pytest.raises(Failed, match="400"):
+            run(["profile", *words, "--no-cpu", "--prompt", prompt, "--timeout", str(round(10 * PATIENCE_S))])
+
+    def test_an_interrupted_recording_leaves_room_for_the_next(
+        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        words = ["--base-url", url, "--admin-api-key", KEY, "--no-cpu", "--no-gpu", "--output-dir", str(tmp_path)]
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("mysglang.cli.profile._files", interrupt)
+            run(["profile", *words])
+        assert run(["profile", *words, "--prompt", "One, two,"]) == 0
+
+    def test_files_of_all_ranks_are_waited_for(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = list[int]()
+
+        def wait(owner: object, folder: object, prefix: object, wanted: int, *_: object) -> None:
+            asked.append(wanted)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("mysglang.cli.profile.ApiClient.get", lambda *_: {"tp_size": 2, "pp_size": 3})
+        monkeypatch.setattr("mysglang.cli.profile._wait", wait)
+        with pytest.raises(KeyboardInterrupt):
+            run(["profile", "--base-url", url, "--admin-api-key", KEY, "--output-dir", str(tmp_path)])
+        assert asked == [2 * 6]
 
     def test_a_key_that_may_not(self, url: str, tmp_path: Path) -> None:
         with pytest.raises(Failed, match="401"):

@@ -71,5 +71,9 @@ class ProfileReqInput(StrictModel):
         parts = [self.profile_prefix, self.profile_id or f"profile-{time.time():.0f}"]
         name = "-".join(part for part in parts if part)
         if _FILE_NAME.fullmatch(name) is None:
-            raise InvalidRequest("profile_id: at most 100 letters, digits, dots and dashes.", param="profile_id")
+            param = "profile_prefix" if self.profile_prefix else "profile_id"
+            raise InvalidRequest(
+                f"{param}: a file's name has at most 100 letters, digits, dots, dashes and underscores, got {name!r}.",
+                param=param,
+            )
         return name
