@@ -110,7 +110,7 @@ def make_parser(prog: str = PROG) -> ToolParser:
     )
     parser.add_argument("--input-len", type=positive, nargs="+", default=[1024], help="Tokens of each prompt.")
     parser.add_argument("--output-len", type=positive, nargs="+", default=[16], help="Tokens of each answer.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the random prompts.")
+    parser.add_argument("--seed", type=natural, default=0, help="Seed of the random prompts.")
     parser.add_argument("--run-name", default="default", help="Name of the run in the JSON.")
     parser.add_argument(
         "--result-filename",

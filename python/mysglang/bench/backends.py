@@ -212,5 +212,6 @@ def _common(options: AskOptions) -> dict[str, Any]:
 
 def _over(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Returns `extra` merged into `body`; where both have an object under one key, the two objects are merged."""
-    both = {name: body[name] | value for name, value in extra.items() if isinstance(body.get(name), dict)}
+    objects = ((name, value) for name, value in extra.items() if isinstance(value, dict))
+    both = {name: body[name] | value for name, value in objects if isinstance(body.get(name), dict)}
     return body | extra | both

@@ -63,7 +63,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, seed: int) -> None:
     part.add_argument(
         "--num-prompts", type=positive, default=1000, help="Number of requests (not for generated-shared-prefix)."
     )
-    part.add_argument("--seed", type=int, default=seed, help="Seed of all random choices.")
+    part.add_argument("--seed", type=natural, default=seed, help="Seed of all random choices.")
     part.add_argument(
         "--random-input-len", type=positive, default=1024, help="Length of the longest prompt, in tokens."
     )

@@ -363,7 +363,7 @@ def _large(number: int) -> str:
 def _positive_number(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
     return value
 
 

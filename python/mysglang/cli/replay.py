@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mysglang.bench.flags import ToolParser
+from mysglang.bench.flags import ToolParser, natural
 from mysglang.bench.http_client import ConnectionFailed, HttpClient
 from mysglang.bench.refused import Failed
 from mysglang.cli.api_client import ApiClient
@@ -73,7 +73,7 @@ def make_parser(prog: str) -> ToolParser:
         help="Speed of sending: 2 is twice as fast as recorded; 0 sends all at once.",
     )
     parser.add_argument("--only-open", action="store_true", help="Send only requests that were not finished.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the random prompts.")
+    parser.add_argument("--seed", type=natural, default=0, help="Seed of the random prompts.")
     add_server_flags(parser)
     return parser
 

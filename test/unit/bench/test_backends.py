@@ -41,6 +41,13 @@ class TestNative:
         sampling = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 7, "ignore_eos": False, "min_p": 0.1}
         assert body["sampling_params"] == sampling
 
+    def test_what_is_no_object_takes_the_place_of_one(self) -> None:
+        """The server says what is wrong with it."""
+        assert (
+            make_backend("sglang").body(TEXT, AskOptions(model="m", extra={"sampling_params": 3}))["sampling_params"]
+            == 3
+        )
+
     def test_frames_hold_everything_so_far(self) -> None:
         record = read(
             "sglang",
