@@ -56,14 +56,17 @@ def test_the_server_takes_it(tmp_path: Path) -> None:
         ("served-model-aliases: [a, 7]\n", {"served_model_aliases": ("a", "7")}),
         ("req-waiting-timeout: 1e3\n", {"req_waiting_timeout": 1000.0}),
         ("port: 31:10\n", {"port": "31:10"}),
+        ("crash-dump-folder: ~/dumps\n", {"crash_dump_folder": "/home/me/dumps"}),
+        ("crash-dump-folder: '~/dumps'\n", {"crash_dump_folder": "~/dumps"}),
         ("port: '8000'\n", {"port": "8000"}),
         ("quantization: null\n", {"quantization": None}),
         ("cuda-graph-bs: [[1]]\n", {"cuda_graph_bs": ([1],)}),
     ],
 )
 def test_words_without_quotes_mean_what_they_mean_on_a_command_line(
-    text: str, options: dict[str, Any], tmp_path: Path
+    text: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     assert parse(["--config", config(tmp_path, text)]) == options
 
 

@@ -6,8 +6,8 @@
     cuda-graph-bs: [1, 2, 4]
 
 Reads one flat mapping. Option names come with dashes or underscores, aliases included. A value without quotes is what
-it is on a command line: `served-model-name: 1.10` is a text, and 1e3 a number. What the values may be is judged with
-the command line's, later. Knows no command line.
+it is on a command line: `served-model-name: 1.10` is a text, 1e3 a number, and `~/x` begins with the home directory.
+What the values may be is judged with the command line's, later. Knows no command line.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _value(option: Option, node: yaml.Node) -> Any:
     """Returns the value of one node. YAML would read 0123 as 83, 12:30 as 750 and 1e3 as a text."""
     if option.kind is bool or not isinstance(node, yaml.ScalarNode) or node.style or node.tag not in _PLAIN:
         return yaml.SafeLoader("").construct_document(node)
+    # A shell does so with a word that begins with it.
+    word = os.path.expanduser(node.value)
     try:
-        return option.kind(node.value)
+        return option.kind(word)
     except ValueError:
-        return node.value
+        return word
