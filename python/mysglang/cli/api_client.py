@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -35,9 +36,9 @@ class ApiClient:
 
     def __init__(self, base_url: str, api_key: str | None = None, *, hint: str = "") -> None:
         """`hint` ends the error message when no server answers. Raises Refused for an invalid URL."""
-        Address.of(base_url, "--base-url")
+        address = Address.of(base_url, "--base-url")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._address = Address.of(self.base_url)
+        self._address = replace(address, prefix=address.prefix.removesuffix("/v1"))
         self._hint = hint
         key = api_key or API_KEY.get()
         if not key.isascii() or not key.isprintable():
