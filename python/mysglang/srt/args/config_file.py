@@ -80,20 +80,18 @@ def _read(option: Option, node: yaml.Node, found: dict[str, Any]) -> Iterator[st
     if isinstance(node, yaml.MappingNode):
         yield f"{option.flag} takes {'a list' if option.many else 'one value'}, not a mapping"
         return
+    items = node.value if option.many and isinstance(node, yaml.SequenceNode) else [node]
     try:
-        if option.many and isinstance(node, yaml.SequenceNode):
-            value = tuple(_value(option, item) for item in node.value)
-        else:
-            value = _value(option, node)
+        values = tuple(_value(option, item) for item in items)
     except (yaml.YAMLError, ValueError) as error:
         yield f"{option.flag}: {' '.join(str(error).split())}"
         return
-    if option.kind is bool and not isinstance(value, bool):
+    if option.many:
+        found[option.name] = values
+    elif option.kind is bool and not isinstance(values[0], bool):
         yield f"{option.flag} is a flag; give true or false"
-    elif option.many:
-        found[option.name] = value if isinstance(value, tuple) else (value,)
     else:
-        found[option.name] = value
+        found[option.name] = values[0]
 
 
 def _value(option: Option, node: yaml.Node) -> Any:

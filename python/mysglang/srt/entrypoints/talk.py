@@ -113,10 +113,11 @@ class _TalkStream:
         talk = self._talk
         assert talk is not None, "there was a first frame"
         if isinstance(talk.chunks, Generation) and not self._over:
+            reader = _ToWire(talk, wire)
             with own_words(talk.names):
-                await talk.chunks.pour(_ToWire(talk, wire))
+                await talk.chunks.pour(reader)
             self._over = True
-            wire.write_piece(unbroken(talk.renderer.end()))
+            reader.write(talk.renderer.end())
 
 
 class _ToWire:
