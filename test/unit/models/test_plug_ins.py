@@ -1,6 +1,8 @@
 """Families that other packages bring: the package of docs/other_models.md, and packages that are not right."""
 
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from mysglang.srt.models.checkpoint_model import TokenModel
 from mysglang.srt.models.registry import how_served, model_class
 
 PAGE = Path(__file__).parents[3] / "docs" / "other_models.md"
+BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
 WINDOW_LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -28,20 +31,26 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def example(site: Path) -> None:
-    """The package of the page, installed."""
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the page's package, built from its files as the page has them."""
+    folder = tmp_path_factory.mktemp("package")
     page = [block for block in blocks_of(PAGE.name, PAGE.read_text()) if block.not_run == "a file of a package"]
-    code = {block.code.split('"""')[1]: block.code for block in page}
-    toml = PAGE.read_text().partition("```toml")[2].partition("```")[0]
-    points = toml.partition('entry-points."mysglang.models"]\n')[2].replace('"', "")
-    install(
-        site,
-        "window-llama",
-        points,
-        window_llama=code["window_llama.py"],
-        window_llama_models__tempered=code["window_llama_models/tempered.py"],
-    )
+    files = {block.code.split('"""')[1]: block.code for block in page}
+    toml = next(block for block in blocks_of(PAGE.name, PAGE.read_text()) if block.language == "toml")
+    files[toml.options["title"]] = toml.code
+    for name, code in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(code)
+    done = subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.split()[-1]
+
+
+@pytest.fixture
+def example(site: Path, wheel: Path) -> None:
+    """The package of the page, installed."""
+    zipfile.ZipFile(wheel).extractall(site)
 
 
 @pytest.mark.usefixtures("example")
