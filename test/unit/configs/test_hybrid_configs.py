@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import pytest
@@ -301,14 +302,15 @@ def test_uses_of_a_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole", "rotary", "part"), [(0.5, None, 0.5), (0.5, 0.75, 0.75), (None, 0.75, 0.75), (None, None, 0.25)]
+    ("whole", "rotary", "part"), [(0.5, None, 0.5), (0.5, 0.75, 0.75), (None, 0.75, 0.75), (..., None, 0.25)]
 )
 def test_the_turned_part_of_two_spellings(
-    whole: float | None, rotary: float | None, part: float, tmp_path: Path
+    whole: float | EllipsisType | None, rotary: float | None, part: float, tmp_path: Path
 ) -> None:
-    """The rotary parameters come first, as in transformers."""
+    """The rotary parameters come first, as in transformers. Ellipsis: the key is missing."""
     parameters = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": rotary}
-    plan = read(tmp_path, NEXT, partial_rotary_factor=whole, rope_parameters=parameters).plan
+    top = {} if whole is ... else {"partial_rotary_factor": whole}
+    plan = read(tmp_path, NEXT, rope_parameters=parameters, **top).plan
     assert {attention.rope.part for attention in plan.attentions if attention.rope is not None} == {part}
 
 
@@ -321,6 +323,8 @@ def test_the_turned_part_of_two_spellings(
         ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
         ({"rope_theta": None}, None),
         ({"rope_parameters": None}, None),
+        ({"rope_parameters": {"rope_type": None}}, None),
+        ({"rope_parameters": {"rope_type": None, "rope_theta": None}}, None),
     ],
 )
 def test_positions_that_are_null_are_none(keys: dict[str, Any], theta: float | None, tmp_path: Path) -> None:
@@ -351,6 +355,7 @@ def test_positions_that_are_null_are_none(keys: dict[str, Any], theta: float | N
         (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),
         (KIMI, {"moe_router_activation_func": "softmax"}, "moe_router_activation_func 'softmax' is not supported"),
         (KIMI, {"layer_types": ["linear_attention"] * 27}, "no layer attends over keys"),
+        (KIMI, {"moe_renormalize": None}, "moe_renormalize must be true or false, not null"),
         (KIMI, {"linear_attn_config": [4]}, "linear_attn_config must be an object"),
         (MINIMAX, {"postnorm": False}, "postnorm False is not supported"),
         (MINIMAX, {"rotary_dim": 256}, "rotary_dim 256 is more than the 128 numbers of a head"),

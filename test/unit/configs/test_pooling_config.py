@@ -163,8 +163,6 @@ def test_attention_in_both_directions_is_for_vectors(tmp_path: Path) -> None:
     assert read(tmp_path, "Gemma3ForCausalLM", is_embedding=True, **GEMMA).plan.bidirectional
     with pytest.raises(ConfigError, match="use_bidirectional_attention is set, so the model generates no text"):
         read(tmp_path, "Gemma3ForCausalLM", **GEMMA)
-    with pytest.raises(ConfigError, match="attn_logit_softcapping is not supported together with"):
-        read(tmp_path, "Gemma3TextModel", **GEMMA, attn_logit_softcapping=30.0)
     with pytest.raises(ConfigError, match="attention is causal here only"):
         read(tmp_path, "Gemma2Model", **GEMMA)
 

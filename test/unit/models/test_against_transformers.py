@@ -74,6 +74,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"mlp_only_layers": [1], "norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 20},
     ),
     "gemma3": ("gemma3", {}),
+    "gemma3, where a cap of scores has no effect": ("gemma3", {"attn_logit_softcapping": 0.5}),
     "gemma4": ("gemma4", {}),
     "gemma4 with projected values, tied": ("gemma4", {"attention_k_eq_v": False, "tie_word_embeddings": True}),
     "gemma4 with experts": ("gemma4", GEMMA4_EXPERTS),
@@ -158,7 +159,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "qwen3_5_moe, where a key of another family has no effect": ("qwen3_5_moe", {"norm_topk_prob": False}),
     "bamba": ("bamba", {}),
+    "bamba, heads turned whole": (
+        "bamba",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    ),
     "granite_moe_hybrid": ("granite_moe_hybrid", {}),
     "granite_moe_hybrid, turned, without experts": (
         "granite_moe_hybrid",

@@ -88,23 +88,16 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self, rope: RopePlan) -> DecoderPlan:
         """Makes the plan of a decoder. Raises ConfigError for keys that contradict each other or are not supported."""
         self.check()
-        turned = rope.lanes(self.dim_of_head)
-        for name in LISTS:
-            if (factors := rope.parameters.get(name)) is not None and len(factors) != turned // 2:
-                raise ConfigError(
-                    f"config.json: {name} of the rotary embedding holds {len(factors)} numbers, and a head has "
-                    f"{turned // 2} frequencies"
-                )
-        if turned % 2 or not turned:
-            raise ConfigError(
-                f"config.json: partial_rotary_factor {rope.part} turns {turned} of {self.dim_of_head} dimensions of "
-                "a head; it must be an even number of them, and not 0"
-            )
-        return DecoderPlan(
+        check_turned(rope, self.dim_of_head)
+        plan = DecoderPlan(
             layers=tuple(self.layer(index, rope) for index in range(self.num_hidden_layers)),
             norm=self.norm(),
             tied_embeddings=self.tie_word_embeddings,
         )
+        for attention in plan.attentions:
+            if attention.rope is not None:
+                check_turned(attention.rope, attention.rope_dim)
+        return plan
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         return LayerPlan(attention=self.mixer(index, rope), mlp=self.mlp(index), norms=self.norms())
@@ -152,6 +145,22 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.dim_of_head % 2:
             raise ConfigError(f"config.json: head_dim {self.dim_of_head} must be even for the rotary embedding")
+
+
+def check_turned(rope: RopePlan, head_dim: int) -> None:
+    """Raise ConfigError unless these rotary parameters fit heads of so many dimensions."""
+    turned = rope.lanes(head_dim)
+    for name in LISTS:
+        if (factors := rope.parameters.get(name)) is not None and len(factors) != turned // 2:
+            raise ConfigError(
+                f"config.json: {name} of the rotary embedding holds {len(factors)} numbers, and a head has "
+                f"{turned // 2} frequencies"
+            )
+    if turned % 2 or not turned:
+        raise ConfigError(
+            f"config.json: partial_rotary_factor {rope.part} turns {turned} of {head_dim} dimensions of a head; it "
+            "must be an even number of them, and not 0"
+        )
 
 
 def check_served(values: Mapping[str, tuple[object, object]]) -> None:

@@ -304,7 +304,7 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
     if dtype == "float16" and not config.float16:
         raise ConfigError("activations of this model overflow in float16; use --dtype bfloat16 or float32")
     positions, theta = config.max_position_embeddings, config.usual_theta
-    if family.usual_rope and not (hf.get("rope_scaling") or hf.get("rope_parameters")):
+    if family.usual_rope and not hf.get("rope_scaling") and hf.get("rope_parameters") is None:
         hf = hf | {"rope_scaling": dict(family.usual_rope)}
     rope = rope_parameters(hf, positions, usual_theta=theta, layer_type=config.rope_of_layers)
     part = rotary_part(hf, config.rotary_part)

@@ -44,6 +44,8 @@ SPELLINGS = ("rope_scaling", "rope_parameters")
 """Keys of rotary parameters, as transformers 4 and 5 have them."""
 BESIDE = ("rope_theta", "partial_rotary_factor")
 """Parameters that transformers 4 has beside the others in config.json, and transformers 5 among them."""
+LAYER_ENDING = "_attention"
+"""How the names of all types of layers end."""
 MAIN_LAYERS = "full_attention"
 """The layers that overriding keys concern where each type of layer has parameters of its own."""
 
@@ -73,8 +75,9 @@ def overridden(hf: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_by_type(parameters: Mapping[str, Any]) -> bool:
-    """True if each type of layer has parameters of its own."""
-    return bool(parameters) and all(isinstance(value, dict) for value in parameters.values())
+    """True if each type of layer has parameters of its own, also if those of some are no object."""
+    objects = [isinstance(value, dict) for value in parameters.values()]
+    return any(objects) and (all(objects) or any(key.endswith(LAYER_ENDING) for key in parameters))
 
 
 def rope_parameters(
@@ -96,9 +99,11 @@ def rope_parameters(
     if _is_by_type(given):
         if layer_type is None:
             raise ConfigError("config.json: rope_parameters for each type of layer are not supported")
-        if layer_type not in given:
+        given = given.get(layer_type)
+        if given is None:
             raise ConfigError(f"config.json: rope_parameters lack those of {layer_type} layers")
-        given = given[layer_type]
+        if not isinstance(given, dict):
+            raise ConfigError(f"config.json: rope_parameters of {layer_type} layers must be an object")
     rope_type = given.get("rope_type", given.get("type", "default"))
     rope_type = _OTHER_NAMES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
     if not isinstance(rope_type, str) or rope_type not in REQUIRED:
@@ -113,6 +118,8 @@ def rope_parameters(
             "parameters into one of the two"
         )
     rope = {"rope_theta": usual_theta if theta is None else theta}
+    if given.get("truncate", True) is None:
+        raise ConfigError("config.json: truncate of the rotary embedding must be true or false, not null")
     values = given | _lengths(hf, given, max_position_embeddings)
     optional = (*_OF_TYPE.get(rope_type, ()), *_OPTIONAL)
     for key in (*REQUIRED[rope_type], *optional):
@@ -157,7 +164,13 @@ def rotary_part(hf: dict[str, Any], usual: float | None) -> float:
     given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     part = given.get("partial_rotary_factor")
     part = hf.get("partial_rotary_factor") if part is None else part
+    if usual is not None and "proportional" in (given.get("rope_type"), given.get("type")):
+        raise ConfigError(
+            "config.json: rope type proportional is not supported for this architecture, whose heads are turned in part"
+        )
     if part is None:
+        if usual is not None and "partial_rotary_factor" in hf:
+            raise ConfigError("config.json: partial_rotary_factor must be a number, not null")
         return 1.0 if usual is None else usual
     if usual is None and part != 1:
         raise ConfigError("config.json: a partial_rotary_factor other than 1 is not supported for this architecture")
@@ -195,8 +208,9 @@ def _lengths(hf: dict[str, Any], given: dict[str, Any], max_position_embeddings:
     """
     if given.get("rope_type", given.get("type")) == "dynamic":
         return {LENGTH_BEFORE_SCALING: max_position_embeddings}
-    original = hf.get(LENGTH_BEFORE_SCALING) or given.get(LENGTH_BEFORE_SCALING) or max_position_embeddings
+    written = (where.get(LENGTH_BEFORE_SCALING) for where in (hf, given))
+    original = next((length for length in written if length is not None), max_position_embeddings)
     lengths = {LENGTH_BEFORE_SCALING: original}
-    if given.get("factor") is None and isinstance(original, (int, float)):
+    if given.get("factor") is None and isinstance(original, (int, float)) and original > 0:
         lengths["factor"] = max_position_embeddings / original if original < max_position_embeddings else None
     return lengths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -20,7 +20,9 @@ from mysglang.srt.configs.mamba_config import MambaConfig, check_attends
 
 
 class BambaConfig(MambaConfig, frozen=True, kw_only=True):
-    """Bamba. Rotary positions rotate half of each head, whatever config.json says."""
+    """Bamba. Rotary positions rotate half of each head unless `rope_parameters` say another part; a
+    `partial_rotary_factor` beside them has no effect.
+    """
 
     rotary_part: ClassVar[float | None] = 0.5
 
@@ -31,9 +33,13 @@ class BambaConfig(MambaConfig, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
 
+    @classmethod
+    def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in super().complete(hf).items() if key != "partial_rotary_factor"}
+
     def plan(self, rope: RopePlan) -> DecoderPlan:
         renamed = ("feed_forward", "mlp"), ("^final_layernorm", "^norm")
-        return replace(super().plan(replace(rope, part=0.5)), renamed=renamed)
+        return replace(super().plan(rope), renamed=renamed)
 
     def mixer(self, index: int, rope: RopePlan) -> MixerPlan:
         return self.attention(index, rope) if index in (self.attn_layer_indices or ()) else self.mamba()

@@ -147,7 +147,7 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
     parameters of their own: in `rope_parameters`, or as `rope_local_base_freq`.
 
     With `use_bidirectional_attention`, as in EmbeddingGemma, tokens see both directions, and half of the window lies on
-    each side.
+    each side. `attn_logit_softcapping` has no effect, as in transformers.
     """
 
     may_look_ahead: ClassVar[bool] = True
@@ -175,6 +175,7 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
             super().attention(index, self.local_rope(rope) if slides else rope),
             window=self.window if slides else None,
             bidirectional=self.looks_ahead,
+            logit_cap=0.0,
             qk_norm=self.norm(),
         )
 
@@ -184,13 +185,6 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         if self.looks_ahead and self.sliding_window is not None:
             return self.sliding_window // 2 + 1
         return self.sliding_window
-
-    def check(self) -> None:
-        super().check()
-        if self.looks_ahead and self.attn_logit_softcapping:
-            raise ConfigError(
-                "config.json: attn_logit_softcapping is not supported together with use_bidirectional_attention"
-            )
 
     def slides(self, index: int) -> bool:
         """Returns True if this layer has the window."""

@@ -69,6 +69,8 @@ class KimiLinearConfig(DeepseekV3Config, frozen=True, kw_only=True):
             for name, others in OTHER_NAMES.items()
             if (value := next((hf[key] for key in others if hf.get(key) is not None), None)) is not None
         }
+        if hf.get("moe_renormalize", True) is None:
+            raise ConfigError("config.json: moe_renormalize must be true or false, not null")
         linear, count = hf.get("linear_attn_config") or {}, hf.get("num_hidden_layers")
         if not isinstance(linear, dict) or type(count) is not int:
             raise ConfigError("config.json: linear_attn_config must be an object, and num_hidden_layers a number")

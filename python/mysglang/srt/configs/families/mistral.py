@@ -37,9 +37,9 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
     Among `rope_parameters` may stand by how much queries grow with each length before scaling.
     """
 
-    usual_theta: ClassVar[float] = 1e6
     usual_rope: ClassVar[Mapping[str, Any]] = {
         "rope_type": "yarn",
+        "rope_theta": 1e6,
         "factor": 16.0,
         LENGTH_BEFORE_SCALING: 16384,
         "beta_fast": 32.0,
@@ -61,7 +61,7 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
 
     def tempering(self) -> Tempering | None:
         """Returns how queries are scaled by position, for all layers. Raises ConfigError for invalid values."""
-        rope = self.rope_scaling or self.rope_parameters or self.usual_rope
+        rope = self.rope_scaling or (self.usual_rope if self.rope_parameters is None else self.rope_parameters)
         weight, length = (_positive(rope, key) for key in (GROWTH, LENGTH_BEFORE_SCALING))
         return Tempering(weight, length, 0) if weight and length else None
 

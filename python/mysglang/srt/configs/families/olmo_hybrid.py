@@ -19,6 +19,7 @@ from mysglang.srt.configs.layer_plan import (
 )
 from mysglang.srt.configs.mamba_config import FULL, LINEAR, Kernel, check_attends
 from mysglang.srt.configs.mixer_plan import LinearAttentionPlan
+from mysglang.srt.configs.rope_config import BESIDE, SPELLINGS
 from mysglang.srt.errors import ConfigError
 
 NAMES = tuple(
@@ -42,7 +43,7 @@ class OlmoHybridConfig(Olmo2Config, frozen=True, kw_only=True):
     """Layers with a delta net have Llama's norms, and layers that attend those of OLMo 2.
 
     Without `layer_types`, every fourth layer attends over keys, or else the last. Published models turn no heads: their
-    `rope_theta`, or all of `rope_parameters`, is null.
+    `rope_theta`, their `rope_type`, or all of `rope_parameters`, is null.
     """
 
     delta_eps: ClassVar[float] = 1e-5
@@ -65,7 +66,9 @@ class OlmoHybridConfig(Olmo2Config, frozen=True, kw_only=True):
         given = hf.get("rope_parameters", {})
         theta = hf.get("rope_theta", None if given is None else cls.usual_theta)
         if isinstance(given, dict):
-            theta = given.get("rope_theta", theta)
+            theta = given.get("rope_theta", theta) if given.get("rope_type", "") is not None else None
+        if theta is None:
+            hf = {key: value for key, value in hf.items() if key not in (*SPELLINGS, *BESIDE)}
         return hf | {"turned": theta is not None}
 
     def plan(self, rope: RopePlan) -> DecoderPlan:

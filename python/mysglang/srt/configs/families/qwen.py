@@ -105,13 +105,18 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
             experts=self.experts,
             intermediate_size=self.moe_intermediate_size,
             activation=self.hidden_act,
-            router=RouterPlan(kind="softmax", top_k=self.num_experts_per_tok, renormalize=self.norm_topk_prob),
+            router=RouterPlan(kind="softmax", top_k=self.num_experts_per_tok, renormalize=self.renormalizes),
             shared=self.shared_expert(),
         )
 
     def shared_expert(self) -> SharedExpertPlan | None:
         """Returns the expert that every token goes to; None: there is none."""
         return None
+
+    @property
+    def renormalizes(self) -> bool:
+        """True if the gates of a token's experts are divided by their sum."""
+        return self.norm_topk_prob
 
     @property
     def experts(self) -> int:

@@ -114,7 +114,7 @@ class Qwen35Config(Qwen3NextConfig, frozen=True, kw_only=True):
 
 class Qwen35MoeConfig(Qwen35Config, frozen=True, kw_only=True):
     """Qwen3.5 with experts in every layer. Its config.json has no `intermediate_size`, because no layer has a dense
-    MLP.
+    MLP. Gates are divided by their sum, always.
     """
 
     usual_experts: ClassVar[int] = 256
@@ -122,6 +122,10 @@ class Qwen35MoeConfig(Qwen35Config, frozen=True, kw_only=True):
     num_key_value_heads: Heads | None = 2
     intermediate_size: Width = 1
     num_experts_per_tok: Experts = 8
+
+    @property
+    def renormalizes(self) -> bool:
+        return True
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         """Adds the names of published checkpoints, which hold all experts of a layer in two tensors. Other checkpoints
