@@ -167,6 +167,16 @@ def test_attention_in_both_directions_is_for_vectors(tmp_path: Path) -> None:
         read(tmp_path, "Gemma2Model", **GEMMA)
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2Model", "Qwen2ForCausalLM", "LlamaForSequenceClassification"])
+def test_a_decoder_that_is_not_causal(architecture: str, tmp_path: Path) -> None:
+    """transformers has no causal mask then. The key is in files of some models that make vectors."""
+    for value in (False, None):
+        with pytest.raises(ConfigError, match=f"is_causal is {json.dumps(value)}, and attention is causal here only"):
+            read(tmp_path, architecture, is_causal=value)
+    assert not read(tmp_path, architecture, is_causal=True).plan.bidirectional
+    assert read(tmp_path, "Gemma3TextModel", **GEMMA, is_causal=False).plan.bidirectional
+
+
 def test_lengths(tmp_path: Path) -> None:
     """The length that the model was trained with, unless more is asked for; never more than it has positions."""
     assert read(tmp_path, "BertModel").context_len == 64
@@ -223,8 +233,26 @@ def test_activations(config: dict[str, Any], activation: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("config", "likelihood"),
+    [
+        ({"num_labels": 1}, "sigmoid"),
+        ({"num_labels": 3}, "softmax"),
+        ({"num_labels": 3, "problem_type": "single_label_classification"}, "softmax"),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, "sigmoid"),
+        ({"num_labels": 3, "problem_type": "regression"}, "identity"),
+        ({"num_labels": 1, "problem_type": "regression"}, "identity"),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "Qwen3ForSequenceClassification"])
+def test_probabilities(architecture: str, config: dict[str, Any], likelihood: str, tmp_path: Path) -> None:
+    pooling = read(tmp_path, architecture, **config).pooling
+    assert pooling is not None and pooling.likelihood == likelihood
+
+
+@pytest.mark.parametrize(
     ("config", "words"),
     [
+        ({"problem_type": "ranking"}, "problem_type 'ranking' is not supported"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label must name the labels 0, 1"),
         ({"num_labels": 0}, "num_labels must be a number from 1 to 131072"),
         ({"sbert_ce_default_activation_function": "x.Tanh"}, "activation x.Tanh is not supported"),

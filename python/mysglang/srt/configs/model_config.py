@@ -309,7 +309,13 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
     rope = rope_parameters(hf, positions, usual_theta=theta, layer_type=config.rope_of_layers)
     part = rotary_part(hf, config.rotary_part)
     longest = positions if config.positions_are_scaled else longest_context(rope, positions)
-    return config.plan(RopePlan(rope, part, config.rotary_interleaved)), longest
+    plan = config.plan(RopePlan(rope, part, config.rotary_interleaved))
+    if not hf.get("is_causal", True) and not plan.bidirectional:
+        raise ConfigError(
+            f"config.json: is_causal is {json.dumps(hf['is_causal'])}, and attention is causal here only; vectors of "
+            "such a model would be wrong"
+        )
+    return plan, longest
 
 
 def _check_own_facts(name: str, hf: dict[str, Any], dtype: str) -> None:

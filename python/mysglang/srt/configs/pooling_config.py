@@ -32,6 +32,8 @@ MAX_DENSE_WIDTH = 1 << 17
 MAX_LABELS = 1 << 17
 """Labels of a classifier."""
 
+Likelihood: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+
 _MODE_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
@@ -84,6 +86,8 @@ class PoolingConfig:
     """Labels of a classifier, by position in its vector."""
     activation: Literal["sigmoid", "identity"] = "identity"
     """Function from a score to a relevance, for a classifier with one label."""
+    likelihood: Likelihood = "softmax"
+    """Function from a classifier's scores to the probabilities of its labels."""
     pairs: bool = False
     """True for a cross-encoder, which reads two texts at once."""
     max_length: int | None = None
@@ -119,6 +123,7 @@ def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture)
             normalize=False,
             labels=labels,
             activation=_activation(hf, len(labels)),
+            likelihood=_likelihood(hf, len(labels)),
             pairs=architecture.encoder,
         )
     modules = _modules(folder)
@@ -270,6 +275,23 @@ def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
     if type(count) is not int or not 1 <= count <= MAX_LABELS:
         raise ConfigError(f"config.json: num_labels must be a number from 1 to {MAX_LABELS}, not {count!r}")
     return tuple(f"LABEL_{index}" for index in range(count))
+
+
+def _likelihood(hf: dict[str, Any], num_labels: int) -> Likelihood:
+    """Returns the function that transformers' pipeline applies to scores. Labels exclude each other unless config.json
+    says something else, and a single label is present or not.
+    """
+    match kind := hf.get("problem_type"):
+        case None | "single_label_classification":
+            return "softmax" if num_labels > 1 else "sigmoid"
+        case "multi_label_classification":
+            return "sigmoid"
+        case "regression":
+            return "identity"
+    raise ConfigError(
+        f"config.json: problem_type {kind!r} is not supported; single_label_classification, "
+        "multi_label_classification and regression are"
+    )
 
 
 def _activation(hf: dict[str, Any], num_labels: int) -> Literal["sigmoid", "identity"]:

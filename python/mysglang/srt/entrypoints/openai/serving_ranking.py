@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mysglang.srt.configs.pooling_config import PoolingConfig
+from mysglang.srt.configs.pooling_config import Likelihood, PoolingConfig
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
@@ -77,7 +78,9 @@ class OpenAIServingRanking:
             "object": "list",
             "created": int(time.time()),
             "model": self._models.name,
-            "data": [_label(index, probabilities(one.vector), config) for index, one in enumerate(answers)],
+            "data": [
+                _label(index, probabilities(one.vector, config.likelihood), config) for index, one in enumerate(answers)
+            ],
             "usage": usage(answers),
         }
 
@@ -107,12 +110,16 @@ class OpenAIServingRanking:
         }
 
 
-def probabilities(scores: Floats) -> Floats:
-    """Returns the probabilities of a classifier's labels. Several labels exclude each other (softmax); a single label
-    is present or not (sigmoid).
-    """
-    found: Floats = softmax(scores) if len(scores) > 1 else sigmoid(scores)
-    return found
+LIKELIHOODS: dict[Likelihood, Callable[[Floats], Floats]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "identity": lambda scores: scores,
+}
+
+
+def probabilities(scores: Floats, likelihood: Likelihood) -> Floats:
+    """Returns the probabilities of a classifier's labels; the scores themselves where it estimates numbers."""
+    return LIKELIHOODS[likelihood](scores)
 
 
 def _label(index: int, probs: Floats, config: PoolingConfig) -> dict[str, object]:
