@@ -8,6 +8,7 @@ import pytest
 
 from mysglang.srt.configs.config_warnings import config_warnings
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,3 +65,13 @@ def test_ends_beyond_the_vocabulary(tmp_path: Path) -> None:
         "generation_config.json: eos_token_id 1000, 1001 is not among the 1000 tokens of the model (vocab_size), so it "
         "ends no answer."
     ]
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_ends_that_are_no_ids_are_refused_with_their_file(tmp_path: Path, file: str) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    path = tmp_path / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": "2"}))
+    with pytest.raises(ConfigError, match=f"^{file}: eos_token_id must be a token id or a list of them, not '2'"):
+        ModelConfig.from_path(str(tmp_path))

@@ -82,6 +82,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3n": ("gemma3n", {}),
     "mixtral": ("mixtral", {}),
     "qwen2_moe": ("qwen2_moe", {"mlp_only_layers": [1]}),
+    "qwen2_moe with windows": ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 20}),
     "phi3 with a short context": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}),
     "phi3 with a long one, a window, heads turned in part": (
         "phi3",

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mysglang.srt.configs.model_config import DTYPE_KEYS, OF_THE_WHOLE, ModelConfig, listed_eos_ids, of_text
+from mysglang.srt.configs.model_config import (
+    CONFIG,
+    DTYPE_KEYS,
+    GENERATION_CONFIG,
+    OF_THE_WHOLE,
+    ModelConfig,
+    listed_eos_ids,
+    of_text,
+)
 from mysglang.srt.utils.model_source import model_source
 
 READ_APART = frozenset(
@@ -27,8 +35,8 @@ SIMILAR = 0.8
 def config_warnings(config: ModelConfig) -> Iterator[str]:
     """Yields a line for each overriding key that is unknown, and for ids of the end of a text that the model lacks."""
     yield from _unknown_overrides(config)
-    for file, keys in (("config.json", config.hf), ("generation_config.json", config.generation_config)):
-        if beyond := [id_ for id_ in listed_eos_ids(keys) if id_ >= config.vocab_size]:
+    for file, keys in ((CONFIG, config.hf), (GENERATION_CONFIG, config.generation_config)):
+        if beyond := [id_ for id_ in listed_eos_ids(keys, file) if id_ >= config.vocab_size]:
             yield (
                 f"{file}: eos_token_id {', '.join(map(str, beyond))} is not among the {config.vocab_size} tokens of "
                 "the model (vocab_size), so it ends no answer."

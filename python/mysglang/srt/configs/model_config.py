@@ -40,6 +40,8 @@ QUANTIZATION = ("quantization_config", "compression_config", MLX)
 
 DTYPE_KEYS = ("dtype", "torch_dtype")
 
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+
 OF_THE_WHOLE = ("architectures", "model_type", "auto_map", *QUANTIZATION)
 """Keys that are read where they stand, also in a config.json with a `text_config`."""
 
@@ -179,7 +181,7 @@ class ModelConfig:
             vocab_size=facts.vocab_size,
             hidden_size=facts.hidden_size,
             num_layers=facts.num_hidden_layers,
-            eos_token_ids=_eos_token_ids(facts.vocab_size, hf, generation_config),
+            eos_token_ids=_eos_token_ids(facts.vocab_size, {CONFIG: hf, GENERATION_CONFIG: generation_config}),
             pooling=pooling,
             encoder=encoder,
             decoder=decoder,
@@ -372,18 +374,20 @@ def _context_len(wanted: int | None, longest: int, pooling: PoolingConfig | None
     return wanted
 
 
-def _eos_token_ids(vocab_size: int, *configs: dict[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(vocab_size: int, configs: dict[str, dict[str, Any]]) -> tuple[int, ...]:
     # An id outside the vocabulary ends nothing, and a logits processor that edits it would write out of bounds.
-    found = (id_ for config in configs for id_ in listed_eos_ids(config) if id_ < vocab_size)
+    found = (id_ for file, keys in configs.items() for id_ in listed_eos_ids(keys, file) if id_ < vocab_size)
     return tuple(dict.fromkeys(found))
 
 
-def listed_eos_ids(config: dict[str, Any]) -> list[int]:
-    """Returns the end-of-text ids of a file, as it lists them. Raises ConfigError if they are none."""
-    value = config.get("eos_token_id")
+def listed_eos_ids(keys: dict[str, Any], file: str) -> list[int]:
+    """Returns the end-of-text ids of a file, as it lists them. Raises ConfigError if they are none. keys: what the file
+    holds.
+    """
+    value = keys.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if len(ids) > MAX_EOS_IDS:
-        raise ConfigError(f"eos_token_id lists {len(ids)} ids, and at most {MAX_EOS_IDS} are read")
+        raise ConfigError(f"{file}: eos_token_id lists {len(ids)} ids, and at most {MAX_EOS_IDS} are read")
     if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
-        raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+        raise ConfigError(f"{file}: eos_token_id must be a token id or a list of them, not {value!r}")
     return ids

@@ -134,7 +134,8 @@ class Qwen2MoeConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
     """Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): the attention of Qwen2, routed experts, and one shared expert for every
     token.
 
-    With `use_sliding_window`, the layers from `max_window_layers` on have the window; 0 is none.
+    With `use_sliding_window`, the layers that `layer_types` names have the window; 0 is none. Without `layer_types`,
+    every second layer before `max_window_layers` has it, as in transformers 5.
     """
 
     usual_experts: ClassVar[int] = 60
@@ -143,19 +144,28 @@ class Qwen2MoeConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
     qkv_bias: bool = True
     sliding_window: LayerNumber | None = 4096
     max_window_layers: LayerNumber = 28
+    layer_types: list[str] | None = None
     num_experts_per_tok: Experts = 4
     moe_intermediate_size: Width = 1408
     shared_expert_intermediate_size: Width = 5632
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
-        slides = self.use_sliding_window and index >= self.max_window_layers
         return replace(
             super().attention(index, rope),
             qk_norm=None,
             bias=self.qkv_bias,
             output_bias=False,
-            window=(self.sliding_window or None) if slides else None,
+            window=(self.sliding_window or None) if self.use_sliding_window and self.slides(index) else None,
         )
+
+    def slides(self, index: int) -> bool:
+        """Returns True if this layer has the window, where config.json asks for windows."""
+        types = self.layer_types
+        return index % 2 == 0 and index < self.max_window_layers if types is None else types[index] == SLIDING
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
 
     def shared_expert(self) -> SharedExpertPlan:
         return SharedExpertPlan(intermediate_size=self.shared_expert_intermediate_size)
