@@ -247,6 +247,7 @@ REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
     "a mask of its own": (transformers.DogeConfig(**SIZES, **PAD), "'CausalMask' object has no attribute"),
     "no interface": (transformers.BioGptConfig(**SIZES), "_supports_attention_backend"),
     "tokens that see later ones": (transformers.BertConfig(**SIZES), "neither causal nor a causal window"),
+    "a size of 0": (FOREIGN["minicpm3"](q_lora_rank=0), "a size in config.json is 0, so model.layers.0.self_attn.q_a"),
     "embeddings of another size": (
         FOREIGN["opt"](word_embed_proj_dim=48),
         "embeddings are of another size",

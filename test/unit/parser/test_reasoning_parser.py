@@ -62,6 +62,14 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ),
         ("cohere_command4", "…<|START_THINKING|>", "Hm.<|START_ACTION|>[]<|END_ACTION|>", "Hm.", CALLED),
         ("cohere_command4", None, "Yes.", "", "Yes."),
+        ("cohere_command4", None, "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "", "Yes."),
+        (
+            "cohere_command4",
+            None,
+            "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+            "Hm.",
+            "Yes.",
+        ),
         (
             "apertus2509",
             None,

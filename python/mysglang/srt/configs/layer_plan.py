@@ -331,6 +331,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """True if the projection to logits uses the embedding's table."""
     embedding_scale: float = 1.0
     """Factor of the embeddings, rounded to the model's dtype."""
+    scales_vectors: bool = False
+    """True if prompts that come as vectors are multiplied by `embedding_scale`, too."""
     logit_scale: float = 1.0
     """Factor of the logits, before the cap."""
     logit_cap: float = 0.0

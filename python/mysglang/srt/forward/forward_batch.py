@@ -383,9 +383,10 @@ class Embeds:
     vectors: Tensor
     """[N, hidden_size] float32."""
 
-    def put(self, x: Tensor) -> Tensor:
-        """Returns the embeddings x [T, hidden_size] with the vectors in their places."""
-        return x.index_copy(0, self.tokens, self.vectors.to(x.dtype))
+    def put(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Returns the embeddings x [T, hidden_size] with the vectors, times `scale`, in their places."""
+        vectors = self.vectors.to(x.dtype)
+        return x.index_copy(0, self.tokens, vectors if scale == 1.0 else vectors * scale)
 
 
 @dataclass(frozen=True, slots=True)

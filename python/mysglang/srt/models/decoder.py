@@ -135,7 +135,7 @@ class Decoder(CheckpointModel):
             return x, residual, batch
         embedded: Tensor = self.embed_tokens(ids)
         if batch.embeds is not None:
-            embedded = batch.embeds.put(embedded)
+            embedded = batch.embeds.put(embedded, self.plan.embedding_scale if self.plan.scales_vectors else 1.0)
         embedded = self.position_embeddings(embedded, batch.positions)
         batch = replace(batch, layer_inputs=self.layer_inputs(ids, embedded))
         return self.streams.begin(embedded), None, batch

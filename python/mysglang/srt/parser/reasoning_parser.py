@@ -337,7 +337,8 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         "<|END_THINKING|>",
         "<|START_ACTION|>",
         "<|END_ACTION|>",
-        dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
+        # Command R7B and Command A have the second pair.
+        dropped=("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
     "deepseek-r1": _FIRST,
     "deepseek-v3": MARKED,

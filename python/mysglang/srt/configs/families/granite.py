@@ -45,7 +45,10 @@ class GraniteConfig(LlamaConfig, frozen=True, kw_only=True):
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         return replace(
-            super().plan(rope), embedding_scale=self.embedding_multiplier, logit_scale=1 / self.logits_scaling
+            super().plan(rope),
+            embedding_scale=self.embedding_multiplier,
+            scales_vectors=True,
+            logit_scale=1 / self.logits_scaling,
         )
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
@@ -132,8 +135,13 @@ class GraniteHybridConfig(MambaConfig, frozen=True, kw_only=True):
     layer_types: list[str] | None = None
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        renamed, scale = MIXED if self.num_local_experts else DENSE, self.embedding_multiplier
-        return replace(super().plan(rope), embedding_scale=scale, logit_scale=1 / self.logits_scaling, renamed=renamed)
+        return replace(
+            super().plan(rope),
+            embedding_scale=self.embedding_multiplier,
+            scales_vectors=True,
+            logit_scale=1 / self.logits_scaling,
+            renamed=MIXED if self.num_local_experts else DENSE,
+        )
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         return replace(super().layer(index, rope), residual_scale=self.residual_multiplier)

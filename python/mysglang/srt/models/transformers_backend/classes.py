@@ -103,6 +103,9 @@ def build(
             model = kind._from_config(config, dtype=dtype, attn_implementation=NAME)
         except Exception as error:  # as of its config
             raise Refused(f"{kind.__name__} cannot be built from this config ({error})") from error
+    empty = next((name for name, weight in model.named_parameters() if not weight.numel()), None)
+    if empty is not None:
+        raise Refused(f"a size in config.json is 0, so {empty} would hold no numbers")
     return model.eval()
 
 
