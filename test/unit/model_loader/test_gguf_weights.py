@@ -1,5 +1,6 @@
 """Models in GGUF: the same config and weights as the checkpoint that the file was made of."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,37 @@ def test_any_metadata_is_a_clean_error_or_harmless(tmp_path: Path, data: st.Data
         check_checkpoint(config_of(path), stored_tensors(path))
     except ConfigError as error:
         assert str(error)
+
+
+WINDOWS = ["full_attention", "sliding_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "keys"),
+    [
+        ({"attention__sliding_window_pattern": 2}, {"sliding_window_pattern": 2}),
+        ({"attention__sliding_window_pattern": [False, True, True]}, {"layer_types": WINDOWS}),
+        ({"rope__freq_base_swa": 77.0}, {"rope_local_base_freq": 77.0}),
+        ({"final_logit_softcapping": 3.0}, {"final_logit_softcapping": 3.0}),
+    ],
+)
+def test_keys_that_newer_files_of_gemma_3_have(
+    metadata: dict[str, object], keys: dict[str, object], tmp_path: Path
+) -> None:
+    make_checkpoint("gemma3", tmp_path, **FAMILIES["gemma3"])
+    named = {f"gemma3__{key}": value for key, value in metadata.items()}
+    path = convert(tmp_path, tmp_path / "model.gguf", **named)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("layer_types", "rope_parameters", "_sliding_window_pattern"):
+        config.pop(key, None)
+    older = {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config | older | keys))
+    assert config_of(path).decoder == config_of(tmp_path).decoder
+
+
+def test_windows_of_other_layers(tmp_path: Path) -> None:
+    make_checkpoint("gemma3", tmp_path, **FAMILIES["gemma3"])
+    for pattern, words in (([True, False], "for each of 3 layers"), ("often", "must be a whole number, not 'often'")):
+        path = convert(tmp_path, tmp_path / "model.gguf", gemma3__attention__sliding_window_pattern=pattern)
+        with pytest.raises(ConfigError, match=rf"gemma3.attention.sliding_window_pattern .*{words}"):
+            config_of(path)

@@ -203,7 +203,26 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
 
 
 def _gemma3(facts: Facts) -> dict[str, Any]:
-    return {**_gemma(facts, 62), "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0}
+    base = facts.of_model("rope.freq_base_swa")
+    return {
+        **_gemma(facts, 62),
+        **_windows(facts),
+        "final_logit_softcapping": facts.of_model("final_logit_softcapping"),
+        "rope_local_base_freq": 10000.0 if base is None else base,
+    }
+
+
+def _windows(facts: Facts) -> dict[str, Any]:
+    """Returns which layers of Gemma 3 have the window: a number of each layer, or how often one comes that has none.
+    Older files leave the key out. Raises ConfigError.
+    """
+    key, count = "attention.sliding_window_pattern", facts.number("block_count")
+    given = facts.metadata.get(f"{facts.architecture}.{key}")
+    if isinstance(given, list):
+        if len(given) != count or not all(isinstance(each, bool) for each in given):
+            raise facts.refused(f"{facts.architecture}.{key} must be one true or false for each of {count} layers")
+        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in given]}
+    return {"sliding_window_pattern": 6 if given is None else facts.number(key)}
 
 
 _FOUR_NORMS = Naming(layer=FOUR_NORMS, one_more=True)
