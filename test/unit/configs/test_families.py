@@ -78,3 +78,62 @@ def test_kimi_k2_is_deepseek_v3(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA | own | chosen | sizes)
     assert [each.experts for each in config.plan.mixtures] == [384]
     assert config.plan.attentions[0].latent is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PhiForCausalLM",
+        "Phi3ForCausalLM",
+        "Phi3ForSequenceClassification",
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5_ForCausalLM",
+        "Qwen2ForRewardModel",
+        "Qwen3ForRewardModel",
+    ],
+)
+def test_published_files_that_name_code_of_their_own(name: str, tmp_path: Path) -> None:
+    """It is never run: code here replaces it."""
+    named = {"auto_map": {"AutoModel": "modeling_x.Model"}, "architectures": [name], "num_key_value_heads": 2}
+    assert read(tmp_path, LLAMA | named).architecture == name
+
+
+def test_phi_4_mini(tmp_path: Path) -> None:
+    """Its published config.json."""
+    factors = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    keys = {
+        "architectures": ["Phi3ForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM", "AutoTokenizer": "Xenova/gpt-4o"},
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "model_type": "phi3",
+        "num_attention_heads": 24,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.75,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"type": "longrope", **factors},
+        "rope_theta": 10000.0,
+        "sliding_window": 262144,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 200064,
+    }
+    config = read(tmp_path, keys)
+    rope = config.plan.attentions[0].rope
+    assert config.context_len == 131072 and config.plan.tied_embeddings
+    assert rope is not None and rope.part == 0.75 and rope.parameters["factor"] == 32.0
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MiniCPM3ForCausalLM"])
+def test_code_that_may_do_something_else(name: str, tmp_path: Path) -> None:
+    """The user may say that it does not."""
+    named = {"auto_map": {"AutoModel": "modeling_x.Model"}, "architectures": [name]}
+    with pytest.raises(ConfigError, match=f"a plain {name}, serve it without this code: --json-model-override-args"):
+        read(tmp_path, LLAMA | named)
+    config = ModelConfig.from_path(str(tmp_path), overrides={"auto_map": None})
+    assert config.architecture == name
+    with pytest.raises(ConfigError, match="choose a checkpoint of a built-in architecture"):
+        read(tmp_path, LLAMA | named | {"architectures": ["AbcForCausalLM"]})

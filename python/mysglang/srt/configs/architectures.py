@@ -73,6 +73,10 @@ class Architecture:
     """True if positions are counted from pad_token_id + 1 on, as RoBERTa does."""
     foreign: bool = False
     """True if the layers are transformers' code, so that no plan is made of them."""
+    carries_code: bool = False
+    """True if published checkpoints name code of their own (auto_map), which this class replaces, whatever others of
+    the family do. The code is never run.
+    """
     package: str = OWN_PACKAGE
     """Package of the class. A package that brings families of its own names itself."""
 
@@ -80,6 +84,11 @@ class Architecture:
     def encoder(self) -> bool:
         """True if prompts are computed whole only, and nothing is cached."""
         return self.config is None and not self.foreign
+
+    @property
+    def replaces_code(self) -> bool:
+        """True if a checkpoint may name code of its own."""
+        return self.carries_code or (self.config is not None and self.config.carries_code)
 
 
 _PLACES = {
@@ -194,7 +203,7 @@ def _row(family: str, architecture: str, inside: str | None = None) -> Architect
 
 def _reward(family: str, model: str = "RewardModel") -> Architecture:
     """Declares a reward model, whose answer is one number if config.json names no labels."""
-    return Architecture(f"pooling_decoder:{model}", DECODERS[family], "classify", labels=1)
+    return Architecture(f"pooling_decoder:{model}", DECODERS[family], "classify", labels=1, carries_code=True)
 
 
 _ROBERTA = Architecture("bert:RobertaModel", task="embed", positions_after_padding=True)
@@ -230,6 +239,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, str, str | None]] = {
     "PhiMoEForCausalLM": ("Phimoe", "PhimoeForCausalLM", None),
     "Mistral3ForConditionalGeneration": ("Ministral3", "Ministral3ForCausalLM", TOWER),
     **{f"MiniMax{each}ForCausalLM": ("MiniMax", "MiniMaxForCausalLM", None) for each in ("Text01", "M1")},
+    "Ernie4_5_ForCausalLM": ("Ernie4_5", "Ernie4_5ForCausalLM", None),
     "GPT2LMHeadModel": ("GPT2", "GPT2ForCausalLM", None),
     "LlamaEmbeddingModel": ("Llama", "LlamaModel", None),
 }

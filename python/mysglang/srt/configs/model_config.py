@@ -229,11 +229,10 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
     given, names = names, [name for name in names if isinstance(name, str)]
     rows = {} if impl == "transformers" else {name: row for name in names if (row := find_architecture(name))}
     known = next(iter(rows), None)
-    family = None if known is None else rows[known].config
-    if hf.get("auto_map") and not (family is not None and family.carries_code):
+    if hf.get("auto_map") and not (known is not None and rows[known].replaces_code):
         raise ConfigError(
             "config.json asks for code that comes with the model (auto_map), and mysglang never runs such code; "
-            "choose a checkpoint of a built-in architecture (`mysglang models` lists them)"
+            f"{_without_code(known or next(filter(names_in_transformers().__contains__, names), None))}"
         )
     if _quantization(hf) and not quantizes_only_kv(hf):
         raise ConfigError(f"the checkpoint is quantized{_method(hf)}, which is not supported; {_instead(hf)}")
@@ -264,6 +263,18 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
             f"and {', '.join(names)[:MAX_NAME_CHARS]} is none"
         )
     raise ConfigError(why_unserved(given, hf, ARCHITECTURES))
+
+
+def _without_code(known: str | None) -> str:
+    """Returns advice for a checkpoint that names code of its own. known: its architecture, if that is served without
+    this code.
+    """
+    if known is None:
+        return "choose a checkpoint of a built-in architecture (`mysglang models` lists them)"
+    return (
+        f"if you know that the checkpoint is a plain {known}, serve it without this code: "
+        """--json-model-override-args '{"auto_map": null}'"""
+    )
 
 
 def _quantization(hf: dict[str, Any]) -> object:

@@ -37,6 +37,7 @@ class Ernie45Config(DecoderConfig, frozen=True, kw_only=True):
     Embeddings are tied unless config.json says no.
     """
 
+    carries_code: ClassVar[bool] = True
     rotary_interleaved: ClassVar[bool] = True
     usual_theta: ClassVar[float] = 500000.0
 
@@ -63,8 +64,6 @@ class Ernie45MoeConfig(Ernie45Config, frozen=True, kw_only=True):
     Every `moe_layer_interval`-th layer has experts, from `moe_layer_start_index` to `moe_layer_end_index` (-1: to
     the last).
     """
-
-    carries_code: ClassVar[bool] = True
 
     num_key_value_heads: Heads | None = 4
     head_dim: HeadDim | None = None

@@ -31,6 +31,7 @@ class PhiConfig(DecoderConfig, frozen=True, kw_only=True):
     `qk_layernorm`, LayerNorms of heads, is refused. The projection to logits has a bias.
     """
 
+    carries_code: ClassVar[bool] = True
     rotary_part: ClassVar[float | None] = 0.5
 
     max_position_embeddings: Positions = 2048
@@ -69,6 +70,7 @@ class Phi3Config(DecoderConfig, frozen=True, kw_only=True):
     All layers have the window, where there is one. Phi-4-mini turns a part of each head.
     """
 
+    carries_code: ClassVar[bool] = True
     rotary_part: ClassVar[float | None] = 1.0
 
     max_position_embeddings: Positions = 4096
