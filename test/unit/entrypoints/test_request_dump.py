@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from fixtures.full_disk import full_after
 from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints import request_dump
 from mysglang.srt.entrypoints.request_dump import check_folder, dumped, written
@@ -118,3 +120,22 @@ async def test_a_disk_that_takes_nothing_delays_no_request(tmp_path: Path, monke
     written()
     [file] = tmp_path.iterdir()
     assert file.read_bytes().count(b"\n") == 1
+
+
+async def test_a_disk_that_fills_in_the_middle_of_a_line_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        async for _ in dumped(parse_generate(ASKS[0]), answered(), str(tmp_path)):
+            pass
+        written()
+
+    await ask()
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", full_after(20))
+        await ask()
+    assert "could not be added to the request dump" in caplog.text
+    await ask()
+    [file] = tmp_path.iterdir()
+    assert [orjson.loads(line)["rid"] for line in file.read_bytes().splitlines()] == [None, None]
+    assert file.stat().st_mode & 0o777 == 0o600

@@ -78,6 +78,15 @@ async def test_one_line_in_one_line_out(caplog: pytest.LogCaptureFixture) -> Non
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf", "structural_tag"])
+async def test_of_a_grammar_only_the_size_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    request = GenerateReqInput(text="x", sampling_params=SamplingParams(**{name: SECRET}))
+    async for _ in logged(TwoChunks()).generate_request(request):
+        pass
+    assert f"{name}=8 characters" in caplog.messages[0]
+    assert SECRET not in caplog.text
+
+
 async def test_batches_of_ids(caplog: pytest.LogCaptureFixture) -> None:
     request = GenerateReqInput(input_ids=[[1, 2], [3]], sampling_params=[SamplingParams(), SamplingParams()])
     async for _ in logged(TwoChunks()).generate_request(request):

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fixtures.full_disk import full_after
 from mysglang.srt.errors import ConfigError, NoRoom
 from mysglang.srt.utils.disk import append_whole, map_shared, room_for
-
-
-def full_after(taken: int) -> Callable[[int, Any], int]:
-    """A disk with room for so many bytes."""
-    write, left = os.write, [taken]
-
-    def write_some(descriptor: int, data: Any) -> int:
-        if not left[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        count = write(descriptor, data[: left[0]])
-        left[0] -= count
-        return count
-
-    return write_some
 
 
 def test_what_is_appended_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 A line has the prompt as token ids, however it came (as vectors, if these are what it was; as it came, if the request
 ended before it was answered at all), the parameters, and what was answered. Written by a thread when the request is
-over: a slow disk delays no request. What cannot be written is logged, and lost.
+over: a slow disk delays no request. What cannot be written is logged, and lost; no part of it stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.utils.disk import try_folder
+from mysglang.srt.utils.disk import append_whole, try_folder
 from mysglang.srt.utils.service_thread import ServiceThread
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,6 @@ def _append(folder: Path, line: bytes) -> None:
     path = folder / f"requests-{time.strftime('%Y%m%d')}-{os.getpid()}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
-            file.write(line)
+        append_whole(path, line)
     except OSError as error:
         logger.error("A request could not be added to the request dump: %s", error)

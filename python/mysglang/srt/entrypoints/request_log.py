@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 MAX_RID_SHOWN = 300
 """Characters."""
 
+_UNITS: dict[type, str] = {str: "characters", list: "entries", dict: "entries"}
+"""Types of parameters that may hold a client's words, and what is counted of them."""
+
 
 class LoggedManager:
     """Wraps a manager and logs its requests (an `entrypoints.front.Manager`)."""
@@ -132,12 +135,13 @@ def _shown(obj: GenerateReqInput) -> str:
 
 
 def _not_default(params: SamplingParams) -> str:
-    """Describes the parameters that were set, except those that may hold a client's words."""
+    """Describes the parameters that were set. Those that may hold a client's words are told by their size alone."""
     default, shown = SamplingParams(), []
     for name in params.__struct_fields__:
         value = getattr(params, name)
         if value != getattr(default, name):
-            shown.append(f"{name}={len(value)} entries" if isinstance(value, (list, dict)) else f"{name}={value}")
+            unit = _UNITS.get(type(value))
+            shown.append(f"{name}={value}" if unit is None else f"{name}={len(value)} {unit}")
     return " ".join(shown) or "default sampling"
 
 
