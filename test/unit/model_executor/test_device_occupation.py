@@ -17,6 +17,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.weights import FixedOccupation
+from mysglang.srt.kernels.kvcache import copy_pages
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.live_weights import NOWHERE
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -92,6 +93,20 @@ def test_nothing_stands_behind_what_is_released(tmp_path: Path) -> None:
     tensors = [*worker.weights._update._model.parameters()]
     tensors += [buffer for pair in pool_of(worker)._layers.values() for buffer in pair]  # type: ignore[union-attr]
     assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+def test_pages_that_a_host_tier_has_copied_are_given_back_too(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, dtype=torch.bfloat16)
+    worker = started(tmp_path)
+    before, pool = says(worker), pool_of(worker)
+    numbers = torch.tensor([1, 2])
+    for layer_id in pool.layer_ids:
+        pages = pool.pages(layer_id)
+        copy_pages(numbers, numbers, pages, [page.clone() for page in pages])
+    worker.occupation.release(ALL, tick)
+    worker.occupation.resume(ALL, tick)
+    assert says(worker) == before
 
 
 def test_weights_are_taken_from_where_they_are(tmp_path: Path) -> None:

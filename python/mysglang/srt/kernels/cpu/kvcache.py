@@ -20,7 +20,21 @@ def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], 
         _bytes_of(target)[places] = _bytes_of(source)[origins]
 
 
+class _Bytes:
+    """Rows of bytes at an address, for numpy. `Tensor.numpy` would mark the tensor's memory as never to be resized, and
+    then `/release_memory_occupation` could not give the pool back.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (rows.data_ptr(), False),
+            "shape": tuple(rows.shape),
+            "strides": rows.stride(),
+        }
+
+
 def _bytes_of(pages: Tensor) -> npt.NDArray[np.uint8]:
-    """Returns the pages as bytes, [pages, bytes of a page], in the same memory."""
-    array: npt.NDArray[np.uint8] = pages.flatten(1).view(torch.uint8).numpy()
-    return array
+    """Returns the pages as bytes, [pages, bytes of a page], in the same memory, which must outlive them."""
+    return np.asarray(_Bytes(pages.flatten(1).view(torch.uint8)))
