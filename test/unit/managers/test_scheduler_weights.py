@@ -85,7 +85,6 @@ class Changing(LateScheduler):
         self.weights = NotedWeights()
         super().__init__(setup, weights=self.weights)
         self.weights.scheduler = self
-        self.versions: dict[str, list[str]] = {}
 
     def replies_now(self) -> list[ControlReqOutput]:
         return [reply for reply in self.replies.drain() if isinstance(reply, ControlReqOutput)]
@@ -181,6 +180,26 @@ def test_while_paused_it_happens_at_once(mode: Any) -> None:
     scheduler.order(ContinueGenerationReq(id=4))
     scheduler.run()
     assert scheduler.answers["a"].ids == solo(PROMPT, 20, VOCAB, ignore_eos=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_tokens_are_told_with_the_weights_that_computed_them(mode: Any, stream: bool) -> None:
+    """Also those that no message had reason to tell before the change, as of answers that come whole."""
+    scheduler = Changing(Setup())
+    scheduler.send("a", PROMPT, 20, stream=stream, stream_interval=50, ignore_eos=True)
+    scheduler.turn(6)
+    scheduler.order(PauseGenerationReq(id=1, mode=mode))
+    [reply] = scheduler.order(update(2, change=WeightUpdate(flush_cache=False, weight_version="three")))
+    assert reply.success
+    scheduler.turn()
+    told = len(scheduler.answers["a"].ids)
+    assert told > 1 and scheduler.last_version == "default"
+    scheduler.order(ContinueGenerationReq(id=3))
+    scheduler.run()
+    answer = scheduler.answers["a"]
+    assert answer.ids == solo(PROMPT, 20, VOCAB, ignore_eos=True)
+    assert answer.versions == {"default": told, "three": 20 - told}
 
 
 def test_what_does_not_fit_is_told_and_requests_go_on() -> None:

@@ -372,6 +372,13 @@ class Scheduler:
             del self.reqs[req.rid]
         self._parts.streamer.send(NO_SLOTS if lane is None else lane.slots, ended)
 
+    def rename_weights(self, name: str) -> None:
+        """Gives the weights another name, with which tokens are told from now on."""
+        self._parts.streamer.send_all(self.reqs.values())
+        self._parts.weight_version.name = name
+        # Before the reply, because its receiver may ask for the name at once.
+        self.beat()
+
     def pulse(self) -> None:
         """Sends a heartbeat if the last one is a second old. Long work calls this, since the loop cannot."""
         if time.monotonic() - self._beat_at >= HEARTBEAT_S:

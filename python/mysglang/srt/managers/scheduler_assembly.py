@@ -323,7 +323,7 @@ def assemble(
 
     # 4. What it can be asked beside generation.
     replies, rank = channels.to_tokenizer, options.ranks.world.rank
-    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, replies, rank=rank)
+    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), replies, rank=rank)
     _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), replies, worker)
     _record_on_demand(scheduler, rows, loop, answers.streamer, replies, options.ranks)
     return Assembled(scheduler, loop, kv, rows)

@@ -30,7 +30,6 @@ from mysglang.srt.messages.weights import (
     UpdateWeightVersionReq,
     WeightUpdate,
 )
-from mysglang.srt.scheduling.output_streamer import WeightVersion
 from mysglang.srt.utils.sharded_state import ShardPlace
 from mysglang.srt.utils.words import counted
 
@@ -45,7 +44,6 @@ class SchedulerWeights:
         scheduler: Scheduler,
         kv: KvManager,
         weights: ModelWeights,
-        version: WeightVersion,
         to_tokenizer: Sender[ToTokenizer],
         *,
         rank: int,
@@ -53,7 +51,6 @@ class SchedulerWeights:
         self._scheduler = scheduler
         self._kv = kv
         self._weights = weights
-        self._version = version
         self._to_tokenizer = to_tokenizer
         self._rank = rank
         self._joining: dict[int, Future[None]] = {}
@@ -127,7 +124,7 @@ class SchedulerWeights:
         """Changes the name of the weights' version only."""
         if message.abort_all_requests:
             self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED))
-        self._rename(message.new_version)
+        self._scheduler.rename_weights(message.new_version)
         self._reply(message.id, f"The weights are called {message.new_version!r} now.")
 
     def get_weights_by_name(self, message: GetWeightsByNameReq) -> None:
@@ -183,7 +180,7 @@ class SchedulerWeights:
                 flushed = self._kv.flush()
                 assert flushed, "nobody runs"
             if update.weight_version is not None:
-                self._rename(update.weight_version)
+                self._scheduler.rename_weights(update.weight_version)
             self._reply(number, f"{count} tensors were changed.", {"num_paused_requests": paused})
 
         def attempt() -> None:
@@ -195,11 +192,6 @@ class SchedulerWeights:
         if update.abort_all_requests:
             self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED))
         self._scheduler.standstill.ask(attempt)
-
-    def _rename(self, name: str) -> None:
-        self._version.name = name
-        # Before the reply, because its receiver may ask for the name at once.
-        self._scheduler.beat()
 
     def _settle(
         self, number: int, text: Callable[[], str], details: Callable[[], dict[str, Any]] = dict[str, Any]

@@ -7,7 +7,7 @@ of them stood where; nothing is planned by these times.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +15,12 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToDetokenizer
-from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RequestTimes, RowLogprobs
+from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, RequestTimes, RowLogprobs
 from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request import NO_SLOT, Req
 from mysglang.srt.scheduling.request_table import RequestTable
 
 NO_INTS: Ints = np.zeros(0, dtype=np.int32)
@@ -44,6 +44,12 @@ class Streamer(Protocol):
         """Sends the new tokens of the slots `running`, and of the requests that `ended` and have no slot any more."""
         ...
 
+    def send_all(self, reqs: Collection[Req]) -> None:
+        """Sends every token of these open requests that was not sent yet. Called before the weights get another
+        name, so that these tokens are told with the old one.
+        """
+        ...
+
 
 class SilentStreamer:
     """Sends no answers: the Streamer of a rank that follows. The first rank streams them."""
@@ -53,6 +59,9 @@ class SilentStreamer:
         self.to_detokenizer = to_detokenizer
 
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
+        pass
+
+    def send_all(self, reqs: Collection[Req]) -> None:
         pass
 
 
@@ -73,33 +82,41 @@ class OutputStreamer:
         """Sender of the messages. A recorder may take its place."""
 
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
-        due = self._due(running)
-        if not len(due) and not ended:
+        self._tell(self._due(running), ended)
+
+    def send_all(self, reqs: Collection[Req]) -> None:
+        table = self._table
+        slots = np.array([req.slot for req in reqs if req.slot != NO_SLOT], dtype=np.int64)
+        waiting = [req for req in reqs if req.slot == NO_SLOT and req.sent < len(req.ids)]
+        self._tell(slots[table.known[slots] > table.sent[slots]], waiting)
+        for req in waiting:
+            req.sent, req.reported = len(req.ids), True
+
+    def _tell(self, due: Slots, others: Sequence[Req]) -> None:
+        """Sends what is new of the slots `due`, and of requests without a slot: they ended, or wait for one again."""
+        if not len(due) and not others:
             return
         table = self._table
         known = table.known[due]
         counts = known - table.sent[due]
-        tails = [req.ids[req.sent :] for req in ended]
-        new = self._new(due, ended)
-        finished: dict[int, FinishReason] = {}
-        for row, req in enumerate(ended, start=len(due)):
-            assert req.finish is not None
-            finished[row] = req.finish
+        tails = [req.ids[req.sent :] for req in others]
+        new = self._new(due, others)
+        finished = {row: req.finish for row, req in enumerate(others, start=len(due)) if req.finish is not None}
         message = BatchTokenIDOutput(
-            rids=table.rids[due].tolist() + [req.rid for req in ended],
+            rids=table.rids[due].tolist() + [req.rid for req in others],
             token_ids=pack_ids(np.concatenate([self._running_tokens(due, counts), *tails])),
             token_counts=_column(counts, [len(tail) for tail in tails]),
-            decode_flags=table.decode_flags[due].tobytes() + bytes([req.decode_flags for req in ended]),
-            counters=self._counters(due, ended),
+            decode_flags=table.decode_flags[due].tobytes() + bytes([req.decode_flags for req in others]),
+            counters=self._counters(due, others),
             weight_version=self._weight_version.name,
             finished=finished,
-            logprobs=self._logprobs(due, ended),
+            logprobs=self._logprobs(due, others),
             vectors={
-                row: req.vector.tobytes() for row, req in enumerate(ended, start=len(due)) if req.vector is not None
+                row: req.vector.tobytes() for row, req in enumerate(others, start=len(due)) if req.vector is not None
             },
-            hidden_states=self._hidden(due, ended),
-            times=self._timeline.of(ended, first_row=len(due)),
-            drafts=self._drafts(due, ended) if table.tokens_per_step > 1 else {},
+            hidden_states=self._hidden(due, others),
+            times=self._timeline.of(others, first_row=len(due)),
+            drafts=self._drafts(due, others) if table.tokens_per_step > 1 else {},
             stops={row: params.stop for row, params in new.items() if params.stop},
             stop_regexes={row: params.stop_regex for row, params in new.items() if params.stop_regex},
             min_new_tokens={
