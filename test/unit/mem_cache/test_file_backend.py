@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.mem_cache.storage.backend import block_keys
-from mysglang.srt.mem_cache.storage.file_backend import HEADER_BYTES, FileBackend
+from mysglang.srt.mem_cache.storage.file_backend import HEADER_BYTES, RECOUNT, UNFINISHED, FileBackend
 
 KEYS = block_keys("model", "", np.arange(40, dtype=np.int32), 4)
 BLOCK = bytes(range(256)) * 4
@@ -143,6 +145,62 @@ def test_what_was_there_before_counts(tmp_path: Path) -> None:
         FileBackend(str(tmp_path), MUCH).write(key, BLOCK)
     FileBackend(str(tmp_path), 5 * (len(BLOCK) + HEADER_BYTES)).write("f" * 64, BLOCK)
     assert len(list(tmp_path.rglob("*.kv"))) == 4
+
+
+def test_what_another_server_writes_counts_too(tmp_path: Path) -> None:
+    limit = 32 * (len(BLOCK) + HEADER_BYTES)
+    servers = [FileBackend(str(tmp_path), limit) for _ in range(4)]
+    for number in range(100):
+        assert servers[number % 4].write(f"{number:064}", BLOCK)
+        # Each of them may not know of what others have written since it looked.
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= limit * (1 + 4 * RECOUNT)
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    old, new = (tmp_path / "ab" / f".{number}{UNFINISHED}" for number in (1, 2))
+    old.parent.mkdir()
+    for path in (old, new):
+        path.write_bytes(BLOCK)
+    os.utime(old, (1000, 1000))
+    FileBackend(str(tmp_path), MUCH)
+    assert not old.exists()
+    assert new.exists(), "another server may be writing it"
+
+
+def fails(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_cannot_be_read_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = FileBackend(str(tmp_path), MUCH)
+    assert backend.write(KEYS[0], BLOCK)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", fails)
+        broken.setattr(os, "open", fails)
+        for _ in range(2):
+            assert backend.exists(KEYS) == 0
+            assert backend.read(KEYS[0]) is None
+    assert caplog.text.count("cannot be read from") == 1
+    assert backend.read(KEYS[0]) == BLOCK
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "open", fails)
+        assert backend.read(KEYS[0]) is None
+    assert caplog.text.count("cannot be read from") == 2
+
+
+def test_a_damaged_file_that_stays_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = FileBackend(str(tmp_path), MUCH)
+    assert backend.write(KEYS[0], BLOCK)
+    cut(file_of(tmp_path, KEYS[0]))
+    monkeypatch.setattr(Path, "unlink", fails)
+    for _ in range(2):
+        assert backend.read(KEYS[0]) is None
+    assert caplog.text.count("is damaged and cannot be deleted") == 1
+    assert "is deleted" not in caplog.text
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:

@@ -83,3 +83,16 @@ def test_a_checkpoint_that_is_written_anew_is_another(model: ModelConfig) -> Non
     weights = next(Path(model.path).glob("*.safetensors"))
     os.utime(weights, ns=(1, 1))
     assert identity(model) != before
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_times_that_are_the_same_do_not_hide_other_weights(model: ModelConfig, part: float) -> None:
+    """Images and archives may give all files one time, and a trained model has the sizes of the one before."""
+    before = identity(model)
+    weights = next(Path(model.path).glob("*.safetensors"))
+    known, data = weights.stat(), bytearray(weights.read_bytes())
+    for at in range(int(part * len(data) / 2), int((1 + part) * len(data) / 2)):
+        data[at] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(known.st_atime_ns, known.st_mtime_ns))
+    assert identity(model) != before

@@ -7,6 +7,7 @@ resolved model, how its weights were loaded, and the tensors of its pool. No fla
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from mysglang.srt.utils.checkpoint_files import find_weights
 
 LAYOUT_VERSION = 2
 """Version of the bytes of a page as `HostPages.read` returns them."""
+SAMPLES, SAMPLE_BYTES = 16, 4096
+"""Pieces of each file that are compared, and their length."""
 
 
 def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, pool: KvPool) -> str:
@@ -58,9 +61,22 @@ def page_layout(pool: KvPool) -> list[object]:
 
 
 def checkpoint_files(path: str) -> list[object]:
-    """Returns name, size and time of each file, so that a checkpoint that is written again counts as a different
-    one.
+    """Returns name, size, time and a digest of samples of each file, so that a checkpoint that is written again counts
+    as a different one. The time alone does not tell: images and archives may give all files the same.
     """
     files = sorted(Path(path).glob("*")) if Path(path).is_dir() else find_weights(Path(path)).paths
-    found = [(file.name, file.stat()) for file in files if file.is_file()]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
+    found = [(file, file.stat()) for file in files if file.is_file()]
+    return [[file.name, stat.st_size, stat.st_mtime_ns, _sampled(file, stat.st_size)] for file, stat in found]
+
+
+def _sampled(path: Path, size: int) -> str:
+    """Returns a hash of pieces of the file at equal distances, since all of a large checkpoint would take minutes to
+    read. A file that may not be read holds no weights of this model.
+    """
+    digest = sha256()
+    last = max(size - SAMPLE_BYTES, 0)
+    with suppress(PermissionError), path.open("rb") as file:
+        for index in range(SAMPLES):
+            file.seek(last * index // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
