@@ -18,7 +18,14 @@ from typing import TypeVar
 from mysglang.srt.entrypoints.error_responses import describe
 from mysglang.srt.entrypoints.openai import batches_record as steps
 from mysglang.srt.entrypoints.openai.batch_endpoints import Answer
-from mysglang.srt.entrypoints.openai.batches_input import InputLine, InputLines, InputRefused, read_input, read_request
+from mysglang.srt.entrypoints.openai.batches_input import (
+    MAX_FAULTS,
+    InputLine,
+    InputLines,
+    InputRefused,
+    read_input,
+    read_request,
+)
 from mysglang.srt.entrypoints.openai.batches_journal import Journal
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault, BatchRecord, Ending, Tally
 from mysglang.srt.entrypoints.openai.batches_room import Room
@@ -105,9 +112,14 @@ class BatchRun:
         await self._batches.change(self._id, lambda known: steps.begun(known, len(lines), now()))
         journal = self._journal = await asyncio.to_thread(self._batches.journal, self._id)
         how: Ending = "cancelled"
-        if not self._cancelled.is_set():
-            how = await self._until_end(self._ask_all(journal, path, lines, record.owner), record.expires_at)
-        await asyncio.to_thread(_close, journal, how, path, lines)
+        try:
+            if not self._cancelled.is_set():
+                how = await self._until_end(self._ask_all(journal, path, lines, record.owner), record.expires_at)
+            await asyncio.to_thread(_close, journal, how, path, lines)
+        except (InputRefused, ExceptionGroup) as error:
+            if not (faults := _faults_in(error)):
+                raise
+            return await self._fail(faults)
         return await self._end(journal, how)
 
     async def _fail(self, faults: list[BatchFault]) -> BatchRecord:
@@ -201,6 +213,13 @@ class BatchRun:
                     path, file_id, owner=record.owner, name=name, purpose=BATCH_OUTPUT, life_s=life_s
                 )
         await self._batches.change(self._id, lambda known: steps.ended(known, now()))
+
+
+def _faults_in(error: Exception) -> list[BatchFault]:
+    """Returns the faults of lines that were found damaged when they were to be asked; empty for other errors."""
+    if isinstance(error, ExceptionGroup):
+        return [fault for each in error.exceptions for fault in _faults_in(each)][:MAX_FAULTS]
+    return error.faults if isinstance(error, InputRefused) else []
 
 
 async def _when_possible(work: Callable[[], Awaitable[Result]]) -> Result:
