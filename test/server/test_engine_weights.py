@@ -56,7 +56,13 @@ def test_tensors_of_the_program_take_the_place_of_the_model() -> None:
         assert not engine.destroy_weights_update_group()[0]
         assert not engine.update_weights_from_distributed(["a"], ["float32"], [[1]])[0]
         assert not engine.init_weights_update_group("127.0.0.1", 1, 1, 2, backend="nccl")[0]
-        assert engine.update_weights_from_disk(str(TINY))[0]
+        for wrong in (5, tensors, [("x",)], [(name, [1.0])]):
+            with pytest.raises(InvalidRequest, match=r"^named_tensors: must be pairs of a name and a tensor"):
+                engine.update_weights_from_tensor(wrong)  # type: ignore[arg-type]
+        assert engine.update_weights_from_tensor([(name, tensors[name].to_sparse())]) == (True, "1 tensor was changed.")
+        with pytest.raises(InvalidRequest, match=r"^load_format: must be one of None, auto, safetensors"):
+            engine.update_weights_from_disk(str(TINY), "pt")  # type: ignore[arg-type]
+        assert engine.update_weights_from_disk(str(TINY), load_format="safetensors")[0]
         assert engine.weights.checksums() == sums
         assert engine.weights.rename("whole")[0]
         third = engine.generate("The capital of France is", GREEDY)

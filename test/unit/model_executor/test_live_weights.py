@@ -25,6 +25,7 @@ from mysglang.srt.forward.weights import GroupFacts, ModelWeights, NoWeights, Te
 from mysglang.srt.model_executor import live_weights
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.utils.sharded_state import DEFAULT_PATTERN, ShardPlace
 
 # What a step must say of windows' pages is the scheduler's affair.
 CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6, disable_hybrid_swa_memory=True)
@@ -139,6 +140,20 @@ def test_another_model_and_damaged_files_are_refused(tmp_path: Path) -> None:
         worker.weights.update_from_files(str(tmp_path / "cut"), whole=True, pulse=tick)
     with pytest.raises(InvalidRequest, match="no tensor"):
         worker.weights.read("model.nowhere", 1)
+
+
+@pytest.mark.parametrize("one_file", [False, True])
+def test_a_sharded_state_is_no_checkpoint(one_file: bool, tmp_path: Path) -> None:
+    """Its names fit, but rows of heads that are rotated in part have the order of this server there."""
+    make_checkpoint("cohere", tmp_path / "old")
+    worker = started(tmp_path / "old")
+    before = says(worker)
+    place = shutil.copytree(tmp_path / "old", tmp_path / "saved", ignore=shutil.ignore_patterns("*.safetensors"))
+    worker.weights.save_sharded(ShardPlace(path=str(place), pattern=DEFAULT_PATTERN, max_size=None, saved="x"), tick)
+    [file] = place.glob("*.safetensors")
+    with pytest.raises(InvalidRequest, match="holds one rank's part of a model"):
+        worker.weights.update_from_files(str(file if one_file else place), whole=not one_file, pulse=tick)
+    assert says(worker) == before
 
 
 TRAINER = """

@@ -33,7 +33,7 @@ from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, Scor
 from mysglang.srt.entrypoints.profile_body import PROFILE_S, ProfileReqInput
 from mysglang.srt.entrypoints.ready_front import ReadyFront
 from mysglang.srt.entrypoints.runtime import Runtime
-from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP
+from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP, DiskFormat
 from mysglang.srt.errors import ConfigError, InvalidRequest, ServerEnded, ShuttingDown, WorkerDied
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.managers.ranking import rerank, score
@@ -229,9 +229,11 @@ class Engine:
         """The functions that change and read the weights; Engine has the usual ones too, under SGLang's names."""
         return EngineWeights(self._front.tokenizer_manager, self._await)
 
-    def update_weights_from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
+    def update_weights_from_disk(
+        self, model_path: str, load_format: DiskFormat | None = None, **update: Any
+    ) -> tuple[bool, str]:
         """Loads another checkpoint of the same model; see `EngineWeights.from_disk`."""
-        return self.weights.from_disk(model_path, **update)
+        return self.weights.from_disk(model_path, load_format, **update)
 
     def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]], **update: Any) -> tuple[bool, str]:
         """Replaces some of the model's tensors; see `EngineWeights.from_tensor`."""

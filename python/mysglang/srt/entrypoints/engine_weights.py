@@ -6,14 +6,15 @@ torch's; this file asks for torch only when it is given some.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.weight_commands import (
     DEFAULT_GROUP,
     PATIENCE_S,
+    DiskFormat,
     copy_config,
     private_folder,
     shard_place,
@@ -50,10 +51,17 @@ class EngineWeights:
         self._manager = manager
         self._wait = wait
 
-    def from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
-        """Loads the checkpoint of the same model in a directory or repository."""
+    def from_disk(self, model_path: str, load_format: DiskFormat | None = None, **update: Any) -> tuple[bool, str]:
+        """Loads the checkpoint of the same model in a directory or repository. load_format: `auto` or `safetensors`;
+        None: auto.
+        """
+        formats = (None, *get_args(DiskFormat))
+        if load_format not in formats:
+            message = f"load_format: must be one of {', '.join(map(str, formats))}, not {load_format!r}."
+            raise InvalidRequest(message, param="load_format")
+        change = WeightUpdate(**update)
         try:
-            return _result(self._wait(update_from_disk(self._manager, model_path, WeightUpdate(**update))))
+            return _result(self._wait(update_from_disk(self._manager, model_path, change, load_format or "auto")))
         except InvalidRequest as error:
             return False, error.message
 
@@ -166,15 +174,29 @@ def _on_the_host(named_tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     from torch import Tensor
 
     found: dict[str, Any] = {}
-    for name, tensor in named_tensors:
+    for name, tensor in _pairs(named_tensors):
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.is_meta:
             what = "a tensor without values" if isinstance(tensor, Tensor) else type(tensor).__name__
-            message = f"named_tensors: must be pairs of a name and a tensor with values, not {name!r} and {what}."
-            raise InvalidRequest(message, param="named_tensors")
+            raise _no_pairs(f"{name!r} and {what}")
         if name in found:
             raise InvalidRequest(f"named_tensors: {name} occurs twice.", param="named_tensors")
-        found[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        found[name] = tensor.detach().to_dense().to("cpu", copy=True).contiguous()
     return found
+
+
+def _pairs(named_tensors: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yields the pairs of an argument that may be anything. Raises InvalidRequest."""
+    if not isinstance(named_tensors, Iterable):
+        raise _no_pairs(type(named_tensors).__name__)
+    for pair in named_tensors:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise _no_pairs(f"{pair!r:.100}")
+        yield pair[0], pair[1]
+
+
+def _no_pairs(what: str) -> InvalidRequest:
+    message = f"named_tensors: must be pairs of a name and a tensor with values, not {what}."
+    return InvalidRequest(message, param="named_tensors")
 
 
 def _result(reply: ControlReqOutput) -> tuple[bool, str]:

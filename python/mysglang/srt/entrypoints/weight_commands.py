@@ -14,6 +14,7 @@ import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Literal, TypeAlias
 from uuid import uuid4
 
 from mysglang.srt.args.resolve import path_of
@@ -31,6 +32,9 @@ from mysglang.srt.utils.sharded_state import DEFAULT_PATTERN, ShardPlace
 PATIENCE_S = 3600.0
 """Seconds for open requests to end and for weights to be read. If the engine dies, the wait ends."""
 
+DiskFormat: TypeAlias = Literal["auto", "safetensors"]
+"""Formats of a checkpoint that an update may ask for."""
+
 WRITE_BYTES = 4 << 20
 
 WEIGHTS = "these weights"
@@ -40,7 +44,7 @@ DEFAULT_GROUP = "weight_update_group"
 
 
 async def update_from_disk(
-    manager: Manager, model_path: str, update: WeightUpdate, load_format: str = "auto"
+    manager: Manager, model_path: str, update: WeightUpdate, load_format: DiskFormat = "auto"
 ) -> ControlReqOutput:
     """Serve the checkpoint at `model_path`: a directory, a repository, or `tiny`, as for --model-path. Raises
     InvalidRequest if there is none in that format, which is `auto` or `safetensors`.

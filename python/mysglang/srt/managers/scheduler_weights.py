@@ -158,7 +158,7 @@ class SchedulerWeights:
 
         def save() -> str:
             count = self._weights.save_sharded(place, self._scheduler.pulse)
-            return f"Rank {self._rank} wrote {count} files to {place.path}."
+            return f"Rank {self._rank} wrote {counted(count, 'file', 'files')} to {place.path}."
 
         self._settle(message.id, save)
 
@@ -181,7 +181,9 @@ class SchedulerWeights:
                 assert flushed, "nobody runs"
             if update.weight_version is not None:
                 self._scheduler.rename_weights(update.weight_version)
-            self._reply(number, f"{count} tensors were changed.", {"num_paused_requests": paused})
+            self._reply(
+                number, f"{counted(count, 'tensor was', 'tensors were')} changed.", {"num_paused_requests": paused}
+            )
 
         def attempt() -> None:
             try:

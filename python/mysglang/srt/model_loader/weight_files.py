@@ -26,6 +26,7 @@ from mysglang.srt.utils.checkpoint_files import NO_FILES
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.late_import import at_first_call
 from mysglang.srt.utils.plain_files import check_plain
+from mysglang.srt.utils.weight_headers import SHARD_LABEL, part_of_a_model
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class SafetensorsFile:
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path} is damaged or incomplete ({error}); download it again") from error
         self._handle = handle
+        self.is_part = SHARD_LABEL in (handle.metadata() or {})
+        """True if it is of a sharded state, whose names and order are those of this server's parameters."""
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handle.get_tensor(name)
@@ -89,8 +92,18 @@ class SafetensorsFile:
         return self.read(name).nbytes
 
 
+def checkpoint_file(path: Path) -> SafetensorsFile:
+    """Returns a safetensors file with names of a checkpoint. Raises ConfigError if it is damaged, or of a sharded
+    state.
+    """
+    file = SafetensorsFile(path)
+    if file.is_part:
+        raise part_of_a_model(path)
+    return file
+
+
 OPENED_AS: Mapping[str, Callable[[tuple[Path, ...]], list[WeightFile]]] = {
-    "safetensors": lambda paths: [SafetensorsFile(path) for path in paths],
+    "safetensors": lambda paths: [checkpoint_file(path) for path in paths],
     "pt": at_first_call("mysglang.srt.model_loader.torch_file:torch_files"),
     "gguf": at_first_call("mysglang.srt.model_loader.gguf_file:gguf_files"),
     NO_FILES.format: lambda paths: [],

@@ -19,7 +19,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.pooling_config import DenseConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter, weight_parameters
-from mysglang.srt.model_loader.weight_files import SafetensorsFile, WeightFile, open_with_dense
+from mysglang.srt.model_loader.weight_files import WeightFile, checkpoint_file, open_with_dense
 from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place, first_few
 
 CPU = torch.device("cpu")
@@ -170,7 +170,7 @@ def checkpoint_tensors(path: Path, weights: WeightFormat = AUTO, dense: Sequence
     Raises ConfigError if something is missing or damaged.
     """
     single = path.is_file() and path.suffix == ".safetensors"
-    files: Iterable[WeightFile] = [SafetensorsFile(path)] if single else open_with_dense(path, weights, dense)
+    files: Iterable[WeightFile] = [checkpoint_file(path)] if single else open_with_dense(path, weights, dense)
     return [(name, file.read(name)) for file in files for name in file.names]
 
 

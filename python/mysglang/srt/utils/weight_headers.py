@@ -66,6 +66,11 @@ def damaged(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path} is damaged or incomplete ({why}); download it again")
 
 
+def part_of_a_model(path: Path) -> ConfigError:
+    """Returns the error for a file of a sharded state where a checkpoint should be. Its names and order are others."""
+    return ConfigError(f"{path} holds one rank's part of a model; read it with --load-format sharded_state")
+
+
 LENGTH_BYTES = 8
 """Bytes of a header's length, before the header."""
 _METADATA = "__metadata__"
@@ -122,7 +127,7 @@ def parse_safetensors_header(path: Path, header: bytes, size: int) -> list[Tenso
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     if SHARD_LABEL.encode() in bytes(metadata):
-        raise ConfigError(f"{path} holds one rank's part of a model; read it with --load-format sharded_state")
+        raise part_of_a_model(path)
     end = max((entry.data_offsets[1] for entry in found.values()), default=0)
     data = LENGTH_BYTES + len(header)
     wanted = data + end

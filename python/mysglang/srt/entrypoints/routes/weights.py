@@ -29,6 +29,7 @@ from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.entrypoints.weight_commands import (
     DEFAULT_GROUP,
     PATIENCE_S,
+    DiskFormat,
     private_folder,
     spooled,
     update_from_disk,
@@ -78,7 +79,7 @@ class UpdateWeightFromDiskReqInput(_Update):
     """Body of POST /update_weights_from_disk."""
 
     model_path: Name
-    load_format: Literal["auto", "safetensors"] = "auto"
+    load_format: DiskFormat = "auto"
     unsupported = {
         **EMPTY,
         **not_here("is_async", "recapture_cuda_graph", "keep_pause", unless=OFF),
