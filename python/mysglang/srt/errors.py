@@ -15,6 +15,7 @@
         ├── Overloaded         refused now, worth a retry later
         ├── NoRoom             there is no room on a disk for what it brings
         └── Aborted            ended before its end: by the client, by the scheduler, or with the engine
+            └── MemoryReleased the engine has given its memory back for a while
 
 Asserts are for our own bugs only; what a user or the world can cause is one of these.
 """
@@ -121,6 +122,10 @@ class Aborted(RequestError):
 
     def reworded(self, message: str, param: str | None) -> Self:
         return type(self)(message, status=self.status, kind=self.kind, param=param)
+
+
+class MemoryReleased(Aborted):
+    """The engine has given its memory back, and computes nothing until that is resumed."""
 
 
 def _one_line(problem: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, ServerEnded
+from mysglang.srt.errors import Aborted, InvalidRequest, MemoryReleased, Overloaded, ServerEnded
 from mysglang.srt.messages import outputs
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.packing import ID_BYTES, unpack_ids
@@ -388,6 +388,8 @@ def _raise_refusal(reason: FinishReason) -> None:
     match reason:
         case Abort(message=message, status=outputs.FULL):
             raise Overloaded(message)
+        case Abort(message=message, status=int(status), kind=outputs.RELEASED):
+            raise MemoryReleased(message, status=status)
         case Abort(message=message, status=400, param=str(param)):
             raise InvalidRequest(message, param=param)
         case Abort(message=message, status=int(status), kind=kind, param=param):

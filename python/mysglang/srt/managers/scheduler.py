@@ -23,7 +23,7 @@ from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import HeartBeat
-from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.messages.outputs import RELEASED, Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.scheduling.batch import Asked, Launched, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
@@ -270,7 +270,7 @@ class Scheduler:
         self.reqs[req.rid] = req
         self._parts.gathering.arrived(req, message.to_come)
         if self.refuses:
-            req.finish = Abort(self.refuses, status=503)
+            req.finish = Abort(self.refuses, status=503, kind=RELEASED)
         if req.finish is not None:
             self._answer([req])
         else:

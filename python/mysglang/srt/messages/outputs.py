@@ -32,6 +32,8 @@ FULL = 429
 """Status of a request for which the server has no room for the moment."""
 TIMED_OUT = "RequestTimeoutError"
 """Kind of an abort that was caused by a time limit only."""
+RELEASED = "MemoryReleased"
+"""Kind of an abort while the engine has given its memory back. Clients get the usual name of the status."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

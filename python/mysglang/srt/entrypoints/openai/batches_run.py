@@ -32,7 +32,7 @@ from mysglang.srt.entrypoints.openai.batches_room import Room
 from mysglang.srt.entrypoints.openai.batches_store import BatchStore
 from mysglang.srt.entrypoints.openai.files_record import BATCH_OUTPUT, now
 from mysglang.srt.entrypoints.openai.files_store import FileStore, new_file_id
-from mysglang.srt.errors import NotFound, Overloaded, ServerEnded
+from mysglang.srt.errors import MemoryReleased, NotFound, Overloaded, ServerEnded
 from mysglang.srt.messages.generate import REFUSED, FieldReport
 from mysglang.srt.utils.shortage import shortage_in
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 RETRY_S = 0.5
-"""Until a line that found the queue full is asked again."""
+"""Until a line that found the queue full, or the memory released, is asked again."""
 
 _WHY_NOT: dict[Ending, str] = {
     "cancelled": "The batch was cancelled before this request was answered.",
@@ -223,13 +223,13 @@ def _faults_in(error: Exception) -> list[BatchFault]:
 
 
 async def _when_possible(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Returns the result of `work`, which is retried while the queue is full, or the system has no file or thread to
-    spare.
+    """Returns the result of `work`, which is retried while the queue is full, the memory of the engine is released, or
+    the system has no file or thread to spare.
     """
     while True:
         try:
             return await work()
-        except Overloaded:
+        except (Overloaded, MemoryReleased):
             pass
         except (OSError, RuntimeError) as error:
             if shortage_in(error) is None:

@@ -26,7 +26,7 @@ import msgspec
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.disk import remove_unfinished
-from mysglang.srt.utils.plain_files import check_plain, is_there, read_plain
+from mysglang.srt.utils.plain_files import is_there, read_plain
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,10 @@ class Database:
     def open(self) -> None:
         """Creates the tables where there are none. Raises OSError, also for a database of which nothing can be read."""
         with _os_errors(self._path):
-            if is_there(self._path) and check_plain(self._path) == 0:
+            if is_there(self._path) and not self._path.is_file():
+                # SQLite would wait for the other end of a pipe.
+                raise OSError(errno.EINVAL, "Not a regular file", str(self._path))
+            if is_there(self._path) and self._path.stat().st_size == 0:
                 # SQLite would take a file that was cut to nothing for a new database.
                 _set_aside(self._path)
             try:

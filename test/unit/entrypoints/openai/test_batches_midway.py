@@ -1,4 +1,4 @@
-"""A batch whose input is damaged while its lines are asked: it ends, and costs no answer."""
+"""Damage to the input of a batch, and released memory, while its lines are asked: no answer is lost."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +8,8 @@ import pytest
 from fixtures.batch_desk import desk_in, line
 from fixtures.patience import until
 from fixtures.scripted_engine import Step, endless, hello
+from mysglang.srt.entrypoints.openai import batches_run
+from mysglang.srt.messages.outputs import RELEASED, Abort
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 
 
@@ -40,3 +42,18 @@ async def test_an_input_that_is_torn_while_it_is_asked_costs_no_answers(ends: st
         assert batch.errors and batch.errors.data
         assert (batch.errors.data[0].code, batch.errors.data[0].line) == ("invalid_json_line", answers + 1)
         assert len(await desk.entries(batch.output_file_id)) == answers
+
+
+async def test_released_memory_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_run, "RETRY_S", 0.01)
+    released = [True] * 3
+
+    def at_times_released(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        return [Step("", [], Abort("It has none.", 503, RELEASED))] if released and released.pop() else hello(request)
+
+    async with desk_in(tmp_path, at_times_released) as desk:
+        response = await desk.served.post("/generate", {"text": "Hi"})
+        assert (response.status_code, response.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+        batch = await desk.end_of(await desk.begin(line("a"), line("b")))
+        assert batch.request_counts and (batch.request_counts.completed, batch.request_counts.failed) == (2, 0)
+    assert not released
