@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mysglang.srt.managers.beam_search import Beam, Search
+from mysglang.srt.managers.beam_search import Beam, Search, _Task
+from mysglang.srt.managers.request_state import UNCHANGED
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 
 EOS = 0
@@ -86,3 +89,21 @@ def test_where_only_ends_are_allowed_a_short_answer_ends() -> None:
     found = search(min_new=2)
     found.advance([[(EOS, -0.1)]])
     assert found.done and ids(found.best(2)) == [(EOS,)] * 2
+
+
+def answered(version: str) -> Any:
+    """The answer of one beam's request, computed by weights of this version."""
+    output = SimpleNamespace(top_ids=np.array([[5, 6, 7, 8]]), top_vals=np.array([[-0.1, -0.2, -3.0, -4.0]]))
+    return SimpleNamespace(cached_tokens=3, weight_versions=((version, 0),), logprobs=SimpleNamespace(output=output))
+
+
+def test_tokens_are_told_with_the_weights_of_their_round() -> None:
+    request: Any = None
+    task = _Task(request, search())
+    assert task._versions_of(Beam((), 0.0)) == UNCHANGED
+    for version in ("one", "one", "two", "three"):
+        task.learn([answered(version)] * len(task.search.open))
+    versions = (("one", 0), ("two", 2), ("three", 3))
+    assert task._versions_of(task.search.open[0]) == versions
+    assert task._versions_of(Beam((5, 5, 5), 0.0)) == versions[:2]
+    assert task._versions_of(Beam((5, EOS), 0.0)) == versions[:1]

@@ -17,7 +17,7 @@ import numpy as np
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
-from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk
+from mysglang.srt.managers.request_state import UNCHANGED, GenerationChunk, LogprobChunk
 from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
@@ -165,6 +165,19 @@ class _Task:
     search: Search
     cached_tokens: int | None = None
     """Cached tokens of the prompt, in the first round."""
+    versions: tuple[tuple[str, int], ...] = ()
+    """Versions of the weights, each with the number of tokens that beams had before it. They may change between two
+    rounds.
+    """
+
+    def learn(self, found: Sequence[GenerationChunk]) -> None:
+        """Takes the answers of a round, one for each open beam."""
+        if self.cached_tokens is None:
+            self.cached_tokens = found[0].cached_tokens
+        version, _ = found[-1].weight_versions[-1]
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions += ((version, len(self.search.open[0].ids)),)
+        self.search.advance([_likeliest(chunk.logprobs, self.search.wanted) for chunk in found])
 
     async def chunk(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
         """Returns a beam as the answer that the client receives."""
@@ -180,8 +193,13 @@ class _Task:
             cached_tokens=self.cached_tokens or 0,
             retractions=0,
             prompt_bytes=self.request.input_ids,
+            weight_versions=self._versions_of(beam),
             sequence_score=self.search.score(beam),
         )
+
+    def _versions_of(self, beam: Beam) -> tuple[tuple[str, int], ...]:
+        """Returns the versions that computed tokens of this beam."""
+        return tuple(pair for pair in self.versions if pair[1] < len(beam.ids)) or UNCHANGED
 
 
 async def _advance(going: Sequence[_Task], generate: Generate, step: GenerateReqInput) -> Abort | None:
@@ -196,9 +214,7 @@ async def _advance(going: Sequence[_Task], generate: Generate, step: GenerateReq
     for task in going:
         mine = [found[row + number] for number in range(len(task.search.open))]
         row += len(mine)
-        if task.cached_tokens is None:
-            task.cached_tokens = mine[0].cached_tokens
-        task.search.advance([_likeliest(chunk.logprobs, task.search.wanted) for chunk in mine])
+        task.learn(mine)
     return None
 
 

@@ -71,6 +71,10 @@ class LogprobChunk:
         return sum(side.vals.size + side.top_vals.size + side.token_ids_vals.size for side in sides)
 
 
+UNCHANGED = ((FIRST_VERSION, 0),)
+"""The versions of weights that never changed."""
+
+
 class GenerationChunk(msgspec.Struct, frozen=True):
     """The new part of one answer since its last chunk. The counters are totals."""
 
@@ -95,7 +99,7 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     """`prompt_ids` as int32 bytes."""
     vector: Floats | None = None
     """Vector of a request that asked for one, in its only chunk."""
-    weight_versions: tuple[tuple[str, int], ...] = ((FIRST_VERSION, 0),)
+    weight_versions: tuple[tuple[str, int], ...] = UNCHANGED
     """Versions of the weights that computed the answer so far: (name, index of its first token). Several if they
     changed during the answer.
     """
@@ -348,7 +352,7 @@ class ReqState:
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
             prompt_bytes=self.prompt_ids,
             vector=self._vector,
-            weight_versions=self._weight_versions or ((FIRST_VERSION, 0),),
+            weight_versions=self._weight_versions or UNCHANGED,
             hidden_states=None if self.hidden_size is None else _states(self._hidden, self.hidden_size),
         )
         self._forget()
