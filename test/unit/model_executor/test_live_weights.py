@@ -205,6 +205,27 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("announced", ["bfloat16", "float16", "float32"])
+def test_less_than_was_announced_changes_nothing(announced: str, tmp_path: Path) -> None:
+    """Another shape, or numbers of fewer bytes: gloo reports neither, and leaves the rest of the memory as it was."""
+    name, size = "model.norm.weight", 96
+    make_checkpoint("qwen3", tmp_path / "old")
+    worker = started(tmp_path / "old")
+    before, sums = says(worker), worker.weights.checksums(tick)
+    sent = torch.ones(size if announced == "float32" else size - 1, dtype=torch.bfloat16)
+    save_file({name: sent}, path := tmp_path / "sent.safetensors")
+    with reserved_port() as port, running([sys.executable, "-c", TRAINER, str(port), str(path), name]):
+        facts = GroupFacts(
+            name="trainer", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo"
+        )
+        worker.weights.join_group(facts).result(PATIENCE_S)
+        missing = size // 2 if announced == "float32" else 1
+        with pytest.raises(InvalidRequest, match=rf"{missing} of the {size} numbers of tensor {name} did not arrive"):
+            worker.weights.receive([TensorFacts(name, announced, (size,))], "trainer", tick)
+        worker.weights.leave_group("trainer")
+    assert (says(worker), worker.weights.checksums(tick)) == (before, sums)
+
+
 def test_a_group_whose_trainer_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_weights, "GROUP_TIMEOUT_S", PATIENCE_S)
     make_checkpoint("qwen3", tmp_path)

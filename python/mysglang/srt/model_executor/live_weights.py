@@ -28,7 +28,13 @@ from mysglang.srt.distributed.update_group import UpdateGroup
 from mysglang.srt.errors import ConfigError, Conflict, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, Pulse, TensorFacts
 from mysglang.srt.model_loader.kv_scales import checkpoint_scales
-from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, checkpoint_tensors, digest
+from mysglang.srt.model_loader.weight_update import (
+    NamedTensors,
+    WeightUpdate,
+    check_config,
+    checkpoint_tensors,
+    digest,
+)
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
@@ -44,6 +50,11 @@ _save_shard: Callable[[WeightUpdate, ShardPlace, Label, Pulse], int] = at_first_
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_BITS = {2: torch.int16, 4: torch.int32}
+"""Bytes of a number -> the integers that show its bits."""
+_NOT_ARRIVED = {torch.float32: 0x7FA5A5A5, torch.bfloat16: 0x7FA5, torch.float16: 0x7DA5}
+"""Bits of a NaN that no computation makes."""
 
 
 def nothing() -> None:
@@ -213,7 +224,7 @@ class LiveWeights:
             with _refusing():
                 layout = [(each.name, torch.empty(each.shape, dtype=_dtype(each), device="meta")) for each in tensors]
                 self._update.plan(layout, whole=False)
-                staged = [(name, torch.empty_like(tensor, device=device)) for name, tensor in layout]
+                staged = [(name, _awaiting(tensor, device)) for name, tensor in layout]
         try:
             with self._ranks.all_or_none():
                 _broadcast(members, [tensor for _, tensor in staged], pulse)
@@ -222,6 +233,7 @@ class LiveWeights:
             self.leave_group(group)
             raise
         with self._ranks.all_or_none(), _refusing():
+            _check_arrived(staged)
             plan = self._update.plan(staged, whole=False)
         with self._changing():
             self._update.apply(plan, pulse)
@@ -307,6 +319,24 @@ class LiveWeights:
         """Waits until the device has the values. The caller may then change the memory from which they were copied."""
         if self._platform.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _awaiting(layout: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor to receive into, whose every number says that none has arrived."""
+    made = torch.empty_like(layout, device=device)
+    made.view(_BITS[made.itemsize]).fill_(_NOT_ARRIVED[made.dtype])
+    return made
+
+
+def _check_arrived(staged: NamedTensors) -> None:
+    """Raises ConfigError if less was sent than announced, which no backend reports: the rest would be arbitrary."""
+    for name, tensor in staged:
+        missing = int((tensor.view(_BITS[tensor.itemsize]) == _NOT_ARRIVED[tensor.dtype]).sum())
+        if missing:
+            raise ConfigError(
+                f"{missing} of the {tensor.numel()} numbers of tensor {name} did not arrive; rank 0 must send the "
+                "shape and dtype that it announces"
+            )
 
 
 def _broadcast(members: UpdateGroup, tensors: Sequence[Tensor], pulse: Pulse) -> None:
