@@ -191,6 +191,18 @@ def test_an_engine_in_process(tiny_server: ServerProcess, tmp_path: Path) -> Non
     assert (again["output_ids"], again["meta_info"]["spec_accept_rate"]) == (answer["output_ids"], 1)
 
 
+def test_engines_in_bfloat16() -> None:
+    """Decode steps of one rank are captured then. What is captured on a CPU lacks an exchange between ranks, so two
+    ranks compute all steps plainly.
+    """
+    prompts, answers = ["The capital of France is", "One, two, three,", "Q: 2 + 2? A:"], []
+    for ranks in (1, 2):
+        with warm_engines(), Engine(tp_size=ranks, log_level="warning") as engine:
+            found = engine.generate(prompt=prompts, sampling_params=GREEDY)
+            answers.append([one["output_ids"] for one in found])
+    assert answers[0] == answers[1]
+
+
 def test_sizes_that_two_ranks_cannot_share_are_named(tmp_path: Path) -> None:
     make_checkpoint("llama", tmp_path, num_attention_heads=3, num_key_value_heads=3)
     with WarmServer("--model-path", str(tmp_path), "--skip-tokenizer-init", *TWO) as server:

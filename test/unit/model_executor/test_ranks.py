@@ -18,8 +18,8 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.distributed.groups import SOLO, Group
-from mysglang.srt.distributed.process_group import ThroughHost
-from mysglang.srt.distributed.ranks import rank_contexts
+from mysglang.srt.distributed.process_group import ProcessGroup, ThroughHost
+from mysglang.srt.distributed.ranks import Place, rank_contexts
 from mysglang.srt.forward.worker import SpaceShape, StateShape
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.memory_budget import KvBudget, agreed
@@ -85,7 +85,9 @@ def test_steps_that_cannot_be_captured_say_why(tmp_path: Path) -> None:
         tp.not_captured = reason
         return executor(config, tp).programs
 
-    for reason in ("", ThroughHost.not_captured):
+    over_gloo = ProcessGroup(None, Place(0, 2), torch.device("cpu"))
+    assert over_gloo.not_captured and not ProcessGroup(None, Place(0, 2), torch.device("cuda", 0)).not_captured
+    for reason in ("", over_gloo.not_captured, ThroughHost.not_captured):
         for found in run_on_ranks(2, partial(programs, reason=reason)):
             assert (found[CAPTURED_DECODE] == f"not used: {reason}") == bool(reason)
 

@@ -34,6 +34,9 @@ TAG = 0
 """Tag of all messages between members. A group has one kind of message, which arrives in order."""
 
 
+ON_CPU = "ranks exchange over Gloo, and a step that is recorded on a CPU cannot contain that"
+"""Why a group without a GPU is in no captured step."""
+
 GONE = "another rank of this server is gone"
 
 
@@ -96,10 +99,10 @@ def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup | ThroughH
 class ProcessGroup:
     """A group of ranks over torch.distributed (a `groups.Group`)."""
 
-    not_captured = ""
-
     def __init__(self, group: Any, place: Place, device: torch.device) -> None:
         """`group`: a group of torch's, for tensors on `device`."""
+        # A recording on the CPU has torch's ops and our kernels; Gloo's exchange is neither.
+        self.not_captured = ON_CPU if device.type == "cpu" else ""
         self.rank = place.rank
         self.size = place.size
         self._group = group

@@ -117,6 +117,8 @@ class TokenCaptures:
 
     def take_prompts(self) -> Captured:
         """Captures the programs of prompts alone, as `take` does."""
+        if self._left_out:
+            return Captured(left_out={CAPTURED_PROMPTS: self._left_out})
         return self._all_of({CAPTURED_PROMPTS: self._prompts})
 
     def _all_of(self, captures: Mapping[str, Callable[[Captured], None]]) -> Captured:
