@@ -137,3 +137,17 @@ def test_code_that_may_do_something_else(name: str, tmp_path: Path) -> None:
     assert config.architecture == name
     with pytest.raises(ConfigError, match="choose a checkpoint of a built-in architecture"):
         read(tmp_path, LLAMA | named | {"architectures": ["AbcForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("Ernie4_5_MoeForCausalLM", {"num_experts": 9, "num_experts_per_tok": 3}),
+        ("Ernie4_5_MoeForCausalLM", {"num_experts": 9, "num_experts_per_tok": 3, "moe_k": 2, "moe_num_experts": 8}),
+        ("HunYuanMoEV1ForCausalLM", {"num_local_experts": 9, "num_experts_per_tok": 3, "moe_topk": [1, 1]}),
+    ],
+)
+def test_other_names_of_keys_come_first(name: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    """transformers reads them so."""
+    config = read(tmp_path, LLAMA | {"architectures": [name]} | keys)
+    assert {(each.experts, each.router.top_k) for each in config.plan.mixtures} == {(9, 3)}

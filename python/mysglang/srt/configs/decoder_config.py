@@ -66,6 +66,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary parameters where config.json has none; without any, positions are not scaled."""
     rope_of_layers: ClassVar[str | None] = None
     """Layer type whose rotary parameters are used for the whole model, where each type may have its own."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Names that transformers takes in config.json in the place of keys, and before them -> the keys."""
     positions_are_scaled: ClassVar[bool] = False
     """True if `max_position_embeddings` already counts the positions that a scaling of rotary positions adds."""
 
@@ -83,7 +85,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
         """Returns the keys of config.json, and those that it leaves out but that every decoder has."""
-        return hf
+        return hf | {key: hf[name] for name, key in cls.other_names.items() if hf.get(name) is not None}
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         """Makes the plan of a decoder. Raises ConfigError for keys that contradict each other or are not supported."""

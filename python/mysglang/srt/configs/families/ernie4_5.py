@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -64,6 +65,8 @@ class Ernie45MoeConfig(Ernie45Config, frozen=True, kw_only=True):
     Every `moe_layer_interval`-th layer has experts, from `moe_layer_start_index` to `moe_layer_end_index` (-1: to
     the last).
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
     num_key_value_heads: Heads | None = 4
     head_dim: HeadDim | None = None

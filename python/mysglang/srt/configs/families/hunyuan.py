@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -52,6 +52,8 @@ class HunyuanMoeConfig(HunyuanConfig, frozen=True, kw_only=True):
     """Hunyuan with experts. Experts and the shared MLP have one size, `intermediate_size`. `moe_topk` may be a list, by
     layer.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"}
 
     num_experts: Experts = 1
     moe_topk: Experts | list[Experts] = 1
