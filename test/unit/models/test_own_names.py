@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fixtures.internlm2_names import as_internlm2
-from fixtures.tiny_checkpoints import SIZES
-from fixtures.transformers_pair import SCENARIOS, Pair, check_scenario, load_pair
+from fixtures.tiny_checkpoints import SIZES, save_random
+from fixtures.transformers_pair import SCENARIOS, Pair, check_scenario, load_pair, pair_of
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -73,4 +74,22 @@ def test_baichuan_with_alibi_is_refused(keys: dict[str, int], tmp_path: Path) ->
     del sizes["max_position_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(sizes | keys))
     with pytest.raises(ConfigError, match=r"Baichuan 13B, whose positions are a bias of the scores \(ALiBi\)"):
+        ModelConfig.from_path(str(tmp_path))
+
+
+def test_a_mistral_with_types_of_layers_is_a_ministral(tmp_path: Path) -> None:
+    """Ministral 8B, as published: transformers reads it as its Ministral, too."""
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    config = transformers.MinistralConfig(**SIZES, head_dim=16, layer_types=types, sliding_window=20)
+    theirs = save_random(config, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert type(transformers.AutoConfig.from_pretrained(tmp_path)) is transformers.MinistralConfig
+    pair = pair_of(theirs, tmp_path, torch.float32)
+    assert [spec.window for spec in pair.ours.attention_specs()] == [None, 20, None]
+    for scenario in SCENARIOS:
+        check_scenario(pair, scenario, page_size=16)
+    (tmp_path / "config.json").write_text(json.dumps(written | {"layer_types": types[:2]}))
+    with pytest.raises(ConfigError, match="2 layer_types for 3 layers"):
         ModelConfig.from_path(str(tmp_path))

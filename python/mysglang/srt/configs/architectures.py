@@ -93,7 +93,7 @@ class Architecture:
 
 _PLACES = {
     "Llama": "llama:LlamaConfig",
-    "Mistral": "mistral:MistralConfig",
+    "Mistral": "mistral:MistralOfLayersConfig",
     "Qwen2": "qwen:Qwen2Config",
     "Qwen3": "qwen:Qwen3Config",
     "Qwen3Moe": "qwen:Qwen3MoeConfig",

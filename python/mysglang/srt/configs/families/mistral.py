@@ -7,7 +7,16 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import Epsilon, Experts, HeadDim, Heads, Positions, check_experts
+from mysglang.srt.configs.decoder_config import (
+    SLIDING,
+    Epsilon,
+    Experts,
+    HeadDim,
+    Heads,
+    Positions,
+    check_experts,
+    check_layer_types,
+)
 from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.layer_plan import AttentionPlan, MixturePlan, RopePlan, RouterPlan, Tempering
 from mysglang.srt.configs.rope_config import LENGTH_BEFORE_SCALING
@@ -26,6 +35,20 @@ class MistralConfig(LlamaConfig, frozen=True, kw_only=True):
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         return replace(super().attention(index, rope), window=self.sliding_window)
+
+
+class MistralOfLayersConfig(MistralConfig, frozen=True, kw_only=True):
+    """Mistral, and the Ministral 8B of its name, whose `layer_types` say which layers have the window."""
+
+    layer_types: list[str] | None = None
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        plan = super().attention(index, rope)
+        return plan if self.layer_types is None or self.layer_types[index] == SLIDING else replace(plan, window=None)
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
 
 
 GROWTH = "llama_4_scaling_beta"
