@@ -193,4 +193,5 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
 
     def local_rope(self, rope: RopePlan) -> RopePlan:
         """Returns the rotary plan of layers with the window. It is scaled only if config.json says so."""
-        return sliding_rope(rope, self.rope_parameters, self.rope_local_base_freq, self.max_position_embeddings)
+        given = self.usual_rope if self.rope_parameters is None else self.rope_parameters
+        return sliding_rope(rope, given, self.rope_local_base_freq, self.max_position_embeddings)

@@ -20,7 +20,6 @@ from mysglang.srt.configs.decoder_config import (
     Width,
     check_experts,
     check_layer_types,
-    sliding_rope,
 )
 from mysglang.srt.configs.families.gemma3n import LayerInputKeys
 from mysglang.srt.configs.layer_plan import (
@@ -73,11 +72,6 @@ class Gemma4Heads(LayerInputKeys, frozen=True, kw_only=True):
             return plan
         dim, heads = self.of_full_layer(index)
         return replace(plan, head_dim=dim, num_kv_heads=heads, values_from_keys=self.attention_k_eq_v)
-
-    def local_rope(self, rope: RopePlan) -> RopePlan:
-        """Returns the rotary plan of layers with the window. Gemma 4 reads no `rope_local_base_freq`."""
-        given = self.usual_rope if self.rope_parameters is None else self.rope_parameters
-        return sliding_rope(rope, given, self.rope_local_base_freq, self.max_position_embeddings)
 
     def of_full_layer(self, index: int) -> tuple[int, int]:
         """Returns (size of a head, number of KV heads) of a layer with full attention."""

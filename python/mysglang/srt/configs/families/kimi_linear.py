@@ -4,7 +4,8 @@ as in DeepSeek-V3.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -26,14 +27,15 @@ from mysglang.srt.configs.mixer_plan import KimiDeltaPlan
 from mysglang.srt.errors import ConfigError
 
 OTHER_NAMES = {
-    "max_position_embeddings": ("model_max_length",),
-    "norm_topk_prob": ("moe_renormalize",),
-    "n_group": ("num_expert_group",),
-    "n_routed_experts": ("num_experts", "num_local_experts"),
-    "num_experts_per_tok": ("num_experts_per_token",),
-    "n_shared_experts": ("num_shared_experts",),
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_local_experts": "n_routed_experts",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
 }
-"""Key here -> the keys of published files, and of transformers."""
+"""Key of published files, or of transformers -> the key here. If a file has two for the same, the later one counts."""
 LINEAR_KEYS = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
 LINEAR_KEYS |= {"short_conv_kernel_size": "linear_conv_kernel_dim"}
 """Key of `linear_attn_config` -> its name here, and in files of transformers."""
@@ -44,6 +46,8 @@ class KimiLinearConfig(DeepseekV3Config, frozen=True, kw_only=True):
     """Published files name the layers, counted from one, in `linear_attn_config`; those of transformers have
     `layer_types` and `mlp_layer_types`. Nothing is rotated, and embeddings are never tied.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES
 
     max_position_embeddings: Positions = 1 << 20
     q_lora_rank: Width | None = None
@@ -64,24 +68,19 @@ class KimiLinearConfig(DeepseekV3Config, frozen=True, kw_only=True):
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
         """Returns the keys by their names here, and the types of all layers. Raises ConfigError."""
-        given = {
-            name: value
-            for name, others in OTHER_NAMES.items()
-            if (value := next((hf[key] for key in others if hf.get(key) is not None), None)) is not None
-        }
         if hf.get("moe_renormalize", True) is None:
             raise ConfigError("config.json: moe_renormalize must be true or false, not null")
         linear, count = hf.get("linear_attn_config") or {}, hf.get("num_hidden_layers")
         if not isinstance(linear, dict) or type(count) is not int:
             raise ConfigError("config.json: linear_attn_config must be an object, and num_hidden_layers a number")
-        given |= {name: linear[key] for key, name in LINEAR_KEYS.items() if key in linear}
+        given = {name: linear[key] for key, name in LINEAR_KEYS.items() if key in linear}
         if hf.get("layer_types") is None:
             attend = linear.get("full_attn_layers", range(5, count + 1, 4))
             given["layer_types"] = [FULL if layer + 1 in attend else LINEAR for layer in range(count)]
         if hf.get("mlp_layer_types") is None:
             dense = hf.get("first_k_dense_replace", 1)
             given["mlp_layer_types"] = [DENSE if layer < dense else SPARSE for layer in range(count)]
-        return hf | given
+        return super().complete(hf) | given
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         # Latent attention has a projection of the same name, which is not stacked with others.

@@ -4,6 +4,7 @@ the experts of Mixtral.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -16,11 +17,11 @@ from mysglang.srt.configs.mixer_plan import LightningPlan
 from mysglang.srt.errors import ConfigError
 
 WEIGHTS = {
-    f"{ours}_{weight}_factor": f"layernorm_{theirs}_{weight}"
+    f"layernorm_{theirs}_{weight}": f"{ours}_{weight}_factor"
     for ours, theirs in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp"))
     for weight in ("alpha", "beta")
 }
-"""Key of transformers -> key of the files of MiniMax-Text-01 and MiniMax-M1."""
+"""Key of the files of MiniMax-Text-01 and MiniMax-M1 -> key of transformers."""
 
 
 class MiniMaxConfig(MixtralConfig, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class MiniMaxConfig(MixtralConfig, frozen=True, kw_only=True):
     """
 
     carries_code: ClassVar[bool] = True
+    other_names: ClassVar[Mapping[str, str]] = WEIGHTS
     rotary_part: ClassVar[float | None] = 1.0
 
     head_dim: HeadDim | None = None
@@ -47,13 +49,13 @@ class MiniMaxConfig(MixtralConfig, frozen=True, kw_only=True):
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
         """Returns the keys by transformers' names, and the type of each layer."""
-        given = {ours: hf[theirs] for ours, theirs in WEIGHTS.items() if hf.get(theirs) is not None}
+        hf = super().complete(hf)
         numbers, count = hf.get("attn_type_list"), hf.get("num_hidden_layers")
         if hf.get("layer_types") is None and isinstance(numbers, list):
-            given["layer_types"] = [FULL if number == 1 else LINEAR for number in numbers]
-        elif hf.get("layer_types") is None and isinstance(count, int):
-            given["layer_types"] = [LINEAR if index % 2 else FULL for index in range(count)]
-        return hf | given
+            return hf | {"layer_types": [FULL if number == 1 else LINEAR for number in numbers]}
+        if hf.get("layer_types") is None and isinstance(count, int):
+            return hf | {"layer_types": [LINEAR if index % 2 else FULL for index in range(count)]}
+        return hf
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         if self.rotary_dim is not None:

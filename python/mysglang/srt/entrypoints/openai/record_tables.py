@@ -100,12 +100,13 @@ class Database:
     def open(self) -> None:
         """Creates the tables where there are none. Raises OSError, also for a database of which nothing can be read."""
         with _os_errors(self._path):
-            if is_there(self._path) and not self._path.is_file():
-                # SQLite would wait for the other end of a pipe.
-                raise OSError(errno.EINVAL, "Not a regular file", str(self._path))
-            if is_there(self._path) and self._path.stat().st_size == 0:
-                # SQLite would take a file that was cut to nothing for a new database.
-                _set_aside(self._path)
+            if is_there(self._path):
+                if not self._path.is_file():
+                    # SQLite would wait for the other end of a pipe.
+                    raise OSError(errno.EINVAL, "Not a regular file", str(self._path))
+                if self._path.stat().st_size == 0:
+                    # SQLite would take a file that was cut to nothing for a new database.
+                    _set_aside(self._path)
             try:
                 self._writer = _checked(self._path)
             except sqlite3.DatabaseError as error:
