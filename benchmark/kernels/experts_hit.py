@@ -28,8 +28,8 @@ def recording(hits: list[int]) -> None:
     """Lets every router add how many different experts it chose for the rows of a step."""
     plain = Router.route
 
-    def route(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
-        experts, gates = plain(router, x)
+    def route(router: Router, x: Tensor, live_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        experts, gates = plain(router, x, live_rows)
         hits.append(experts.unique().numel())
         return experts, gates
 

@@ -53,6 +53,7 @@ LOGITS = {
     "corrections": "*fp32",
     "ids": "*i32",
     "gates": "*fp32",
+    "live_rows": "*i32",
     "row_stride": "i32",
     "experts": "i32",
     **dict.fromkeys(("scale", "least_sum", "no_gates"), "fp32"),
@@ -164,7 +165,7 @@ def test_what_stands_around_them() -> None:
     kinds = {"ADDED": True, "SHARED": True, "OVERLAP": True}
     assert shared_bytes(experts_blocks._sum_kernel, 90, each, TOP_K=8, BLOCK=4096, **kinds, num_warps=8) < 4096
     sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}
-    kinds = {"SOFTMAX": False, "CORRECTED": True, "RENORMALIZE": True, "OVERLAP": True}
+    kinds = {"SOFTMAX": False, "CORRECTED": True, "RENORMALIZE": True, "COUNTED": True, "OVERLAP": True}
     assert shared_bytes(select_experts._select_kernel, 90, LOGITS, **sizes, **kinds, num_warps=1) < 4096
 
 

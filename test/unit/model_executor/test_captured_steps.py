@@ -24,6 +24,7 @@ from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend
 from mysglang.srt.layers.attention.factory import ChosenBackends
 from mysglang.srt.layers.attention.stand_in import BackgroundBuild
+from mysglang.srt.layers.moe.experts import Experts
 from mysglang.srt.model_executor import executor, graph_capture, model_launch
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_MIXED, CAPTURED_PROMPTS
@@ -32,6 +33,9 @@ from mysglang.srt.platforms.profile import HOST
 
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1))]
 CHOICES = [GREEDY, Choice(0.9, top_p=0.95, top_k=50, seed=1), Choice(0.7, min_p=0.05, seed=2), GREEDY]
+
+HEADS = {"head_dim": 64, "global_head_dim": 64}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24, **HEADS}
 
 
 class WithOurKernels(Rerunning):
@@ -82,6 +86,33 @@ def test_prompts_are_captured_by_the_weights_that_a_token_meets(
     share = model.plan.used_share(model.hidden_size)
     assert share < 0.9
     assert worker.steps.captured.prompt_tokens[-1] == pytest.approx(100 / share, rel=0.03)
+
+
+@pytest.mark.parametrize(("family", "options"), [("qwen3_moe", {}), ("gemma4", GEMMA4_EXPERTS)])
+def test_rows_of_padding_ask_for_no_expert(
+    family: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows in a captured step of four: the fourth has the experts of the first row, in each layer."""
+    make_checkpoint(family, tmp_path, **options)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    monkeypatch.setattr(executor, "platform_named", lambda name: Rerunning())
+    asked: list[Tensor] = []
+    plain = Experts.forward
+
+    def forward(self: Experts, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        asked.append(ids)
+        return plain(self, x, ids, gates)
+
+    monkeypatch.setattr(Experts, "forward", forward)
+    config = RunnerConfig(device="cpu", max_total_tokens=900, cuda_graph_bs=(4,), disable_hybrid_swa_memory=True)
+    worker = start_executor(config, model)
+    driver = Driver.start(worker, [GREEDY] * 3)
+    driver.prefill(PROMPTS[:3])
+    asked.clear()
+    driver.decode(5)
+    assert len(asked) >= 5
+    for ids in asked:
+        assert len(ids) == 4 and ids[3].tolist() == ids[0].tolist()
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def test_padding_touches_nothing_of_a_request() -> None:
     assert forward.positions.tolist() == [0, 3, 0, 0, 0]
     assert forward.input_ids.tolist() == [-1, -1, 0, 0, 0]
     assert forward.out_cache_locs[0].tolist() == [*batch.out_cache_locs[0].tolist(), 0, 0, 0]
+    assert forward.live_rows is not None and forward.live_rows.tolist() == [2]
     assert forward.attn_columns["doubled"].tolist() == [[2], [8], [-1], [-1], [-1]]
 
     (table,) = tables.pages
@@ -96,7 +97,7 @@ def test_what_a_graph_reads_lives_as_long_as_the_buffers() -> None:
     forward = buffers.forward_batch(decode_batch(2, pages))
     tensors = [value for field in fields(forward) if isinstance(value := getattr(forward, field.name), torch.Tensor)]
     tensors.extend(forward.out_cache_locs)
-    assert len(tensors) == 6
+    assert len(tensors) == 7
     addresses, alive = {tensor.data_ptr() for tensor in tensors}, [weakref.ref(tensor) for tensor in tensors]
     del forward, tensors
     assert all(tensor() is not None for tensor in alive)
@@ -116,6 +117,7 @@ def test_nothing_of_an_earlier_step_remains() -> None:
     alone = replace(decode_batch(1, pages), table_writes=None)
     buffers.fill(alone)
     assert forward.slots.tolist() == [0, 6, 6, 6, 6]
+    assert forward.live_rows is not None and forward.live_rows.tolist() == [1]
     assert forward.positions.tolist() == [0] * 5
     assert forward.input_ids.tolist() == [-1, 0, 0, 0, 0]
     assert forward.out_cache_locs[0][1:].tolist() == [0] * 4

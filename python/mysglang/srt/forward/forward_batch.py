@@ -321,6 +321,10 @@ class ForwardBatch:
     room for so many tokens, and `extend_lens` say how many of these are tokens. The others fill the row up: their
     attention must be finite, whatever it is.
     """
+    live_rows: Tensor | None = None
+    """[1] int32: how many rows are of requests, in a captured step with one token for each row. The rows behind them
+    are padding, whose results no request reads. None: nothing says which rows are padding.
+    """
     tail: Tail | None = None
     """Tokens whose hidden states are wanted; None: all. For the others, the last layer only stores keys and values."""
 

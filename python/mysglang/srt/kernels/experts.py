@@ -64,7 +64,9 @@ class Selection:
     """Lower bound of the sum that gates are divided by."""
 
 
-def _select_experts(logits: Tensor, correction: Tensor | None, selection: Selection) -> tuple[Tensor, Tensor]:
+def _select_experts(
+    logits: Tensor, correction: Tensor | None, selection: Selection, live_rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Chooses experts: logits [N, E] -> experts [N, k] int32, all different within a row, and their gates [N, k]
     float32.
 
@@ -72,7 +74,12 @@ def _select_experts(logits: Tensor, correction: Tensor | None, selection: Select
     them, computed in float32.
 
     Without corrections experts are chosen by their logits. If two are equal, either may be chosen.
+
+    live_rows: [1] int32, at least 1: rows from this number on get the experts and gates of the first row, so that no
+    weights are read for them alone. None: all rows count.
     """
+    if live_rows is not None:
+        logits = logits.where((torch.arange(len(logits), device=logits.device) < live_rows)[:, None], logits[:1])
     one_group = selection.groups == selection.kept_groups
     if selection.score == "softmax" and one_group and correction is None and not selection.least_sum:
         ids, gates = topk_softmax(logits, selection.top_k, selection.renormalize)
@@ -101,6 +108,7 @@ def _route_experts(
     correction: Tensor | None,
     selection: Selection,
     short: Tensor | None = None,
+    live_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the logits `linear(x, weight, bias)` of x [N, input] and chooses experts as `select_experts` does. x is
     rounded to the dtype of the weight [E, input] first.
@@ -108,7 +116,7 @@ def _route_experts(
     short: the numbers of a float32 weight in the dtype of x, if that has all of them. A product of two such numbers is
     exact in float32, so that an implementation may multiply with these and add in float32.
     """
-    return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection)
+    return select_experts(linear(x.to(weight.dtype), weight, bias), correction, selection, live_rows)
 
 
 def _add_gated(shared: Tensor, mixed: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -30,7 +30,18 @@ from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
 
-class GatedMLP(nn.Module):
+class FeedForward(nn.Module):
+    """The part of a layer that treats each token by itself: x [W, hidden_size] -> the same shape, which may be x
+    itself, used up.
+    """
+
+    def in_step(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Returns what it makes of the wanted tokens of a step, [W, hidden_size]."""
+        out: Tensor = self(x)
+        return out
+
+
+class GatedMLP(FeedForward):
     """Computes down(act(gate(x)) * up(x))."""
 
     def __init__(
@@ -65,7 +76,7 @@ def dense_weights(
     return inwards, outwards
 
 
-class PlainMLP(nn.Module):
+class PlainMLP(FeedForward):
     """Computes down(act(up(x))), with the checkpoint's names for both."""
 
     def __init__(
@@ -114,7 +125,7 @@ class Tempering:
         return (torch.log1p(spans) * self.weight + 1.0)[:, None]
 
 
-class ScaledMLP(nn.Module):
+class ScaledMLP(FeedForward):
     """Computes scale * down(act(gate_scale * gate(x)) * up(x))."""
 
     def __init__(

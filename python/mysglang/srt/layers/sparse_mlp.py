@@ -5,16 +5,17 @@ from __future__ import annotations
 from statistics import NormalDist
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mysglang.srt.kernels.activation import gated
 from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.decoder_blocks import FeedForward
 from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(FeedForward):
     """down(act(relu(gate(x) - mean - deviations * standard deviation)) * up(x)), both of all numbers of gate(x).
 
     sparsity: the part of the gate's numbers that are below the cutoff if they are distributed normally. From it follows

@@ -62,6 +62,8 @@ class StepShape:
     """True if only the device may know some ids."""
     last_only: bool = False
     """True if only the last token of each row goes through the whole model."""
+    counts_rows: bool = False
+    """True if the device is told how many rows are not padding."""
     logits: int = 0
     """Rows with logits of an eager step that is not a DECODE step; in a DECODE step all rows have logits."""
     extra: HostColumns = field(default_factory=dict)
@@ -88,7 +90,15 @@ class StepShape:
     def captured_decode(cls, rows: int, extra: HostColumns = NO_COLUMNS) -> StepShape:
         """Returns the shape of a captured decode step of `rows` rows."""
         writes = rows + SPARE_WRITES
-        return cls(mode=ForwardMode.DECODE, tokens=rows, rows=rows, writes=writes, looks_up=True, extra=extra)
+        return cls(
+            mode=ForwardMode.DECODE,
+            tokens=rows,
+            rows=rows,
+            writes=writes,
+            looks_up=True,
+            counts_rows=True,
+            extra=extra,
+        )
 
     @classmethod
     def captured_prompts(cls, tokens: int, extra: HostColumns = NO_COLUMNS) -> StepShape:
@@ -133,6 +143,8 @@ class StepShape:
         tokens, rows = self.tokens, self.rows
         longs = {"input_ids": tokens, "positions": tokens, "slots": rows, **dict.fromkeys(tables.loc_names, tokens)}
         ints = {"seq_lens": rows, "extend_lens": rows}
+        if self.counts_rows:
+            ints["live_rows"] = 1
         if self.looks_up and not self.mode.is_decode:
             longs["token_slots"] = tokens
         if self.last_only:
@@ -318,6 +330,7 @@ class StepBuffers:
             attn_backend=backend,
             attn_metadata=None,
             attn_columns=places.extra,
+            live_rows=views.get("live_rows"),
             tail=Tail(views["last_tokens"], None) if places.shape.last_only else None,
         )
 
@@ -345,6 +358,8 @@ class StepBuffers:
         slots[:rows] = batch.slots
         slots[rows:] = self._padding_slot
         seq_lens[:rows] = batch.seq_lens
+        if shape.counts_rows:
+            columns["live_rows"][0] = rows
         if shape.mode.is_decode:
             # Each row of padding has one token, at position 0.
             seq_lens[rows:] = 1

@@ -24,7 +24,7 @@ from mysglang.srt.configs.mixer_plan import NoMixerPlan
 from mysglang.srt.configs.mlp_plan import SparseMlpPlan
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
+from mysglang.srt.layers.decoder_blocks import FeedForward, GatedMLP, PlainMLP, ScaledMLP
 from mysglang.srt.layers.layer_inputs import (
     EmbeddingsAgain,
     LayerInput,
@@ -68,12 +68,11 @@ class DecoderLayer(nn.Module):
         x, residual = before_attention.add(x, residual)
         x = after_attention(mixer(x, batch))
         x, residual = before_mlp.add(x, batch.wanted(residual))
-        return after_mlp(self._fed(x, residual)), residual
+        return after_mlp(self._fed(x, residual, batch)), residual
 
-    def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Returns the MLP's output for x, the normed residual stream."""
-        out: Tensor = self.mlp(x)
-        return out
+    def _fed(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """Returns the MLP's output for x, the normed residual stream of the wanted tokens."""
+        return self.mlp.in_step(x, batch)
 
     def _norm(self, name: str | None, plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm | None:
         if name is None:
@@ -102,7 +101,7 @@ class ScaledDecoderLayer(DecoderLayer):
 class TakesStream(Protocol):
     """An MLP that reads the residual stream, too."""
 
-    def beside(self, x: Tensor, stream: Tensor) -> Tensor:
+    def beside(self, x: Tensor, stream: Tensor, batch: ForwardBatch) -> Tensor:
         """Returns the MLP's output for x, the normed residual stream, and the stream itself: [W, hidden_size] each."""
         ...
 
@@ -110,8 +109,8 @@ class TakesStream(Protocol):
 class ExpertsBesideLayer(ScaledDecoderLayer):
     """A decoder layer whose experts take the residual stream itself."""
 
-    def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
-        return cast(TakesStream, self.mlp).beside(x, residual)
+    def _fed(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        return cast(TakesStream, self.mlp).beside(x, residual, batch)
 
 
 class NormedStreamLayer(DecoderLayer):
@@ -130,7 +129,7 @@ class NormedStreamLayer(DecoderLayer):
         x, _ = before_mlp.add(attended * added, batch.wanted(x) * kept)
         # First: the MLP may use up its input.
         stream = x * kept_last
-        return self._fed(x, x) * added_last, stream
+        return self._fed(x, x, batch) * added_last, stream
 
 
 class ParallelDecoderLayer(DecoderLayer):
@@ -141,7 +140,7 @@ class ParallelDecoderLayer(DecoderLayer):
         x, residual = norm.add(x, residual)
         attended: Tensor = mixer(x, batch)
         # Attention first: the MLP may use up its input.
-        return attended + self.mlp(batch.wanted(x)), batch.wanted(residual)
+        return attended + self.mlp.in_step(batch.wanted(x), batch), batch.wanted(residual)
 
 
 class ParallelNormsLayer(DecoderLayer):
@@ -154,7 +153,7 @@ class ParallelNormsLayer(DecoderLayer):
         x, residual = before_attention.add(x, residual)
         attended: Tensor = mixer(x, batch)
         residual = batch.wanted(residual)
-        return attended + self.mlp(before_mlp(residual)), residual
+        return attended + self.mlp.in_step(before_mlp(residual), batch), residual
 
 
 class MixerLayer(DecoderLayer):
@@ -172,7 +171,7 @@ class MlpLayer(DecoderLayer):
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         (_, norm), (_, after) = self.norms_before, self.norms_after
         x, residual = norm.add(x, residual)
-        return after(self.mlp(batch.wanted(x))), batch.wanted(residual)
+        return after(self.mlp.in_step(batch.wanted(x), batch)), batch.wanted(residual)
 
 
 STREAMS = "mysglang.srt.models.stream_layers"
@@ -238,7 +237,7 @@ def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> Pl
     return PlainMLP(hidden_size, plan.intermediate_size, plan.activation, plan.parts, bias=plan.bias, context=context)
 
 
-def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> ScaledMLP:
     scales = plan.gate_scale, plan.scale
     return ScaledMLP(hidden_size, plan.intermediate_size, plan.activation, scales, bias=plan.bias, context=context)
 
@@ -246,11 +245,11 @@ def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> 
 _block: Callable[..., nn.Module] = at_first_call("mysglang.srt.models.shared_blocks:block_of")
 
 
-def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    return nn.Identity()
+def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> FeedForward:
+    return FeedForward()
 
 
-MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
+MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], FeedForward]] = {
     GatedMlpPlan: gated_mlp,
     PlainMlpPlan: plain_mlp,
     ScaledMlpPlan: scaled_mlp,
@@ -259,7 +258,7 @@ MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
     MlpAndExpertsPlan: at_first_call("mysglang.srt.models.mixtures:mlp_and_experts"),
     NoMlpPlan: no_mlp,
 }
-"""(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""
+"""(plan, hidden_size, context) -> the module."""
 
 
 def norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm:

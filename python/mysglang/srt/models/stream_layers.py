@@ -54,11 +54,11 @@ class AltUpLayer(DecoderLayer):
         predicted = batch.wanted(predicted)
         stream = (predicted[:, active] + attended + self.laurel(batch.wanted(normed))) * 0.5**0.5
         fed, stream = before_mlp.add(stream, None)
-        corrections = self.altup.corrections(predicted, stream + after_mlp(self._fed(fed, stream)))
+        corrections = self.altup.corrections(predicted, stream + after_mlp(self._fed(fed, stream, batch)))
         first = self.altup.first(predicted[:, active] + corrections[:, active])
         corrections[:, 1:] += self.layer_input(first, batch).unsqueeze(1)
         return corrections, predicted
 
 
-def sparse_mlp(plan: SparseMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+def sparse_mlp(plan: SparseMlpPlan, hidden_size: int, context: LayerContext) -> SparseMLP:
     return SparseMLP(hidden_size, plan.intermediate_size, plan.activation, plan.sparsity, context)

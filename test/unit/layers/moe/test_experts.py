@@ -126,3 +126,14 @@ def test_weights_can_be_loaded_again(dtype: torch.dtype) -> None:
     assert torch.equal(experts.w2_weight.read(4), PARTS["down"][0].to(dtype))
     assert torch.equal(experts.w2_weight.read(3), loaded["w2_weight"][3])
     assert torch.equal(experts.w13_weight, loaded["w13_weight"])
+
+
+def test_rows_that_do_not_count_ask_for_no_expert_of_their_own() -> None:
+    """They have the experts of the first row, and the others what they have without them."""
+    layer, asked = mixture(SoloGroup()), list[Tensor]()
+    layer.experts.register_forward_pre_hook(lambda _, given: asked.append(given[1]))
+    plain = layer(X)
+    torch.testing.assert_close(layer(X, torch.tensor([4], dtype=torch.int32))[:4], plain[:4])
+    every, counted = asked
+    assert torch.equal(counted[:4], every[:4]) and (counted[4:] == every[0]).all()
+    assert (every[4:] != every[0]).any()

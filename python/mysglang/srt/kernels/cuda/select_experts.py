@@ -149,16 +149,29 @@ def _select(
 
 
 @triton.jit
+def _source(row, live_rows, COUNTED: tl.constexpr):
+    """Returns the row whose experts a row gets: its own, or for a row that does not count the first.
+
+    live_rows: written before any kernel of the step started, so it may be read before the kernel ahead is done.
+    """
+    if COUNTED:
+        row = tl.where(row < tl.load(live_rows), row, 0)
+    return row.to(tl.int64)
+
+
+@triton.jit
 def _select_kernel(
     logits,
     corrections,
     ids,
     gates,
+    live_rows,
     row_stride,
     experts,
     scale,
     least_sum,
     no_gates,
+    COUNTED: tl.constexpr,
     SOFTMAX: tl.constexpr,
     CORRECTED: tl.constexpr,
     RENORMALIZE: tl.constexpr,
@@ -170,12 +183,13 @@ def _select_kernel(
     SIZE_WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    row = tl.program_id(0).to(tl.int64)
+    source = _source(tl.program_id(0), live_rows, COUNTED)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
     _select(
-        logits + row * row_stride,
+        logits + source * row_stride,
         corrections,
         ids + row * TOP_K,
         gates + row * TOP_K,
@@ -205,12 +219,14 @@ def _route_kernel(
     corrections,
     ids,
     gates,
+    live_rows,
     x_stride,
     inputs,
     experts,
     scale,
     least_sum,
     no_gates,
+    COUNTED: tl.constexpr,
     BIASED: tl.constexpr,
     INPUTS: tl.constexpr,
     SOFTMAX: tl.constexpr,
@@ -231,6 +247,7 @@ def _route_kernel(
         gdc_launch_dependents()
     expert = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
+    x_row = x + _source(tl.program_id(1), live_rows, COUNTED) * x_stride
     k = tl.arange(0, INPUTS)
     source = weights + expert.to(tl.int64) * inputs + k
     # Weights are written by no kernel, so the first of them are read before the kernel ahead of this one is done.
@@ -241,7 +258,7 @@ def _route_kernel(
     for at in range(0, inputs, INPUTS):
         weight = ahead
         ahead = tl.load(source + at + INPUTS, mask=at + INPUTS + k < inputs, other=0.0)
-        values = tl.load(x + row * x_stride + at + k, mask=at + k < inputs, other=0.0)
+        values = tl.load(x_row + at + k, mask=at + k < inputs, other=0.0)
         # Rounded as a product in the dtype of the weights would take them.
         total += weight.to(tl.float32) * values.to(weight.dtype).to(tl.float32)
     logit = tl.sum(total)
@@ -273,14 +290,17 @@ def _route_kernel(
         )
 
 
-def select_experts(logits: Tensor, correction: Tensor | None, selection: Selection) -> tuple[Tensor, Tensor]:
+def select_experts(
+    logits: Tensor, correction: Tensor | None, selection: Selection, live_rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Implements the op `select_experts`. `kernels/experts.py` describes its arguments and result."""
     rows, experts = logits.shape
     ids, gates = _results(logits, selection)
     if rows:
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         _select_kernel[(rows,)](
-            *(logits, correction, ids, gates, logits.stride(0), *_factors(experts, selection)),
+            *(logits, correction, ids, gates, live_rows, logits.stride(0), *_factors(experts, selection)),
+            COUNTED=live_rows is not None,
             **_constants(experts, correction, selection),
             num_warps=1,
             **overlapping(logits),
@@ -295,16 +315,18 @@ def route_experts(
     correction: Tensor | None,
     selection: Selection,
     short: Tensor | None = None,
+    live_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Implements the op `route_experts`. `kernels/experts.py` describes its arguments and result."""
     (rows, inputs), experts = x.shape, len(weight)
     if not 0 < rows <= ROUTED_ROWS or x.stride(1) != 1 or not weight.is_contiguous():
-        return select_experts(_logits(x, weight, bias, short), correction, selection)
+        return select_experts(_logits(x, weight, bias, short), correction, selection, live_rows)
     ids, gates = _results(x, selection)
     logits = weight.new_empty(rows, experts)
     _route_kernel[(experts, rows)](
-        *(x, weight, bias, logits, _arrived(x.device), correction, ids, gates),
+        *(x, weight, bias, logits, _arrived(x.device), correction, ids, gates, live_rows),
         *(x.stride(0), inputs, *_factors(experts, selection)),
+        COUNTED=live_rows is not None,
         BIASED=bias is not None,
         INPUTS=ROUTED_BYTES // weight.element_size(),
         **_constants(experts, correction, selection),

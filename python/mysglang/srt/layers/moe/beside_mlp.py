@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.kernels.experts import workspace_per_token
 from mysglang.srt.kernels.norm import rms_norm
 from mysglang.srt.layers.activation import gated_activation
@@ -38,8 +39,8 @@ class StreamRouter(Router):
             return scale
         return super().values_of(name)
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        ids, gates = super().route(rms_norm(x.float(), self.scale.float(), self._eps) * self._factor)
+    def route(self, x: Tensor, live_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        ids, gates = super().route(rms_norm(x.float(), self.scale.float(), self._eps) * self._factor, live_rows)
         return ids, gates * self.expert_scale.index_select(0, ids.flatten()).view(ids.shape).to(torch.float32)
 
 
@@ -70,9 +71,9 @@ class MlpAndExperts(GatedMLP):
         )
         """Bytes that the experts take for a token, in addition to x and the result."""
 
-    def beside(self, x: Tensor, stream: Tensor) -> Tensor:
+    def beside(self, x: Tensor, stream: Tensor, batch: ForwardBatch) -> Tensor:
         """Returns the MLP plus the experts. x: the normed stream; both [N, hidden]. The stream is not changed."""
-        ids, gates = self.router.route(stream)
+        ids, gates = self.router.route(stream, batch.live_rows)
         mixed: Tensor = self.experts(self.norm_before_experts(stream), ids, gates)
         out: Tensor = self.norm_after_mlp(self(x)) + self.norm_after_experts(mixed)
         return out

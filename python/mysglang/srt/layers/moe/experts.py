@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
+from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.kernels.activation import UNGATED, Activation
 from mysglang.srt.kernels.experts import Biases, add_gated, experts_and_shared, workspace_per_token
 from mysglang.srt.kernels.experts import SharedExpert as SharedWeights
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP
+from mysglang.srt.layers.decoder_blocks import FeedForward, GatedMLP, PlainMLP
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.moe.method import ExpertSizes
 from mysglang.srt.layers.moe.parameter import FusedLayout
@@ -141,7 +142,7 @@ class Narrow:
     bias: bool
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(FeedForward):
     """Computes the sum over a token's experts of gate * expert(x), plus shared(x) if there is a shared expert."""
 
     def __init__(
@@ -199,9 +200,15 @@ class MixtureOfExperts(nn.Module):
             self._shared = expert, gate
         self._joins_shared = shared is not None and narrow is None and not routing.scales_input
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Sends each token to its experts and adds up their outputs: [N, hidden] -> [N, hidden]."""
-        ids, gates = self.gate.route(x)
+    def in_step(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        out: Tensor = self(x, batch.live_rows)
+        return out
+
+    def forward(self, x: Tensor, live_rows: Tensor | None = None) -> Tensor:
+        """Sends each token to its experts and adds up their outputs: [N, hidden] -> [N, hidden]. live_rows: as of
+        `Router.route`.
+        """
+        ids, gates = self.gate.route(x, live_rows)
         expert, gate = self._shared
         if expert is None:
             return self._mixed(x, ids, gates)

@@ -91,17 +91,26 @@ class Router(ReplicatedLinear):
             return self.e_score_correction_bias
         return super().values_of(name)
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Routes x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
+    def route(self, x: Tensor, live_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Routes x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32.
+
+        live_rows: [1] int32, how many rows count. The rows behind them may be given experts that another row has, so
+        that no weights are read for them alone. None: all rows count.
+        """
         weight = self.weight
         assert isinstance(weight, Tensor)
-        return ROUTERS[self.routing.kind](x, weight, self.bias, self.routing, self.e_score_correction_bias, self.short)
+        more = self.e_score_correction_bias, self.short, live_rows
+        return ROUTERS[self.routing.kind](x, weight, self.bias, self.routing, *more)
 
 
-Route = Callable[[Tensor, Tensor, Tensor | None, Routing, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
-"""x [N, hidden], a linear's weight [experts, hidden] and bias, what corrects the scores for the choice [experts], and
-the weight in the dtype of x if that has all its numbers -> experts [N, top_k] int32, and their gates [N, top_k]
-float32. Logits are computed in the dtype of the weight."""
+Route = Callable[
+    [Tensor, Tensor, Tensor | None, Routing, Tensor | None, Tensor | None, Tensor | None], tuple[Tensor, Tensor]
+]
+"""x [N, hidden], a linear's weight [experts, hidden] and bias, what corrects the scores for the choice [experts], the
+weight in the dtype of x if that has all its numbers, and how many rows count (`Router.route`).
+
+Returns experts [N, top_k] int32, and their gates [N, top_k] float32. Logits are computed in the dtype of the weight.
+"""
 
 
 def _best(score: Literal["softmax", "sigmoid"]) -> Route:
@@ -117,6 +126,7 @@ def _best(score: Literal["softmax", "sigmoid"]) -> Route:
         routing: Routing,
         correction: Tensor | None,
         short: Tensor | None,
+        live_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         selection = Selection(
             score=score,
@@ -127,7 +137,7 @@ def _best(score: Literal["softmax", "sigmoid"]) -> Route:
             scale=routing.scale,
             least_sum=routing.least_sum,
         )
-        return route_experts(x, weight, bias, correction, selection, short)
+        return route_experts(x, weight, bias, correction, selection, short, live_rows)
 
     return route
 
@@ -139,6 +149,7 @@ def _sparsemixer(
     routing: Routing,
     correction: Tensor | None,
     short: Tensor | None,
+    live_rows: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Chooses experts one after another, each the best of the remaining ones.
 
