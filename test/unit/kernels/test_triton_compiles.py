@@ -167,6 +167,9 @@ def test_what_stands_around_them() -> None:
     sizes = {"TOP_K": 8, "PLACES": 8, "GROUPS": 8, "KEPT": 4, "GROUPS_WIDE": 8, "SIZE_WIDE": 32}
     kinds = {"SOFTMAX": False, "CORRECTED": True, "RENORMALIZE": True, "COUNTED": True, "OVERLAP": True}
     assert shared_bytes(select_experts._select_kernel, 90, LOGITS, **sizes, **kinds, num_warps=1) < 4096
+    given = {"x": "*bf16", "weights": "*bf16", "biases": "*bf16", "arrived": "*i32", "x_stride": "i32", "inputs": "i32"}
+    kinds |= {"BIASED": True, "INPUTS": 2048}
+    assert shared_bytes(select_experts._route_kernel, 90, LOGITS | given, **sizes, **kinds, num_warps=1) < 4096
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)

@@ -12,6 +12,7 @@ page 0. A capture is such a step without any live row.
 What a captured step has besides, and why, is this list alone:
 
     padding                     a graph has one size
+    the number of its rows      so that padding asks for no experts of its own
     table writes beside         more than the graph has room for are queued before it
     the newest token is always  whether the host knows all ids cannot be asked inside a graph
       looked up
