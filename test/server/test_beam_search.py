@@ -220,8 +220,9 @@ async def test_a_client_that_leaves_ends_its_search(tiny_server: ServerProcess) 
 def test_an_aborted_search_gives_what_it_has(tiny_server: ServerProcess) -> None:
     params = {"beam_width": 4, "max_new_tokens": 1500, "ignore_eos": True}
     body = {"text": "a", "sampling_params": params, "rid": "searching"}
+    begun = forward_steps(tiny_server.url)
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(httpx.post, f"{tiny_server.url}/generate", json=body, timeout=PATIENCE_S)
-        while not answer.done():
-            httpx.post(f"{tiny_server.url}/abort_request", json={"rid": "searching"})
+        wait_until(lambda: forward_steps(tiny_server.url) > begun)
+        httpx.post(f"{tiny_server.url}/abort_request", json={"rid": "searching"})
     assert answer.result().json()["meta_info"]["finish_reason"]["type"] == "abort"

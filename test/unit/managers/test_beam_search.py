@@ -1,16 +1,26 @@
-"""The state of a search, by hand: which beams go on, which answers count, and when nothing better can come."""
+"""The state of a search, by hand: which beams go on, which answers count, and when nothing better can come. And aborts
+that come while the engine has no request of a search.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fixtures.callers import asked_by
+from fixtures.fake_engine import Row
+from fixtures.manager_bench import Bench
 from mysglang.srt.managers.beam_search import Beam, Search, _Task
+from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.request_state import UNCHANGED
-from mysglang.srt.messages.outputs import Abort, Length, Stop
+from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs, Stop
+from mysglang.srt.messages.packing import pack_ids
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
 
 EOS = 0
 
@@ -107,3 +117,60 @@ def test_tokens_are_told_with_the_weights_of_their_round() -> None:
     assert task._versions_of(task.search.open[0]) == versions
     assert task._versions_of(Beam((5, 5, 5), 0.0)) == versions[:2]
     assert task._versions_of(Beam((5, EOS), 0.0)) == versions[:1]
+
+
+def say_round(bench: Bench, requests: Sequence[TokenizedGenerateReqInput]) -> None:
+    """Answers a round: the same four tokens may follow each beam."""
+    found = RowLogprobs(
+        output_vals=np.zeros(1, np.float32).tobytes(),
+        output_ids=pack_ids([5]),
+        output_top_vals=np.array([-0.1, -0.2, -3.0, -4.0], np.float32).tobytes(),
+        output_top_ids=pack_ids([5, 6, 7, 8]),
+    )
+    bench.engine.say(*(Row(request.rid, ids=[5], finish=Length(1), logprobs=found) for request in requests))
+
+
+BEAMS = SamplingParams(beam_width=2, n=2, max_new_tokens=3, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", ["searching", "searching_1", ""])
+async def test_an_abort_that_finds_no_request_of_a_search_ends_it(bench: Bench, name: str) -> None:
+    """The engine had answered the round when the abort came, and knew no name of the search any more."""
+    task, requests = await bench.started(sampling_params=BEAMS, rid="searching")
+    say_round(bench, requests)
+    requests = await bench.engine.come(2)
+    assert bench.manager.abort_request(name, abort_all=not name) > 0
+    say_round(bench, requests)
+    chunks = await task
+    assert len(bench.engine.requests) == 3, "another round began"
+    answers = [(chunk.rid, chunk.token_ids.tolist(), chunk.finish_reason) for chunk in chunks]
+    why = Abort("Aborted by the client.")
+    assert answers == [("searching_0", [5, 5], why), ("searching_1", [5, 6], why)]
+    assert bench.quiet() and bench.manager.abort_request(name, abort_all=not name) == 0
+
+
+async def test_an_abort_before_the_first_round_begins_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    coder = bench.manager.input_tokenizer
+    tokenize = coder.tokenize
+
+    async def aborted_meanwhile(*asked: Any) -> Any:
+        assert bench.manager.abort_request("searching") == 1
+        return await tokenize(*asked)
+
+    monkeypatch.setattr(coder, "tokenize", aborted_meanwhile)
+    chunks = await bench.collect(sampling_params=BEAMS, rid="searching")
+    assert [chunk.token_ids.tolist() for chunk in chunks] == [[], []]
+    assert not bench.engine.requests
+
+
+async def test_an_abort_of_another_name_or_key_leaves_a_search(bench: Bench) -> None:
+    with asked_by(Caller(api_key="a", remote=True)):
+        task, requests = await bench.started(sampling_params=BEAMS, rid="searching")
+    with asked_by(Caller(api_key="b", remote=True)):
+        assert bench.manager.abort_request("searching") == bench.manager.abort_request(abort_all=True) == 0
+    assert bench.manager.abort_request("search") == 0
+    for _ in range(2):
+        say_round(bench, requests)
+        requests = await bench.engine.come(2)
+    say_round(bench, requests)
+    assert [chunk.finish_reason for chunk in await task] == [Length(3)] * 2

@@ -8,21 +8,23 @@ runs a round is a parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 import numpy as np
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.request_state import UNCHANGED, GenerationChunk, LogprobChunk
 from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.messages.packing import pack_ids, unpack_ids
-from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 from mysglang.srt.utils.words import counted
 
@@ -122,6 +124,46 @@ class Search:
         return Length(len(beam.ids)) if len(beam.ids) == self.max_new else None
 
 
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """A client's request for beam search, from its arrival to its answer."""
+
+    owner: str
+    """The API key that asks."""
+    names: Collection[str]
+    """Names that the client knows: those of the request, and of its answers."""
+    aborted: Abort | None = None
+
+
+class Searches:
+    """The beam searches of one front, so that an abort finds them at any moment.
+
+    Between two rounds, and before the first one, the engine has no request of a search, and so no name of it.
+    """
+
+    def __init__(self) -> None:
+        self._opened: list[_Opened] = []
+
+    @contextmanager
+    def opened(self, names: Collection[str]) -> Iterator[_Opened]:
+        """Registers a search of the present caller under these names, until the block ends."""
+        search = _Opened(CALLER.get().api_key, names)
+        self._opened.append(search)
+        try:
+            yield search
+        finally:
+            self._opened.remove(search)
+
+    def abort(self, rid: str, *, abort_all: bool, scope: str | None) -> int:
+        """Marks the search with this name, or all; no more rounds of it begin. Returns how many there are. `scope`: the
+        API key whose searches are meant; None: any key's.
+        """
+        meant = [each for each in self._opened if scope in (None, each.owner) and (abort_all or rid in each.names)]
+        for search in meant:
+            search.aborted = Abort(AbortReq().message)
+        return len(meant)
+
+
 def wants_beams(obj: GenerateReqInput) -> bool:
     """True if any prompt of the request asks for beam search."""
     params = obj.sampling_params
@@ -131,30 +173,37 @@ def wants_beams(obj: GenerateReqInput) -> bool:
 
 
 async def beam_search(
-    obj: GenerateReqInput, generate: Generate, coder: InputTokenizer, limits: FrontLimits, max_answers: int
+    obj: GenerateReqInput,
+    generate: Generate,
+    coder: InputTokenizer,
+    limits: FrontLimits,
+    max_answers: int,
+    searches: Searches,
 ) -> AsyncGenerator[GenerationChunk, None]:
     """Yields the best `n` answers of each prompt, each in one chunk, when all are found.
 
-    `generate` runs one round. Raises what it raises, and InvalidRequest.
+    `generate` runs one round. `searches`: where an abort finds this one. Raises what `generate` raises, and
+    InvalidRequest.
     """
     alone, count = _alone(obj), _first(obj.sampling_params).n
     unfolded = await coder.unfold(alone, max_answers)
     for prompt in unfolded.prompts:
         _check(prompt.params, count)
-    requests = await coder.tokenize(alone, unfolded, unfolded.rids)
-    tasks = [_Task(request, _search(request.sampling_params, limits)) for request in requests]
-    if (beams := sum(task.search.width for task in tasks)) > max_answers:
-        message = (
-            f"beam_width: {beams} beams are more than the {counted(max_answers, 'request')} that this server holds."
-        )
-        raise InvalidRequest(message, param="beam_width")
-    aborted: Abort | None = None
-    while aborted is None and (going := [task for task in tasks if not task.search.done]):
-        aborted = await _advance(going, generate, _round(obj, unfolded.name, going))
-    for i, task in enumerate(tasks):
-        for rank, beam in enumerate(task.search.best(count, aborted)):
-            rid = unfolded.rids[i] if count == 1 else f"{unfolded.rids[i]}_{rank}"
-            yield await task.chunk(beam, i * count + rank, rid, coder)
+    rids = [[rid] if count == 1 else [f"{rid}_{rank}" for rank in range(count)] for rid in unfolded.rids]
+    with searches.opened({unfolded.name, *unfolded.rids, *chain.from_iterable(rids)}) as opened:
+        requests = await coder.tokenize(alone, unfolded, unfolded.rids)
+        tasks = [_Task(request, _search(request.sampling_params, limits)) for request in requests]
+        if (beams := sum(task.search.width for task in tasks)) > max_answers:
+            message = (
+                f"beam_width: {beams} beams are more than the {counted(max_answers, 'request')} that this server holds."
+            )
+            raise InvalidRequest(message, param="beam_width")
+        while opened.aborted is None and (going := [task for task in tasks if not task.search.done]):
+            ended = await _advance(going, generate, _round(obj, unfolded.name, going))
+            opened.aborted = ended or opened.aborted
+        for i, task in enumerate(tasks):
+            for rank, beam in enumerate(task.search.best(count, opened.aborted)):
+                yield await task.chunk(beam, i * count + rank, rids[i][rank], coder)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
-from mysglang.srt.managers.beam_search import beam_search, wants_beams
+from mysglang.srt.managers.beam_search import Searches, beam_search, wants_beams
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.managers.fronts import Column, FrontHeld, Fronts
@@ -175,6 +175,7 @@ class TokenizerManager:
         most = limits.max_running_requests + queued
         first = FirstComeFirstServed() if precedence is None else precedence
         self._places = Places(self._fronts.board, most, self._shares, first)
+        self._searches = Searches()
         self._params_room = SharedRoom(MAX_PARAMS_BYTES, num_keys)
         self._serial = 0
         self._post = Post()
@@ -192,7 +193,9 @@ class TokenizerManager:
         scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
         """
         if wants_beams(obj):
-            return beam_search(obj, self._generate, self.input_tokenizer, self.limits, self._places.most)
+            return beam_search(
+                obj, self._generate, self.input_tokenizer, self.limits, self._places.most, self._searches
+            )
         return self._generate(obj)
 
     def _generate(self, obj: GenerateReqInput) -> Generation:
@@ -210,6 +213,7 @@ class TokenizerManager:
         return self._abort_here(rid, abort_all=abort_all, scope=scope)
 
     def _abort_here(self, rid: str, *, abort_all: bool, scope: str | None) -> int:
+        searches = self._searches.abort(rid, abort_all=abort_all, scope=scope)
         told = [state for state in self._meant(rid, abort_all, scope) if state.finish_reason is None]
         for state in told:
             if state.sent:
@@ -217,7 +221,7 @@ class TokenizerManager:
             else:
                 self._cut_off(state, Abort(AbortReq().message))
         self._publish()
-        return len(told)
+        return len(told) or searches
 
     def _meant(self, rid: str, abort_all: bool, scope: str | None) -> Collection[ReqState]:
         """Returns the answers that an abort request refers to, each once. `scope` as in PeerAbortReq."""
