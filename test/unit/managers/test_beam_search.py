@@ -1,10 +1,10 @@
 """The state of a search, by hand: which beams go on, which answers count, and when nothing better can come. And aborts
-that come while the engine has no request of a search.
+and newcomers that come while the engine has no request of a search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 
 from fixtures.callers import asked_by
 from fixtures.fake_engine import Row
-from fixtures.manager_bench import Bench
+from fixtures.manager_bench import LIMITS, Bench
+from mysglang.srt.errors import InvalidRequest, Overloaded
+from mysglang.srt.managers import beam_search
 from mysglang.srt.managers.beam_search import Beam, Search, _Task
 from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.request_state import UNCHANGED
@@ -174,3 +176,60 @@ async def test_an_abort_of_another_name_or_key_leaves_a_search(bench: Bench) -> 
         requests = await bench.engine.come(2)
     say_round(bench, requests)
     assert [chunk.finish_reason for chunk in await task] == [Length(3)] * 2
+
+
+def make_small(make: Callable[..., Bench]) -> Bench:
+    """Returns a front with places for three answers in all."""
+    return make(max_queued_requests=3 - LIMITS.max_running_requests)
+
+
+async def test_a_search_keeps_a_place_for_each_beam_from_its_beginning(make: Callable[..., Bench]) -> None:
+    bench = make_small(make)
+    task, requests = await bench.started(sampling_params=BEAMS, rid="searching")
+    other, [alone] = await bench.started()
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            await bench.collect()
+        say_round(bench, requests)
+        requests = await bench.engine.come(2)
+    say_round(bench, requests)
+    assert [chunk.finish_reason for chunk in await task] == [Length(3)] * 2
+    assert bench.manager.open_requests == 1
+    bench.engine.say(Row(alone.rid, finish=Length(1)))
+    await other
+
+
+async def test_newcomers_between_two_rounds_take_neither_place_nor_name(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_small(make)
+    refused = []
+
+    async def asked_meanwhile(*asked: Any) -> Any:
+        # The second place is the search's, and two more are too many; a name is refused before places are counted.
+        for fields, why in (({"sampling_params": SamplingParams(n=2)}, Overloaded), ({"rid": "s"}, InvalidRequest)):
+            with pytest.raises(why) as caught:
+                await bench.collect(**fields)
+            refused.append(caught.value)
+        return await advance(*asked)
+
+    advance = beam_search._advance
+    monkeypatch.setattr(beam_search, "_advance", asked_meanwhile)
+    task, requests = await bench.started(sampling_params=BEAMS, rid="s")
+    for _ in range(2):
+        say_round(bench, requests)
+        requests = await bench.engine.come(2)
+    say_round(bench, requests)
+    assert [chunk.finish_reason for chunk in await task] == [Length(3)] * 2
+    assert len(refused) == 6 and bench.manager.open_requests == 0
+
+
+async def test_a_search_that_finds_no_places_does_not_begin(make: Callable[..., Bench]) -> None:
+    bench = make_small(make)
+    others, requests = await bench.started(2, sampling_params=SamplingParams(n=2))
+    with pytest.raises(Overloaded):
+        await bench.collect(sampling_params=BEAMS)
+    assert len(bench.engine.requests) == 2
+    bench.engine.say(*(Row(request.rid, finish=Length(1)) for request in requests))
+    await others
+    assert bench.quiet() and bench.manager.open_requests == 0

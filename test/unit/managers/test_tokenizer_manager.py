@@ -12,8 +12,8 @@ from fixtures.fake_engine import Row
 from fixtures.manager_bench import LIMITS, Bench
 from fixtures.patience import settled, until
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
+from mysglang.srt.managers.engine_signs import EngineSigns
 from mysglang.srt.managers.shares import EqualShares
-from mysglang.srt.managers.tokenizer_manager import EngineSigns
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.packing import unpack_ids

@@ -1,34 +1,35 @@
 """Beam search: the most likely whole answers, found by continuing several beginnings in parallel.
 
 The engine has no code for it. In every round, each open beam is a request for one more token and the most likely tokens
-at its place. The prefix cache finds the prompt and the tokens that beams share. Knows no sockets: the function that
-runs a round is a parameter.
+at its place. The prefix cache finds the prompt and the tokens that beams share. Knows no sockets: the desk that
+answers the rounds is a parameter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.caller import CALLER
+from mysglang.srt.managers.generation import Call, CallDesk, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
-from mysglang.srt.managers.request_state import UNCHANGED, GenerationChunk, LogprobChunk
-from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS
+from mysglang.srt.managers.places import Newcomer
+from mysglang.srt.managers.request_state import UNCHANGED, GenerationChunk, Inbox, LogprobChunk, Post, ReqState
+from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS, Unfolded
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.messages.packing import pack_ids, unpack_ids
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 from mysglang.srt.utils.words import counted
-
-Generate = Callable[[GenerateReqInput], AsyncGenerator[GenerationChunk, None]]
 
 _IMPOSSIBLE = tuple(each.name for each in FIELDS if not each.facts.with_beams)
 """Parameters that need an answer of one request."""
@@ -124,44 +125,100 @@ class Search:
         return Length(len(beam.ids)) if len(beam.ids) == self.max_new else None
 
 
+class SearchDesk(CallDesk, Protocol):
+    """The part of the TokenizerManager that answers searches."""
+
+    def open_search(self, obj: GenerateReqInput, unfolded: Unfolded, names: Collection[str], beams: int) -> OpenSearch:
+        """Registers a search under these names, with a place for each beam. Raises InvalidRequest, Overloaded,
+        ServerEnded.
+        """
+        ...
+
+    def close_search(self, search: OpenSearch) -> None:
+        """Forgets the search, and frees its places."""
+        ...
+
+    async def open_call(self, obj: GenerateReqInput, search: OpenSearch | None = None) -> Call:
+        """Does what CallDesk's does; the answers take the places of `search`."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
-class _Opened:
-    """A client's request for beam search, from its arrival to its answer."""
+class OpenSearch:
+    """One beam search as its front knows it, from its beginning to its end."""
 
     owner: str
     """The API key that asks."""
     names: Collection[str]
     """Names that the client knows: those of the request, and of its answers."""
+    places: Sequence[ReqState]
+    """A place in the queue for each beam. The search keeps them between its rounds, or newcomers would end it."""
+    states: Sequence[ReqState] = ()
+    """The answers of its newest round."""
     aborted: Abort | None = None
+    """Why no more rounds begin."""
 
 
 class Searches:
-    """The beam searches of one front, so that an abort finds them at any moment.
+    """The beam searches of one front.
 
-    Between two rounds, and before the first one, the engine has no request of a search, and so no name of it.
+    Between two rounds, and before the first one, the engine has no request of a search. So an abort finds it here, and
+    its names and its places in the queue are kept here.
     """
 
     def __init__(self) -> None:
-        self._opened: list[_Opened] = []
+        self._open: list[OpenSearch] = []
 
-    @contextmanager
-    def opened(self, names: Collection[str]) -> Iterator[_Opened]:
-        """Registers a search of the present caller under these names, until the block ends."""
-        search = _Opened(CALLER.get().api_key, names)
-        self._opened.append(search)
-        try:
-            yield search
-        finally:
-            self._opened.remove(search)
+    def open(self, names: Collection[str], newcomer: Newcomer, beams: int) -> OpenSearch:
+        """Registers a search of the present caller under these names."""
+        inbox = Inbox(Post())
+        inbox.has_begun = True  # so that no other request takes a place from it
+        tenant, priority = newcomer.tenant, newcomer.priority
+        places = [ReqState("", "", i, inbox, stream=False, tenant=tenant, priority=priority) for i in range(beams)]
+        search = OpenSearch(CALLER.get().api_key, names, places)
+        self._open.append(search)
+        return search
+
+    def close(self, search: OpenSearch) -> None:
+        """Forgets the search."""
+        self._open.remove(search)
+
+    def taken(self, owner: str, names: Collection[str]) -> list[str]:
+        """Returns those of `names` that searches of this API key have."""
+        return [name for search in self._open if search.owner == owner for name in names if name in search.names]
+
+    def kept(self, opened: Mapping[str, ReqState]) -> list[ReqState]:
+        """Returns the places of all searches, except those that their answers take among `opened`, by wire name."""
+        kept: list[ReqState] = []
+        for search in self._open:
+            kept += search.places[sum(state.wire_rid in opened for state in search.states) :]
+        return kept
 
     def abort(self, rid: str, *, abort_all: bool, scope: str | None) -> int:
-        """Marks the search with this name, or all; no more rounds of it begin. Returns how many there are. `scope`: the
-        API key whose searches are meant; None: any key's.
+        """Marks the search with this name, or all, so that no more rounds begin. Returns how many there are. `scope`:
+        the API key whose searches are meant; None: any key's.
         """
-        meant = [each for each in self._opened if scope in (None, each.owner) and (abort_all or rid in each.names)]
+        meant = [each for each in self._open if scope in (None, each.owner) and (abort_all or rid in each.names)]
         for search in meant:
             search.aborted = Abort(AbortReq().message)
         return len(meant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """A CallDesk for the rounds of one search."""
+
+    desk: SearchDesk
+    search: OpenSearch
+
+    async def open_call(self, obj: GenerateReqInput) -> Call:
+        return await self.desk.open_call(obj, self.search)
+
+    async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
+        await self.desk.send_call(obj, call)
+
+    def close_call(self, call: Call) -> None:
+        self.desk.close_call(call)
 
 
 def wants_beams(obj: GenerateReqInput) -> bool:
@@ -173,37 +230,35 @@ def wants_beams(obj: GenerateReqInput) -> bool:
 
 
 async def beam_search(
-    obj: GenerateReqInput,
-    generate: Generate,
-    coder: InputTokenizer,
-    limits: FrontLimits,
-    max_answers: int,
-    searches: Searches,
+    obj: GenerateReqInput, desk: SearchDesk, coder: InputTokenizer, limits: FrontLimits, max_answers: int
 ) -> AsyncGenerator[GenerationChunk, None]:
     """Yields the best `n` answers of each prompt, each in one chunk, when all are found.
 
-    `generate` runs one round. `searches`: where an abort finds this one. Raises what `generate` raises, and
-    InvalidRequest.
+    `desk` answers the rounds. Raises what it raises, and InvalidRequest.
     """
     alone, count = _alone(obj), _first(obj.sampling_params).n
     unfolded = await coder.unfold(alone, max_answers)
-    for prompt in unfolded.prompts:
-        _check(prompt.params, count)
+    beams = sum(_checked_width(prompt.params, count) for prompt in unfolded.prompts)
+    if beams > max_answers:
+        message = (
+            f"beam_width: {beams} beams are more than the {counted(max_answers, 'request')} that this server holds."
+        )
+        raise InvalidRequest(message, param="beam_width")
     rids = [[rid] if count == 1 else [f"{rid}_{rank}" for rank in range(count)] for rid in unfolded.rids]
-    with searches.opened({unfolded.name, *unfolded.rids, *chain.from_iterable(rids)}) as opened:
+    names = {unfolded.name, *unfolded.rids, *chain.from_iterable(rids)}
+    opened = desk.open_search(obj, unfolded, names, beams)
+    try:
         requests = await coder.tokenize(alone, unfolded, unfolded.rids)
         tasks = [_Task(request, _search(request.sampling_params, limits)) for request in requests]
-        if (beams := sum(task.search.width for task in tasks)) > max_answers:
-            message = (
-                f"beam_width: {beams} beams are more than the {counted(max_answers, 'request')} that this server holds."
-            )
-            raise InvalidRequest(message, param="beam_width")
         while opened.aborted is None and (going := [task for task in tasks if not task.search.done]):
-            ended = await _advance(going, generate, _round(obj, unfolded.name, going))
+            generation = Generation(_Rounds(desk, opened), _round(obj, unfolded.name, going))
+            ended = await _advance(going, generation)
             opened.aborted = ended or opened.aborted
         for i, task in enumerate(tasks):
             for rank, beam in enumerate(task.search.best(count, opened.aborted)):
                 yield await task.chunk(beam, i * count + rank, rids[i][rank], coder)
+    finally:
+        desk.close_search(opened)
 
 
 @dataclass(slots=True)
@@ -251,10 +306,10 @@ class _Task:
         return tuple(pair for pair in self.versions if pair[1] < len(beam.ids)) or UNCHANGED
 
 
-async def _advance(going: Sequence[_Task], generate: Generate, step: GenerateReqInput) -> Abort | None:
+async def _advance(going: Sequence[_Task], generation: Generation) -> Abort | None:
     """Runs one round of these searches. Returns the reason if it was aborted."""
     found: dict[int, GenerationChunk] = {}
-    async with aclosing(generate(step)) as chunks:
+    async with aclosing(generation) as chunks:
         async for chunk in chunks:
             if isinstance(chunk.finish_reason, Abort):
                 return chunk.finish_reason
@@ -286,8 +341,10 @@ def _alone(obj: GenerateReqInput) -> GenerateReqInput:
     return msgspec.structs.replace(obj, sampling_params=params, stream=False)
 
 
-def _check(params: SamplingParams, count: int) -> None:
-    """Refuses parameters that do not fit beam search. `params`: verified, `count`: answers that are wanted."""
+def _checked_width(params: SamplingParams, count: int) -> int:
+    """Returns the number of beams. Raises InvalidRequest for parameters that do not fit beam search. `params`:
+    verified, `count`: answers that are wanted.
+    """
     assert params.beam_width is not None, "all prompts search"
     if not 1 <= count <= params.beam_width:
         raise InvalidRequest(f"n must be between 1 and beam_width ({params.beam_width}), got {count}.", param="n")
@@ -295,6 +352,7 @@ def _check(params: SamplingParams, count: int) -> None:
     for name in _IMPOSSIBLE:
         if getattr(params, name) != getattr(usual, name):
             raise InvalidRequest(f"{name}: not together with beam search.", param=name)
+    return params.beam_width
 
 
 def _search(params: SamplingParams, limits: FrontLimits) -> Search:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
-from operator import itemgetter
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
-from mysglang.srt.managers.beam_search import Searches, beam_search, wants_beams
+from mysglang.srt.managers.beam_search import OpenSearch, Searches, beam_search, wants_beams
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.control_client import ControlClient
+from mysglang.srt.managers.engine_signs import EngineSigns
 from mysglang.srt.managers.fronts import Column, FrontHeld, Fronts
 from mysglang.srt.managers.generation import Call, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
@@ -82,48 +82,6 @@ class FrontCounters:
     """Ended by the clock: --req-waiting-timeout, --req-running-timeout."""
     refused: int = 0
     """Never sent: invalid, no room in the queue, or given up while still being tokenized."""
-
-
-TOGETHER_S = 2.0
-"""Between the last signs of life of processes that hang at the same moment. Each gives one about once a second."""
-
-
-@dataclass(slots=True)
-class EngineSigns:
-    """The newest signs of life from the other processes, in seconds of the AWAKE clock; 0 before the first."""
-
-    last_heartbeat: float = 0.0
-    heartbeat: HeartBeat | None = None
-    last_detokenizer_beat: float = 0.0
-    open_texts: int = 0
-    """Requests of which the detokenizer held text then."""
-
-    fronts: dict[int, float] = field(default_factory=dict)
-    """When other fronts were heard of."""
-    ranks: dict[int, float] = field(default_factory=dict)
-    """When the schedulers of other ranks than the first were heard of."""
-
-    def quietest(self) -> tuple[str, float]:
-        """Returns the name of the process whose last sign of life is oldest, and the time of that sign."""
-        return min(self._last_signs().items(), key=itemgetter(1))
-
-    def silenced_together(self) -> list[str]:
-        """Returns the processes whose last sign of life came within TOGETHER_S of the oldest one.
-
-        A rank that hangs silences the ranks that wait for it, so which of them is the quietest is an accident.
-        """
-        signs = self._last_signs()
-        first = min(signs.values())
-        return [who for who, at in signs.items() if at <= first + TOGETHER_S]
-
-    def _last_signs(self) -> dict[str, float]:
-        """Returns the time of the last sign of life of each process, by its name."""
-        return {
-            "scheduler": self.last_heartbeat,
-            **{f"scheduler of rank {rank}": at for rank, at in self.ranks.items()},
-            "detokenizer": self.last_detokenizer_beat,
-            **{f"front {front}": at for front, at in self.fronts.items()},
-        }
 
 
 class TokenizerManager:
@@ -193,12 +151,7 @@ class TokenizerManager:
         scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
         """
         if wants_beams(obj):
-            return beam_search(
-                obj, self._generate, self.input_tokenizer, self.limits, self._places.most, self._searches
-            )
-        return self._generate(obj)
-
-    def _generate(self, obj: GenerateReqInput) -> Generation:
+            return beam_search(obj, self, self.input_tokenizer, self.limits, self._places.most)
         return Generation(self, obj)
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
@@ -305,8 +258,25 @@ class TokenizerManager:
             case reply:
                 self._control.answer(reply)
 
-    async def open_call(self, obj: GenerateReqInput) -> Call:
-        """Gives the answers ids, by which they can be aborted. Raises InvalidRequest, Overloaded, ServerEnded."""
+    def open_search(self, obj: GenerateReqInput, unfolded: Unfolded, names: Collection[str], beams: int) -> OpenSearch:
+        """Registers a beam search, which aborts find by these names, and gives it a place for each beam. Raises
+        InvalidRequest, Overloaded, ServerEnded.
+        """
+        self._check_alive()
+        self._check_names(CALLER.get().api_key, names)
+        newcomer = self._newcomer(obj, unfolded)
+        self._take_room(beams, newcomer)
+        return self._searches.open(names, newcomer, beams)
+
+    def close_search(self, search: OpenSearch) -> None:
+        """Forgets the search, and frees its places."""
+        self._searches.close(search)
+        self._publish()
+
+    async def open_call(self, obj: GenerateReqInput, search: OpenSearch | None = None) -> Call:
+        """Gives the answers ids, by which they can be aborted. `search`: whose places they take; None: they need places
+        of their own. Raises InvalidRequest, Overloaded, ServerEnded.
+        """
         self._check_alive()
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
@@ -315,13 +285,13 @@ class TokenizerManager:
         caller = CALLER.get()
         owner = caller.api_key
         names = {unfolded.name, *unfolded.rids}
-        if taken := [name for name in names if (owner, name) in self._named]:
-            raise _in_use(min(taken))
+        self._check_names(owner, names, search)
         count = len(unfolded.rids)
         if caller.remote and unfolded.held_bytes:  # a caller in this process uses its own memory
             self._check_params_room(owner, unfolded)
-        tenant = self._shares.tenant(obj, unfolded)
-        self._take_room(count, Newcomer(self.input_tokenizer.priority_of(obj), tenant))
+        newcomer = self._newcomer(obj, unfolded)
+        if search is None:
+            self._take_room(count, newcomer)
         if (elsewhere := self._fronts.names.note(owner, names)) is not None:
             self._publish()
             raise _in_use(elsewhere)
@@ -334,16 +304,26 @@ class TokenizerManager:
             wire = wire_rid(rid, self._serial, self._fronts.index)
             unread = Unread() if bounded else None
             state = ReqState(
-                rid, wire, index, inbox, stream=obj.stream, tenant=tenant, priority=obj.priority, unread=unread
+                rid, wire, index, inbox, stream=obj.stream, tenant=newcomer.tenant, priority=obj.priority, unread=unread
             )
             states.append(state)
             state.is_counted = self._fronts.metrics.opened(wire)
             self.rid_to_state[wire] = state
             self._named[owner, rid] = [state]
         self._named[owner, unfolded.name] = states
+        if search is not None:
+            search.states = states
         self._fronts.board.write(Column.NAMES, len(self._named))
         self._params_room.take(owner, unfolded.held_bytes)
         return Call(unfolded, inbox, states, count, owner, names)
+
+    def _check_names(self, owner: str, names: Collection[str], search: OpenSearch | None = None) -> None:
+        """Raises InvalidRequest if one of these names belongs to an open request; `search` has its own."""
+        taken = [name for name in names if (owner, name) in self._named]
+        if search is None:
+            taken += self._searches.taken(owner, names)
+        if taken:
+            raise _in_use(min(taken))
 
     def _check_params_room(self, owner: str, unfolded: Unfolded) -> None:
         """Raises InvalidRequest or Overloaded if the parameters of so many answers take too much memory."""
@@ -405,7 +385,7 @@ class TokenizerManager:
     def _publish(self) -> None:
         """Writes this front's counts to the board, which all fronts read."""
         board, counters = self._fronts.board, self.counters
-        board.write(Column.OPEN_ANSWERS, len(self.rid_to_state))
+        board.write(Column.OPEN_ANSWERS, len(self._taking_places()))
         board.write_all(
             Column.ACCEPTED,
             counters.accepted,
@@ -416,13 +396,20 @@ class TokenizerManager:
             len(self._named),
         )
 
+    def _newcomer(self, obj: GenerateReqInput, unfolded: Unfolded) -> Newcomer:
+        return Newcomer(self.input_tokenizer.priority_of(obj), self._shares.tenant(obj, unfolded))
+
+    def _taking_places(self) -> Collection[ReqState]:
+        """Returns the open answers, and the places that searches keep while they need fewer."""
+        kept = self._searches.kept(self.rid_to_state)
+        return [*self.rid_to_state.values(), *kept] if kept else self.rid_to_state.values()
+
     def _take_room(self, count: int, newcomer: Newcomer) -> None:
         """Raises Overloaded if there is no room for so many answers, and no others give up their places."""
-        opened = self.rid_to_state.values()
-        for state in self._places.displaced(count, newcomer, opened):
+        for state in self._places.displaced(count, newcomer, self._taking_places()):
             self._cut_off(state, DISPLACED)
         try:
-            self._places.take(count, newcomer, opened)
+            self._places.take(count, newcomer, self._taking_places())
         except Overloaded:
             self.counters.refused += count
             self._publish()
