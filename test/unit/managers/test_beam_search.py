@@ -1,10 +1,11 @@
 """The state of a search, by hand: which beams go on, which answers count, and when nothing better can come. And aborts
-and newcomers that come while the engine has no request of a search.
+and newcomers that come while the engine has no request of a search, and the time that a search may take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,16 @@ import pytest
 from fixtures.callers import asked_by
 from fixtures.fake_engine import Row
 from fixtures.manager_bench import LIMITS, Bench
-from mysglang.srt.errors import InvalidRequest, Overloaded
+from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded
 from mysglang.srt.managers import beam_search
 from mysglang.srt.managers.beam_search import Beam, Search, _Task
 from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.request_state import UNCHANGED
-from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs, Stop
+from mysglang.srt.messages.outputs import TIMED_OUT, Abort, Length, RowLogprobs, Stop
 from mysglang.srt.messages.packing import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils.awake import AwakeClock
 
 EOS = 0
 
@@ -233,3 +235,23 @@ async def test_a_search_that_finds_no_places_does_not_begin(make: Callable[..., 
     bench.engine.say(*(Row(request.rid, finish=Length(1)) for request in requests))
     await others
     assert bench.quiet() and bench.manager.open_requests == 0
+
+
+async def test_a_search_runs_no_longer_than_a_request_may(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round is well within the limit, and waiting for the first one does not count."""
+    now = 0.0
+    monkeypatch.setattr(beam_search, "AWAKE", AwakeClock(lambda: now))
+    bench = make()
+    bench.manager.limits = replace(LIMITS, running_s=5.0)
+    task, requests = await bench.started(sampling_params=BEAMS, rid="searching")
+    now = 9.0
+    say_round(bench, requests)
+    requests = await bench.engine.come(2)
+    now = 14.0
+    say_round(bench, requests)
+    with pytest.raises(Aborted, match="5 s") as caught:
+        await task
+    assert (caught.value.status, caught.value.kind) == (503, TIMED_OUT)
+    assert len(bench.engine.requests) == 3 and bench.quiet() and bench.manager.open_requests == 0

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.generation import Call, CallDesk, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
@@ -25,10 +25,11 @@ from mysglang.srt.managers.places import Newcomer
 from mysglang.srt.managers.request_state import UNCHANGED, GenerationChunk, Inbox, LogprobChunk, Post, ReqState
 from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS, Unfolded
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop, ran_too_long
 from mysglang.srt.messages.packing import pack_ids, unpack_ids
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
+from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.words import counted
 
 _IMPOSSIBLE = tuple(each.name for each in FIELDS if not each.facts.with_beams)
@@ -250,15 +251,37 @@ async def beam_search(
     try:
         requests = await coder.tokenize(alone, unfolded, unfolded.rids)
         tasks = [_Task(request, _search(request.sampling_params, limits)) for request in requests]
+        running = _RunningTime(limits.running_s)
         while opened.aborted is None and (going := [task for task in tasks if not task.search.done]):
+            running.check()
             generation = Generation(_Rounds(desk, opened), _round(obj, unfolded.name, going))
             ended = await _advance(going, generation)
+            running.begin()
             opened.aborted = ended or opened.aborted
         for i, task in enumerate(tasks):
             for rank, beam in enumerate(task.search.best(count, opened.aborted)):
                 yield await task.chunk(beam, i * count + rank, rids[i][rank], coder)
     finally:
         desk.close_search(opened)
+
+
+class _RunningTime:
+    """The time for which a search has run. The scheduler's clock for a request begins again with each round."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        """`limit_s`: seconds that a request may run; None: no limit."""
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._begun = math.inf
+
+    def begin(self) -> None:
+        """Starts the clock, unless it runs already. Waiting for the first round does not count."""
+        self._begun = min(self._begun, AWAKE.now())
+
+    def check(self) -> None:
+        """Raises Aborted if the time is over."""
+        if AWAKE.now() - self._begun >= self._limit_s:
+            why = ran_too_long(self._limit_s)
+            raise Aborted(why.message, status=why.status, kind=why.kind)
 
 
 @dataclass(slots=True)

@@ -69,6 +69,9 @@ class FrontLimits:
     """True if no prompt can be vectors alone, because layers need the ids of its tokens."""
     logit_processors: tuple[str, ...] = ()
     """Names of the logit processors that requests may use."""
+    running_s: float | None = None
+    """Seconds that a request may run; None: no limit. The scheduler knows that, but not what is one request of several
+    rounds."""
 
     @classmethod
     def from_facts(cls, facts: SchedulerFacts) -> FrontLimits:
@@ -85,6 +88,7 @@ class FrontLimits:
             dtype=facts.dtype,
             inputs_of_ids=facts.inputs_of_ids,
             logit_processors=tuple(facts.logit_processors),
+            running_s=facts.req_running_timeout,
         )
 
 

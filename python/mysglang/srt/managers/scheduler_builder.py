@@ -194,6 +194,7 @@ def _facts(
         logit_processors=[*BUILT_IN, *map(own_name, args.kernels.logit_processor)],
         estimates=_reckons(args, model),
         is_embedding=model.pooling is not None,
+        req_running_timeout=args.schedule.req_running_timeout,
         memory_usage=capacity.memory_usage,
         startup_times=capacity.startup_times,
         rank_labels=ranks.labels,

@@ -60,6 +60,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a hidden state, and of a token's embedding."""
     inputs_of_ids: bool = False
     """True if layers have inputs of their own that are made of token ids, so that no prompt can be vectors alone."""
+    req_running_timeout: float | None = None
+    """Seconds that a request may run; None: no limit."""
     logit_processors: list[str] = []
     """Names of the logit processors that requests may ask for."""
     memory_usage: dict[str, float] = {}

@@ -49,6 +49,11 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 FinishReason: TypeAlias = Stop | Length | Abort
 
 
+def ran_too_long(limit_s: float) -> Abort:
+    """Returns why a request ends that has run for `limit_s` seconds."""
+    return Abort(f"Request running timeout reached: {limit_s:g} s (--req-running-timeout).", 503, TIMED_OUT)
+
+
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The log-probabilities of one request that became known in this message (float32 / int32 bytes).
 

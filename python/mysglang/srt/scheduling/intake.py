@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.messages.channels import Receiver
-from mysglang.srt.messages.outputs import TIMED_OUT
+from mysglang.srt.messages.outputs import TIMED_OUT, ran_too_long
 from mysglang.srt.messages.requests import AbortReq, ToScheduler
 from mysglang.srt.messages.wire_names import call_of
 from mysglang.srt.scheduling.policy import WaitingQueue
@@ -138,8 +138,10 @@ class RequestTimeouts:
         return late
 
     def _abort(self, rid: str, started: bool) -> AbortReq:
-        what, option = ("running", "--req-running-timeout") if started else ("waiting", "--req-waiting-timeout")
-        message = f"Request {what} timeout reached: {self._limits[started]:g} s ({option})."
+        if started:
+            why = ran_too_long(self._limits[True])
+            return AbortReq(rid=rid, message=why.message, status=why.status, kind=why.kind)
+        message = f"Request waiting timeout reached: {self._limits[False]:g} s (--req-waiting-timeout)."
         return AbortReq(rid=rid, message=message, status=503, kind=TIMED_OUT)
 
 
