@@ -44,6 +44,17 @@ def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
             | {"per_layer_config": {"0": {"head_dim": 16}, "1": {"head_dim": 32}}},
             ["layer 1 has", "of 32 numbers", "layer 0"],
         ),
+        (
+            "Gemma4ForCausalLM",
+            {"per_layer_config": {"0": {"sliding_window": 7}}},
+            ["sliding_window", "per_layer_config"],
+        ),
+        ("Gemma4ForCausalLM", {"per_layer_config": {"2": {}}}, ["per_layer_config names layer '2'", "0 to 1"]),
+        (
+            "Qwen3ForCausalLM",
+            {"per_layer_config": {"0": {"rms_norm_eps": 1e-3}}},
+            ["per_layer_config is not supported"],
+        ),
         ("Gemma3nForCausalLM", {"num_kv_shared_layers": 15}, ["num_kv_shared_layers"]),
         ("Gemma3nForCausalLM", {"intermediate_size": [64]}, ["intermediate_size has 1 values for 2 layers"]),
         ("Gemma3nForCausalLM", {"activation_sparsity_pattern": [1.0, 0.0]}, ["activation_sparsity_pattern"]),

@@ -50,6 +50,7 @@ GEMMA4_EXPERTS = {
     "num_hidden_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+OWN_HEADS = {0: {"head_dim": 16, "num_key_value_heads": 6}, 1: {"head_dim": 64}, 2: {"head_dim": 64}}
 # What distinguishes the variants of a family beyond its usual sizes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -77,6 +78,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3, where a cap of scores has no effect": ("gemma3", {"attn_logit_softcapping": 0.5}),
     "gemma4": ("gemma4", {}),
     "gemma4 with projected values, tied": ("gemma4", {"attention_k_eq_v": False, "tie_word_embeddings": True}),
+    "gemma4 with heads of its own in a layer with the window": ("gemma4", {"per_layer_config": OWN_HEADS}),
     "gemma4 with experts": ("gemma4", GEMMA4_EXPERTS),
     "gemma4_e": ("gemma4_e", {}),
     "gemma3n": ("gemma3n", {}),

@@ -45,6 +45,9 @@ CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 OF_THE_WHOLE = ("architectures", "model_type", "auto_map", *QUANTIZATION)
 """Keys that are read where they stand, also in a config.json with a `text_config`."""
 
+BY_LAYER = "per_layer_config"
+"""Key of transformers 5 for values that differ in some layers. Any architecture may have it."""
+
 MAX_EOS_IDS = 1024
 """Entries of a list of eos_token_id. The largest known lists have below ten."""
 
@@ -314,6 +317,10 @@ def _read(hf: dict[str, Any], kind: type[Keys]) -> Keys:
 def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tuple[DecoderPlan, int]:
     """Returns the plan, and the positions that the model can use."""
     config = _read(hf, family)
+    if hf.get(BY_LAYER) and BY_LAYER not in family.__struct_fields__:
+        raise ConfigError(
+            f"config.json: {BY_LAYER} is not supported for this architecture, whose layers all have the same keys here"
+        )
     if dtype == "float16" and not config.float16:
         raise ConfigError("activations of this model overflow in float16; use --dtype bfloat16 or float32")
     positions, theta = config.max_position_embeddings, config.usual_theta

@@ -38,8 +38,8 @@ from mysglang.srt.configs.layer_plan import (
 from mysglang.srt.errors import ConfigError
 
 
-class PerLayer(msgspec.Struct, frozen=True):
-    """Values that differ in one layer."""
+class PerLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values that differ in one layer. Others than these are refused."""
 
     head_dim: HeadDim | None = None
     num_key_value_heads: Heads | None = None
@@ -49,7 +49,8 @@ class Gemma4Heads(LayerInputKeys, frozen=True, kw_only=True):
     """The keys of Gemma 4's config.json about attention, and the attention of its layers.
 
     Layers that see all keys have `global_head_dim` and `num_global_key_value_heads`; transformers 5 writes these as
-    `per_layer_config`. With `attention_k_eq_v` their values are their keys before norm and rotation.
+    `per_layer_config`, which may name any layer. With `attention_k_eq_v`, values of layers that see all keys are their
+    keys before norm and rotation.
     """
 
     usual_vocab_size: ClassVar[int] = 262144
@@ -62,33 +63,38 @@ class Gemma4Heads(LayerInputKeys, frozen=True, kw_only=True):
     sliding_window: Positions | None = 512
     global_head_dim: HeadDim = 512
     num_global_key_value_heads: Heads | None = None
-    per_layer_config: dict[str, PerLayer] | None = None
+    per_layer_config: dict[str, PerLayer] | msgspec.UnsetType | None = msgspec.UNSET
     attention_k_eq_v: bool = False
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         unit = NormPlan(eps=self.rms_norm_eps, kind="rms_unit")
         plan = replace(super().attention(index, rope), scale=1.0, value_norm=unit)
-        if self.slides(index):
-            return plan
-        dim, heads = self.of_full_layer(index)
-        return replace(plan, head_dim=dim, num_kv_heads=heads, values_from_keys=self.attention_k_eq_v)
+        dim, heads = self.heads_of(index)
+        same = self.attention_k_eq_v and not self.slides(index)
+        return replace(plan, head_dim=dim, num_kv_heads=heads, values_from_keys=same)
 
-    def of_full_layer(self, index: int) -> tuple[int, int]:
-        """Returns (size of a head, number of KV heads) of a layer with full attention."""
-        dim, heads = self.global_head_dim, self.num_key_value_heads or self.num_attention_heads
-        if self.attention_k_eq_v:
-            heads = self.num_global_key_value_heads or heads
-        if self.per_layer_config is not None:
-            # The keys are layer numbers, which transformers 5 writes with leading zeros.
-            numbered = {key.lstrip("0") or "0": own for key, own in self.per_layer_config.items()}
-            own = numbered.get(str(index), PerLayer())
-            dim, heads = own.head_dim or self.dim_of_head, own.num_key_value_heads or heads
+    def heads_of(self, index: int) -> tuple[int, int]:
+        """Returns (size of a head, number of KV heads) of a layer."""
+        dim, heads = self.dim_of_head, self.num_key_value_heads or self.num_attention_heads
+        if not isinstance(self.per_layer_config, msgspec.UnsetType):
+            own = self.own_values.get(str(index), PerLayer())
+            dim, heads = own.head_dim or dim, own.num_key_value_heads or heads
+        elif not self.slides(index):
+            dim, heads = (
+                self.global_head_dim,
+                (self.num_global_key_value_heads if self.attention_k_eq_v else 0) or heads,
+            )
         if dim % 2 or self.num_attention_heads % heads:
             raise ConfigError(
                 f"config.json: layer {index} has heads of {dim} numbers, which must be even, and "
                 f"{self.num_attention_heads} attention heads for {heads} key-value heads"
             )
         return dim, heads
+
+    @property
+    def own_values(self) -> Mapping[str, PerLayer]:
+        """Values of single layers, by their numbers without the leading zeros that transformers 5 writes."""
+        return {key.lstrip("0") or "0": own for key, own in (self.per_layer_config or {}).items()}
 
     def slides(self, index: int) -> bool:
         """True if this layer has the window. The last layer always sees all keys."""
@@ -145,6 +151,12 @@ class Gemma4Config(Gemma4Heads, frozen=True, kw_only=True):
     def check(self) -> None:
         DecoderConfig.check(self)
         check_layer_types(self.layer_types, self.num_hidden_layers)
+        for number in self.own_values:
+            if number not in map(str, range(self.num_hidden_layers)):
+                raise ConfigError(
+                    f"config.json: per_layer_config names layer {number[:20]!r}, and layers are 0 to "
+                    f"{self.num_hidden_layers - 1}"
+                )
         if self.use_bidirectional_attention == "all":
             raise ConfigError("config.json: use_bidirectional_attention is all, and attention is causal here only")
         if self.enable_moe_block:
