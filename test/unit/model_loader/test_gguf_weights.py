@@ -214,6 +214,48 @@ def test_ends_of_yarn_are_those_of_the_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        ({"llama__rope__scaling__factor": 4.0}, 4.0),
+        ({"llama__rope__scale_linear": 4.0}, 4.0),
+        ({"llama__rope__scaling__type": "linear"}, None),
+        ({"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 0.0}, None),
+        ({"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 4.0}, None),
+    ],
+)
+def test_a_factor_of_positions_is_linear_without_a_type(
+    metadata: dict[str, object], factor: float | None, tmp_path: Path
+) -> None:
+    """llama.cpp reads these keys so; the second one is of older files."""
+    make_checkpoint("llama", tmp_path, rope_parameters=PLAIN_ROPE)
+    found = config_of(convert(tmp_path, tmp_path / "model.gguf", **metadata))
+    scaling = {} if factor is None else {"rope_type": "linear", "factor": factor}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": PLAIN_ROPE | scaling}))
+    expected = config_of(tmp_path)
+    assert (found.decoder, found.context_len) == (expected.decoder, expected.context_len)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gemma3", "llama"])
+def test_the_base_of_positions_is_that_of_llama_cpp_where_a_file_has_none(family: str, tmp_path: Path) -> None:
+    """Families have other bases where config.json has none."""
+    make_checkpoint(family, tmp_path, **FAMILIES[family])
+    metadata, stored = metadata_of(tmp_path), {name: plain(tensor) for name, tensor in tensors_of(tmp_path).items()}
+    (base,) = [key for key in metadata if key.endswith("rope.freq_base")]
+    without = {key: value for key, value in metadata.items() if key != base}
+    told = config_of(write_gguf(tmp_path / "told.gguf", metadata | {base: 10000.0}, stored))
+    assert config_of(write_gguf(tmp_path / "untold.gguf", without, stored)).decoder == told.decoder
+
+
+def test_the_epsilon_of_norms_must_be_there(llama: Path) -> None:
+    """llama.cpp has none for a file without one; models differ in it."""
+    metadata = {key: value for key, value in metadata_of(llama).items() if not key.endswith("epsilon")}
+    path = write_gguf(llama / "m.gguf", metadata, {name: plain(tensor) for name, tensor in tensors_of(llama).items()})
+    with pytest.raises(ConfigError, match=r"lacks the metadata key llama\.attention\.layer_norm_rms_epsilon"):
+        config_of(path)
+
+
 def test_heads_that_do_not_fit_the_rows(llama: Path) -> None:
     """Beside a config.json of its own, the metadata may say something else."""
     convert(llama, llama / "model.gguf", llama__attention__head_count=5)

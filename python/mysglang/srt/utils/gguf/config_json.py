@@ -32,6 +32,11 @@ USUAL: Mapping[str, float | bool] = {
 }
 """Keys that llama.cpp reads in every architecture, with the only value that is served."""
 
+USUAL_BASE = 10000.0
+"""Base of rotary positions where a file has none, in every architecture of llama.cpp."""
+
+EPSILON = "attention.layer_norm_rms_epsilon"
+
 _COMMON = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -40,7 +45,7 @@ _COMMON = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    EPSILON: "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
 
@@ -74,11 +79,16 @@ class Facts:
             )
         return value
 
-    def number(self, key: str) -> int:
-        """Returns a whole number that must be present."""
+    def needed(self, key: str) -> Any:
+        """Returns a number that must be present."""
         value = self.of_model(key)
         if value is None:
             raise ConfigError(f"{self._header.path} lacks the metadata key {self.architecture}.{key}")
+        return value
+
+    def number(self, key: str) -> int:
+        """Returns a whole number that must be present."""
+        value = self.needed(key)
         if type(value) is not int:
             raise self.refused(f"{self.architecture}.{key} must be a whole number, not {_shown(value)}")
         return value
@@ -261,6 +271,7 @@ def config_json(facts: Facts) -> dict[str, Any]:
     if head_dim != value_dim:
         raise facts.refused(f"keys of {head_dim} and values of {value_dim} numbers for each head are not supported")
     _check_positions(facts, head_dim)
+    facts.needed(EPSILON)
     own = {key: value for key, value in family.own(facts).items() if value is not None or key == "sliding_window"}
     return {
         "architectures": [family.hf_name(facts)],
@@ -270,6 +281,7 @@ def config_json(facts: Facts) -> dict[str, Any]:
         "tie_word_embeddings": not facts.has("output.weight"),
         # Values in float16 have more digits than bfloat16 keeps; what is rounded to few bits fits into either.
         "torch_dtype": "float16" if embedding.type.name == "F16" and "gemma" not in facts.architecture else "bfloat16",
+        "rope_theta": USUAL_BASE,
         **keys,
         **own,
         **_rope(facts),
@@ -293,15 +305,18 @@ def _check_positions(facts: Facts, head_dim: object) -> None:
 
 
 def _rope(facts: Facts) -> dict[str, Any]:
+    """Returns how positions are scaled. As llama.cpp does, it takes a factor without a type as linear."""
     kind, factor = facts.of_model("rope.scaling.type"), facts.of_model("rope.scaling.factor")
+    if factor is None:
+        factor = facts.of_model("rope.scale_linear")  # of older files
     original = facts.of_model("rope.scaling.original_context_length")
     if (stored := facts.tensors.get("rope_freqs.weight")) is not None:
         return {"rope_scaling": _llama3(facts, facts.floats(stored))}
     match kind:
-        case None | "none":
+        case "none":
             return {}
-        case "linear":
-            return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+        case None | "linear":
+            return {} if factor in (None, 0, 1) else {"rope_scaling": {"rope_type": "linear", "factor": factor}}
         case "yarn":
             scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
             scaling |= {key: facts.of_model(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
@@ -312,7 +327,7 @@ def _rope(facts: Facts) -> dict[str, Any]:
 def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
     """Returns the parameters that give these divisors of the rotary frequencies. Raises ConfigError if none do."""
     scaling = {"rope_type": "llama3", "factor": max(divisors), **LLAMA3}
-    theta = facts.of_model("rope.freq_base") or 10000.0
+    theta = facts.of_model("rope.freq_base") or USUAL_BASE
     known = isinstance(theta, int | float) and 1 < theta <= MOST and all(1 <= divisor <= MOST for divisor in divisors)
     expected = _llama3_divisors(scaling, float(theta), len(divisors)) if known else ()
     near = (abs(one - other) <= LLAMA3_TOLERANCE * other for one, other in zip(divisors, expected, strict=known))
