@@ -248,6 +248,18 @@ def test_the_base_of_positions_is_that_of_llama_cpp_where_a_file_has_none(family
     assert config_of(write_gguf(tmp_path / "untold.gguf", without, stored)).decoder == told.decoder
 
 
+def test_vectors_are_made_as_the_file_says(llama: Path) -> None:
+    for number, mode in ((0, "last"), (1, "mean"), (2, "cls"), (3, "last")):
+        path = convert(llama, llama / "model.gguf", llama__pooling_type=number)
+        pooling = ModelConfig.from_path(str(path), is_embedding=True).pooling
+        assert pooling is not None and pooling.mode == mode
+    for number, name in ((4, "rank"), (9, "9")):
+        path = convert(llama, llama / "model.gguf", llama__pooling_type=number)
+        assert config_of(path).pooling is None
+        with pytest.raises(ConfigError, match=f"pooling_type {name} is not supported"):
+            ModelConfig.from_path(str(path), is_embedding=True)
+
+
 def test_the_epsilon_of_norms_must_be_there(llama: Path) -> None:
     """llama.cpp has none for a file without one; models differ in it."""
     metadata = {key: value for key, value in metadata_of(llama).items() if not key.endswith("epsilon")}

@@ -51,6 +51,11 @@ _DENSE_ACTIVATIONS: dict[str, DenseActivation] = {
 }
 """Names in config.json of a Dense module, which are looked up here, and never imported."""
 
+MODES = "one of cls, lasttoken, mean, max, mean_sqrt_len_tokens and weightedmean"
+
+OF_GGUF = "gguf.pooling_type"
+"""Key of the mode that a GGUF file names; no config.json has it."""
+
 _MODE_NAMES = {"lasttoken": "last"}
 """The newer spelling, one string under `pooling_mode`, where it differs from ours."""
 
@@ -127,7 +132,9 @@ def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture)
             pairs=architecture.encoder,
         )
     modules = _modules(folder)
-    mode: PoolingMode = "mean" if architecture.encoder else "last"
+    mode = _known_mode(hf.get(OF_GGUF, "mean" if architecture.encoder else "last"))
+    if mode is None:
+        raise ConfigError(f"{folder}: pooling_type {hf[OF_GGUF]} is not supported; {MODES} is")
     pooling = next((module for module in modules if module.name == "Pooling"), None)
     dense = _dense(folder, modules, hf["hidden_size"])
     width = dense[-1].out_features if dense else hf["hidden_size"]
@@ -230,14 +237,15 @@ def _mode(file: Path) -> PoolingMode:
     else:
         chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
         modes = [_MODE_KEYS.get(key, key) for key in chosen]
-    for mode in get_args(PoolingMode):
-        if modes == [mode]:
-            known: PoolingMode = mode
-            return known
-    raise ConfigError(
-        f"{file}: pooling by {' and '.join(modes) or 'nothing'} is not supported; one of cls, lasttoken, "
-        "mean, max, mean_sqrt_len_tokens and weightedmean is"
-    )
+    if len(modes) == 1 and (known := _known_mode(modes[0])):
+        return known
+    raise ConfigError(f"{file}: pooling by {' and '.join(modes) or 'nothing'} is not supported; {MODES} is")
+
+
+def _known_mode(name: object) -> PoolingMode | None:
+    """Returns the mode of this name; None: there is no such mode."""
+    known: tuple[PoolingMode, ...] = get_args(PoolingMode)
+    return next((mode for mode in known if mode == name), None)
 
 
 def _max_length(folder: Path) -> int | None:

@@ -37,6 +37,9 @@ USUAL_BASE = 10000.0
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 
+POOLED_BY = (None, "mean", "cls", "last", "rank")
+"""Ways to make one vector of a prompt, by their numbers in llama.cpp."""
+
 _COMMON = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -286,6 +289,7 @@ def config_json(facts: Facts) -> dict[str, Any]:
         **own,
         **_rope(facts),
         **_ends(facts),
+        **_pooling(facts),
     }
 
 
@@ -353,6 +357,15 @@ def _ends(facts: Facts) -> dict[str, Any]:
     """Returns the ids of tokens that begin and end a text."""
     ends = [number for name in ("eos", "eot", "eom") if (number := facts.token_id(name)) is not None]
     return {"bos_token_id": facts.token_id("bos"), "eos_token_id": ends or None}
+
+
+def _pooling(facts: Facts) -> dict[str, Any]:
+    """Returns how a vector is made of a prompt, which only matters to a model that makes vectors."""
+    if facts.of_model("pooling_type") is None:
+        return {}
+    number = facts.number("pooling_type")
+    mode = POOLED_BY[number] if 0 <= number < len(POOLED_BY) else str(number)
+    return {} if mode is None else {"gguf.pooling_type": mode}
 
 
 def _shown(value: object) -> str:
