@@ -237,10 +237,9 @@ class _Replacing:
 
     def _tied(self, name: str, head: nn.Linear, of: str, table: nn.Module, context: LayerContext) -> nn.Module:
         """Returns the projection to logits for a model whose embedding shares its weight with it."""
-        if head.bias is not None:
-            raise Refused(f"{name} is tied to {of} and has a bias")
         self.renamed[f"{name}.weight"] = Target(f"{of}.weight", None)
-        return TiedHead(head.out_features, cast(VocabParallelEmbedding, table), context=context)
+        biased = head.bias is not None
+        return TiedHead(head.out_features, cast(VocabParallelEmbedding, table), bias=biased, context=context)
 
     def _norm_kind(self, module: nn.Module) -> str | None:
         """Returns which of our RMS norms computes what this module does; None: no one, or it is no norm.
