@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -192,6 +193,7 @@ class DeepseekV2Config(DeepseekConfig, frozen=True, kw_only=True):
     `norm_topk_prob` is refused: the models' own code and transformers take it differently, and none sets it.
     """
 
+    other_names: ClassVar[Mapping[str, str]] = {"num_experts": "n_routed_experts"}
     topk_methods: ClassVar[tuple[str, ...]] = ("greedy", IN_GROUPS)
     scoring: ClassVar[str] = "softmax"
 
@@ -228,6 +230,10 @@ class DeepseekV3Config(DeepseekConfig, frozen=True, kw_only=True):
     Layers that predict further tokens (`num_nextn_predict_layers`) may be in a checkpoint and are not loaded.
     """
 
+    other_names: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
     topk_methods: ClassVar[tuple[str, ...]] = ("noaux_tc",)
     scoring: ClassVar[str] = "sigmoid"
 

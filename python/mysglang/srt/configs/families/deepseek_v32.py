@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from mysglang.srt.configs.decoder_config import (
     check_layer_types,
     check_served,
 )
+from mysglang.srt.configs.families.deepseek import DeepseekV3Config
 from mysglang.srt.configs.families.glm import Glm4MoeLiteConfig
 from mysglang.srt.configs.layer_plan import AttentionPlan, ChoicePlan, IndexerPlan, NormPlan, RopePlan
 from mysglang.srt.errors import ConfigError
@@ -29,6 +31,7 @@ LAYER_TYPE = "deepseek_sparse_attention"
 class DeepseekV32Config(Glm4MoeLiteConfig, frozen=True, kw_only=True):
     """DeepSeek-V3.2 and V3.2-Exp: DeepSeek-V3 with an indexer in each layer, which turns halves of what it turns."""
 
+    other_names: ClassVar[Mapping[str, str]] = DeepseekV3Config.other_names
     index_interleaved: ClassVar[bool] = False
     """True if the indexer rotates neighbouring lanes together."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -85,6 +86,11 @@ class Glm4MoeLiteConfig(DeepseekV3Config, frozen=True, kw_only=True):
 
     `mlp_layer_types` says which layers have experts; without it, all but the first `first_k_dense_replace`.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "n_routed_experts",
+        "head_dim": "qk_rope_head_dim",
+    }
 
     max_position_embeddings: Positions = 202752
     rms_norm_eps: Epsilon = 1e-5

@@ -43,6 +43,7 @@ NAMES = (
 class GptOssConfig(DecoderConfig, frozen=True, kw_only=True):
     """gpt-oss. Without `layer_types`, the even layers have the window."""
 
+    other_names: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     usual_theta: ClassVar[float] = 150000.0
     usual_rope: ClassVar[Mapping[str, Any]] = {
         "rope_type": "yarn",

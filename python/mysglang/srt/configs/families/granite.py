@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -121,6 +122,8 @@ class GraniteHybridConfig(MambaConfig, frozen=True, kw_only=True):
 
     `intermediate_size` is that of each expert. Heads are only turned with `position_embedding_type: "rope"`.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {"layers_block_type": "layer_types"}
 
     max_position_embeddings: Positions = 2048
     attention_bias: bool = False

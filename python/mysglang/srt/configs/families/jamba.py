@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -37,6 +38,8 @@ class JambaConfig(DecoderConfig, frozen=True, kw_only=True):
     """Layer i attends over keys if i % attn_layer_period is attn_layer_offset, and has experts if i %
     expert_layer_period is expert_layer_offset and there is more than one expert.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
 
     num_key_value_heads: Heads | None = 8
     max_position_embeddings: Positions = 262144

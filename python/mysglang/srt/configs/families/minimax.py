@@ -30,7 +30,7 @@ class MiniMaxConfig(MixtralConfig, frozen=True, kw_only=True):
     """
 
     carries_code: ClassVar[bool] = True
-    other_names: ClassVar[Mapping[str, str]] = WEIGHTS
+    other_names: ClassVar[Mapping[str, str]] = {**MixtralConfig.other_names, **WEIGHTS}
     rotary_part: ClassVar[float | None] = 1.0
 
     head_dim: HeadDim | None = None

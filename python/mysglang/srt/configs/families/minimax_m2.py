@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ class MiniMaxM2Config(DecoderConfig, frozen=True, kw_only=True):
     """
 
     carries_code: ClassVar[bool] = True
+    other_names: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     usual_theta: ClassVar[float] = 5e6
     rotary_part: ClassVar[float | None] = 1.0
 

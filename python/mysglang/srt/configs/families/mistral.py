@@ -102,6 +102,7 @@ class MixtralConfig(MistralConfig, frozen=True, kw_only=True):
     The gates of a token's experts are divided by their sum, always.
     """
 
+    other_names: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     usual_theta: ClassVar[float] = 1e6
 
     num_key_value_heads: Heads | None = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec import field
@@ -138,6 +139,10 @@ class NemotronHConfig(NemotronExpertsConfig, frozen=True, kw_only=True):
     """
 
     carries_code: ClassVar[bool] = True
+    other_names: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "n_routed_experts",
+        "layer_types": "layers_block_type",
+    }
 
     hidden_size: Width = 4096
     intermediate_size: Width = 21504
@@ -159,7 +164,8 @@ class NemotronHConfig(NemotronExpertsConfig, frozen=True, kw_only=True):
     @classmethod
     def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
         """Returns the layers from any spelling; their number follows."""
-        keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+        hf = super().complete(hf)
+        keys = ("layers_block_type", "hybrid_override_pattern")
         types = named_layers(next((hf[key] for key in keys if hf.get(key) is not None), USUAL_LAYERS))
         return hf | {"layers_block_type": types, "num_hidden_layers": len(types)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -80,6 +81,8 @@ class OlmoeConfig(Olmo2Config, frozen=True, kw_only=True):
 
     `clip_qkv` is refused: no published checkpoint sets it.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
 
     max_position_embeddings: Positions = 4096
     clip_qkv: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -88,6 +89,7 @@ class PhimoeConfig(MixtralConfig, frozen=True, kw_only=True):
     """
 
     carries_code: ClassVar[bool] = True
+    other_names: ClassVar[Mapping[str, str]] = {}
 
     sliding_window: Positions | None = None
     num_local_experts: Experts = 16
