@@ -195,9 +195,14 @@ class TestWhatDoesNotFit:
         after = values(load(checkpoint))
         assert all(torch.equal(before[name], after[name]) for name in before)
 
-    def test_unknown_activation(self, tmp_path: Path) -> None:
-        make_checkpoint("llama", tmp_path, hidden_act="relu")
-        assert "hidden_act 'relu'" in problem(tmp_path)
+    @pytest.mark.parametrize(
+        ("family", "key"), [("llama", "hidden_act"), ("gemma3", "hidden_activation"), ("gpt2", "activation_function")]
+    )
+    def test_unknown_activation(self, family: str, key: str, tmp_path: Path) -> None:
+        make_checkpoint(family, tmp_path, **{key: "sigmoid"})
+        found = problem(tmp_path)
+        assert "the activation 'sigmoid' is not supported; supported are silu" in found
+        assert "hidden_act" not in found and "swigluoai" not in found
 
 
 class TestDummy:

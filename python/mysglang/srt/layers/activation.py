@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch.nn.functional as F
@@ -32,14 +32,14 @@ _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 def plain_activation(name: str) -> Callable[[Tensor], Tensor]:
     """Returns the activation function by its name. Raises ConfigError for an unknown one."""
     if name not in _PLAIN:
-        raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_PLAIN))
+        raise _unknown(name, _PLAIN)
     return _PLAIN[name]
 
 
 def gated_activation(name: str) -> Activation:
     """Returns the kernels' name of it. Raises ConfigError for a function that no kernel knows."""
     if name not in _BY_NAME:
-        raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_BY_NAME))
+        raise _unknown(name, _BY_NAME)
     return _BY_NAME[name]
 
 
@@ -53,3 +53,12 @@ def expert_activation(name: str, *, gated: bool) -> Activation:
         known = ", ".join(_UNGATED_EXPERTS)
         raise ConfigError(f"config.json: experts without a gate do not support {name!r}; they support {known}")
     return _UNGATED_EXPERTS[name]
+
+
+def _unknown(name: str, known: Iterable[str]) -> ConfigError:
+    """Returns the error for an activation that is not among `known`. It names no key, which families call
+    differently.
+    """
+    # gpt-oss has this one, and no config.json names it.
+    named = ", ".join(each for each in known if each != "swigluoai")
+    return ConfigError(f"config.json: the activation {name!r} is not supported; supported are {named}")
