@@ -77,6 +77,12 @@ def test_what_torch_saved_is_read(tmp_path: Path) -> None:
         assert torch.equal(tensor, tensors[name])
 
 
+def test_values_that_are_not_those_of_the_file(tmp_path: Path) -> None:
+    """torch saves a negated view as it is, and a mark beside it."""
+    torch.save({"a": torch._neg_view(torch.ones(3))}, tmp_path / NAME)
+    assert "tensor a is a negated or conjugated view" in refusal(tmp_path / NAME)
+
+
 def test_a_state_dict_with_versions_of_its_modules(tmp_path: Path) -> None:
     layer = torch.nn.Linear(3, 2)
     torch.save(layer.state_dict(), tmp_path / NAME)

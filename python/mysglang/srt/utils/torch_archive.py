@@ -86,6 +86,8 @@ class _View:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    computed: bool
+    """True if values are not those of the storage: torch negates or conjugates them when they are read."""
 
 
 def archived_tensors(path: Path, room: HeaderRoom) -> list[ArchivedTensor]:
@@ -138,8 +140,13 @@ def _bytes(path: Path, file: BinaryIO, entry: ZipEntry, limit: int) -> bytes:
 
 def _placed(path: Path, name: str, view: _View, begin: int, size: int) -> ArchivedTensor:
     """Returns the tensor. Raises ConfigError for one that is not within its storage, or of which values share a
-    place.
+    place or are not those that are stored.
     """
+    if view.computed:
+        raise ConfigError(
+            f"{path}: tensor {name[:80]} is a negated or conjugated view, of which torch computes the values when they "
+            "are read; save it after resolve_neg()"
+        )
     dtype, item = STORAGES[view.storage.kind]
     last = view.offset
     if math.prod(view.shape):
@@ -266,10 +273,13 @@ def _storage(described: Any) -> _Storage:
     return _Storage(key, storage.text, _size(num_values))
 
 
-def _view(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
+def _view(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = None, hooks: Any = None, more: Any = None
+) -> _View:
+    """Returns the view. more: what torch must know to read its values; mostly nothing."""
     if not isinstance(storage, _Storage) or len(shape) != len(strides) or len(shape) > MAX_DIMS:
         raise ValueError("a tensor that is none")
-    return _View(storage, _size(offset), tuple(map(_size, shape)), tuple(map(_size, strides)))
+    return _View(storage, _size(offset), tuple(map(_size, shape)), tuple(map(_size, strides)), bool(more))
 
 
 def _parameter(view: Any, *_: Any) -> Any:
