@@ -134,6 +134,17 @@ class TestMessages:
         parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
         assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one two"
 
+    @pytest.mark.parametrize(("role", "written"), [("system", "onetwo"), ("assistant", "onetwo"), ("tool", "one two")])
+    def test_a_template_that_loops_over_a_users_parts_only(self, role: str, written: str) -> None:
+        """Gemma 4 and GLM have such ones: the parts of other messages were printed as Python prints them."""
+        template = """\
+{% for m in messages %}[{% if m.role == 'user' and m.content is not string %}\
+{% for part in m.content %}{{ part.text }}{% endfor %}{% else %}{{ m.content }}{% endif %}]{% endfor %}"""
+        parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+        messages = [{"role": "user", "content": parts}, {"role": role, "content": parts}]
+        assert manager(template).content_format == "openai"
+        assert render(template, messages) == f"[onetwo][{written}]"
+
     def test_null_content_is_empty(self) -> None:
         messages = [{"role": "assistant", "content": None, "name": None}]
         assert render("[{{ messages[0].content }}]{{ messages[0].name is defined }}", messages) == "[]False"

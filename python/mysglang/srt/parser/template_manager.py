@@ -180,7 +180,7 @@ def _override(name: str) -> ChatTemplate:
 def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
     """Returns the message as the template expects it. Missing and null are the same to us, but not to a template."""
     fitted = {key: value for key, value in message.items() if value is not None}
-    fitted["content"] = _fit_content(message.get("content"), template)
+    fitted["content"] = _fit_content(message, template)
     if fitted.get("role") == "developer" and not template.knows_developer:
         fitted["role"] = "system"
     if isinstance(calls := fitted.get("tool_calls"), list):
@@ -188,13 +188,18 @@ def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
     return fitted
 
 
-def _fit_content(content: object, template: ChatTemplate) -> object:
+def _fit_content(message: Message, template: ChatTemplate) -> object:
+    content = message.get("content")
     if content is None:
         return ""
-    if isinstance(content, list):
-        texts = [_text_of(part) for part in content]
-        return content if template.content_format == "openai" else " ".join(texts)
-    return content if template.takes_strings else [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        return content if template.takes_strings else [{"type": "text", "text": content}]
+    texts, role = [_text_of(part) for part in content], message.get("role")
+    if template.content_format == "string" or (role == "tool" and template.takes_strings):
+        return " ".join(texts)
+    # Templates that loop over a user's parts may print those of another message as Python prints a list, or only read
+    # the first one. Those that loop over all of them write nothing between two texts.
+    return "".join(texts) if texts and role != "user" and template.takes_strings else content
 
 
 def _text_of(part: object) -> str:
