@@ -155,6 +155,14 @@ class TestMessages:
         template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
         assert render(template, messages) == '{"city": "Zürich", "n": 1}'
 
+    @pytest.mark.parametrize("function", [{"arguments": ""}, {"arguments": " \n"}, {"arguments": None}, {}])
+    def test_a_call_without_arguments_has_an_empty_object(self, function: dict[str, object]) -> None:
+        messages = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", **function}}]}]
+        template = (
+            "{% for name, value in messages[0].tool_calls[0].function.arguments | items %}{{ name }}{% endfor %}."
+        )
+        assert render(template, messages) == "."
+
     @pytest.mark.parametrize("arguments", ["not json", "[1]", "[" * 5000])
     def test_arguments_that_are_no_object_stay_text(self, arguments: str) -> None:
         messages = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": arguments}}]}]
@@ -182,6 +190,14 @@ class TestRefusals:
 
     def test_no_messages(self) -> None:
         assert self.refused("x", []).param == "messages"
+
+    def test_arguments_that_are_no_object_are_named(self) -> None:
+        """A call that the token limit has cut, in a conversation that goes on."""
+        function = {"name": "get_weather", "arguments": '{"city": "Kö'}
+        messages = [PLAIN[0], {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+        template = "{{ messages[1].tool_calls[0].function.arguments | items | list }}"
+        assert "arguments of the call of 'get_weather'" in self.refused(template, messages).message
+        assert "arguments" not in self.refused("{{ 1 / 0 }}").message
 
     def test_the_templates_own_words(self) -> None:
         error = self.refused(STYLES["mistral"], [PLAIN[0], PLAIN[0]])

@@ -115,10 +115,20 @@ class TemplateManager:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        if not continue_final_message:
-            return template.render(variables, quick=quick, cancelled=cancelled)
-        conversation[-1] = _with_cut(conversation[-1])
-        return _cut(template.render(variables, quick=quick, cancelled=cancelled))
+        if continue_final_message:
+            conversation[-1] = _with_cut(conversation[-1])
+        try:
+            rendered = template.render(variables, quick=quick, cancelled=cancelled)
+        except TooMuchTemplate:
+            raise
+        except InvalidRequest as error:
+            name = _odd_call(conversation)
+            if name is None:
+                raise
+            # The template's own words are about its code, where it expects an object.
+            message = f"The arguments of the call of {name!r} are no JSON object. {error.message}"
+            raise InvalidRequest(message, param="messages") from error
+        return _cut(rendered) if continue_final_message else rendered
 
     def _template(self, with_tools: bool) -> ChatTemplate:
         if with_tools and TOOL_USE in self._templates:
@@ -212,16 +222,31 @@ def _text_of(part: object) -> str:
 
 
 def _with_arguments(call: object) -> object:
-    """Returns a tool call whose arguments are an object, as templates expect; clients send them as JSON text."""
+    """Returns a tool call whose arguments are an object, as templates expect; clients send them as JSON text, and a
+    call without arguments as no text at all.
+    """
     match call:
-        case {"function": {"arguments": str(text), **function}, **rest}:
-            try:
-                arguments = json.loads(text)
-            except (ValueError, RecursionError):
-                return call
+        case {"function": dict(function), **rest}:
+            arguments = function.get("arguments") or "{}"
+            if isinstance(arguments, str):
+                try:
+                    arguments = json.loads(arguments) if arguments.strip() else {}
+                except (ValueError, RecursionError):
+                    return call
             if isinstance(arguments, dict):
                 return {**rest, "function": {**function, "arguments": arguments}}
     return call
+
+
+def _odd_call(conversation: Sequence[Message]) -> str | None:
+    """Returns the name of the first called function whose arguments are no object; None if there is none."""
+    for message in conversation:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            match call:
+                case {"function": {"name": str(name), "arguments": arguments}} if not isinstance(arguments, dict):
+                    return name
+    return None
 
 
 def _with_cut(message: dict[str, object]) -> dict[str, object]:
