@@ -171,7 +171,18 @@ class TestMessages:
     def test_developer_is_system_to_a_template_that_does_not_know_better(self) -> None:
         messages = [{"role": "developer", "content": "x"}]
         assert render("{{ messages[0].role }}", messages) == "system"
-        assert render("{{ messages[0].role }}{# developer #}", messages) == "developer"
+        assert render("{% if messages[0].role == 'developer' %}D{% endif %}", messages) == "D"
+        # Apertus has a section of this name, and refuses the role.
+        assert render("{% set x = '<|developer_start|>' %}{{ messages[0].role }}{# developer #}", messages) == "system"
+
+    @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+    def test_thoughts_have_the_name_that_the_template_reads(self, name: str) -> None:
+        template = f"{{% for m in messages %}}{{% if '{name}' in m %}}[{{{{ m.{name} }}}}]{{% endif %}}{{% endfor %}}"
+        thought = {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+        assert render(template, [{"role": "user", "content": "a"}, thought]) == "[Hm.]"
+        # The template of gpt-oss takes no text beside thoughts and calls.
+        with_text = render(template, [{**thought, "content": "I look."}])
+        assert with_text == ("[Hm.]" if name == "reasoning_content" else "")
 
     def test_what_the_caller_gave_is_not_changed(self) -> None:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": None}]

@@ -38,6 +38,12 @@ MAX_REASON = 1000
 
 ContentFormat: TypeAlias = Literal["string", "openai"]
 
+THOUGHTS = "reasoning_content"
+"""The field with the thoughts of a message."""
+
+_OTHER_THOUGHTS = ("thinking", "reasoning")
+"""Other names of it: in the templates of gpt-oss and LFM2.5, and in those that were written for vLLM."""
+
 # Errors that a template can raise when it meets values that it did not expect.
 _FAILURES = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
@@ -68,8 +74,10 @@ class ChatTemplate:
         self.source = source
         self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
         """Names of all variables that it uses, also under a condition only."""
-        self.knows_developer = "developer" in source
+        self.knows_developer = any(const.value == "developer" for const in tree.find_all(nodes.Const))
         """True if it handles "developer", OpenAI's newer name of the system role."""
+        self.thought_field = _thought_field(tree, source)
+        """The name of the thoughts in a message that it reads."""
 
     def render(
         self, variables: Mapping[str, object], *, quick: bool = False, cancelled: threading.Event | None = None
@@ -125,6 +133,14 @@ def _loops_over_content(tree: nodes.Template) -> bool:
         if isinstance(assigned.target, nodes.Name) and _is_content(assigned.node, names):
             names.add(assigned.target.name)
     return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+
+
+def _thought_field(tree: nodes.Template, source: str) -> str:
+    """Returns our name of thoughts, unless the template reads a field of another name and none of ours."""
+    if THOUGHTS in source:
+        return THOUGHTS
+    read = {node.attr for node in tree.find_all(nodes.Getattr)}
+    return next((name for name in _OTHER_THOUGHTS if name in read), THOUGHTS)
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:

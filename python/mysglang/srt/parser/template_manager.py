@@ -17,7 +17,7 @@ import jinja2
 
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.parser.builtin_templates import BUILTIN_TEMPLATES
-from mysglang.srt.parser.chat_template import ChatTemplate, ContentFormat, TooMuchTemplate
+from mysglang.srt.parser.chat_template import THOUGHTS, ChatTemplate, ContentFormat, TooMuchTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +195,9 @@ def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
         fitted["role"] = "system"
     if isinstance(calls := fitted.get("tool_calls"), list):
         fitted["tool_calls"] = [_with_arguments(call) for call in calls]
+    # The template of gpt-oss refuses a message with calls that has a text and thoughts, and shows the text as thought.
+    if THOUGHTS in fitted and not (fitted["content"] and calls):
+        fitted.setdefault(template.thought_field, fitted[THOUGHTS])
     return fitted
 
 
