@@ -63,35 +63,37 @@ DETECTORS: dict[str, type[FunctionCallDetector]] = {
 }
 """SGLang's names, and vLLM's where SGLang has none."""
 
-# Marks that only templates of this format contain. A format whose templates also contain another's mark comes before
-# it.
-_SIGNS = (
-    ("<｜DSML｜tool_calls>", "deepseekv4"),
-    ("｜DSML｜", "deepseekv32"),
-    ("<|START_ACTION|>", "cohere_command4"),
-    ("<|tools_prefix|>", "apertus2509"),
-    ("<|tool_call>", "gemma4"),
-    ("<tool_sep>", "hunyuan"),
-    ("function call<|role_sep|>", "gigachat3"),
-    ("<|function_call|>", "gigachat3"),
-    ("```json", "deepseekv3"),
-    ("<｜tool▁sep｜>", "deepseekv31"),
-    ("<|tool_call_argument_begin|>", "kimi_k2"),
-    ("<steptml:invoke", "step3"),
-    ("]<]minimax[>[", "minimax-m3"),
-    ("<minimax:tool_call>", "minimax-m2"),
-    ("<arg_key>", "glm45"),
-    ("<function=", "qwen3_coder"),
-    ("<|channel|>", "gpt-oss"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|action_start|>", "interns1"),
-    ("<|tool_call_start|>", "lfm2"),
-    ("<|python_start|>", "pythonic"),
-    ("functools", "phi4-mini"),
-    ("<|tool_call|>", "phi4-mini"),
-    ("<tool_call>", "qwen25"),
-    ("<|python_tag|>", "llama3"),
-    ('"parameters": ', "llama3"),
+# Marks that together only templates of this format contain. A format whose templates also contain another's marks comes
+# before it. Templates put marks together out of pieces, so that a mark is no longer than needed.
+_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("｜DSML｜", "function_calls>"), "deepseekv32"),
+    (("｜DSML｜",), "deepseekv4"),
+    (("<|START_ACTION|>",), "cohere_command4"),
+    (("<|tools_prefix|>",), "apertus2509"),
+    (("<|tool_call>",), "gemma4"),
+    (("<tool_sep>", "<arg_key>"), "hunyuan"),
+    (("function call<|role_sep|>",), "gigachat3"),
+    (("<|function_call|>",), "gigachat3"),
+    # A fence alone occurs in templates of other formats too.
+    (("```json", "<｜tool▁sep｜>"), "deepseekv3"),
+    (("<｜tool▁sep｜>",), "deepseekv31"),
+    (("<|tool_call_argument_begin|>",), "kimi_k2"),
+    (("<steptml:invoke",), "step3"),
+    (("]<]minimax[>[",), "minimax-m3"),
+    (("<minimax:tool_call>",), "minimax-m2"),
+    (("<arg_key>",), "glm45"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<|channel|>",), "gpt-oss"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|action_start|>",), "interns1"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
+    (("<|python_start|>",), "pythonic"),
+    (("functools",), "phi4-mini"),
+    (("<|tool_call|>",), "phi4-mini"),
+    (("<tool_call>",), "qwen25"),
+    (("<|python_tag|>",), "llama3"),
+    (('"parameters": ',), "llama3"),
 )
 
 
@@ -107,8 +109,4 @@ def format_of(template: str) -> str | None:
     """Returns the name of the format that a chat template shows calls in; None if it shows none that is known."""
     if "tool" not in template:
         return None
-    # A fence alone occurs in templates of other formats too.
-    signs = (
-        name for sign, name in _SIGNS if sign in template and (name != "deepseekv3" or "<｜tool▁sep｜>" in template)
-    )
-    return next(signs, None)
+    return next((name for signs, name in _SIGNS if all(sign in template for sign in signs)), None)

@@ -112,10 +112,10 @@ def _without_last_newline(into: Into) -> Into:
 
 class Qwen3CoderDetector(TaggedDetector):
     """Qwen3-Coder, MiMo, Step 3.5: `<function=f>`, `<parameter=a>`, the value, `</parameter>`, `</function>`, all of it
-    usually within `<tool_call>`.
+    usually within `<tool_call>`; Seed-OSS writes it within `<seed:tool_call>`.
     """
 
-    frames = ("<tool_call>", "</tool_call>")
+    frames = ("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>")
     call_begin, call_end = "<function=", "</function>"
     parameter_begin, parameter_end = "<parameter=", "</parameter>"
     markers = frames
