@@ -52,6 +52,13 @@ class FunctionCallDetector(ABC):
         """
         return None
 
+    @classmethod
+    def new_call_id(cls, name: str, index: int) -> str | None:
+        """Returns an id for a call of `name` to which the model gave none; None if templates of the format take any id.
+        `index`: how many calls the conversation has before it.
+        """
+        return None
+
     @property
     def has_calls(self) -> bool:
         """True if the text so far has a call."""

@@ -5,6 +5,8 @@ markers around the calls.
 from __future__ import annotations
 
 import re
+import secrets
+import string
 
 from mysglang.srt.function_call.arguments_writer import json_text
 from mysglang.srt.function_call.core_types import CallStructure
@@ -199,6 +201,7 @@ class Llama32Detector(JsonObjectDetector):
 
 
 MISTRAL_BEGIN, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MISTRAL_ID_CHARS, MISTRAL_ID_LEN = string.ascii_letters + string.digits, 9
 _MISTRAL_WORD = re.compile(r"[^\[{]*")
 
 
@@ -208,6 +211,11 @@ class MistralDetector(JsonObjectDetector):
     """
 
     markers = (MISTRAL_BEGIN, MISTRAL_CALL_ID, MISTRAL_ARGS)
+
+    @classmethod
+    def new_call_id(cls, name: str, index: int) -> str:
+        """Returns nine letters and digits: Mistral's templates refuse every other id."""
+        return "".join(secrets.choice(MISTRAL_ID_CHARS) for _ in range(MISTRAL_ID_LEN))
 
     def _calls(self) -> Steps[None]:
         while True:

@@ -94,6 +94,10 @@ class KimiK2Detector(NamedJsonDetector):
     call_begin, call_end = "<|tool_call_begin|>", "<|tool_call_end|>"
     markers = (section_begin, section_end, call_begin, call_end, KIMI_SEPARATOR)
 
+    @classmethod
+    def new_call_id(cls, name: str, index: int) -> str:
+        return f"functions.{name}:{index}"
+
     def _named_call(self) -> Steps[Outcome]:
         head = yield from self._reader.before((KIMI_SEPARATOR,), MAX_NAME)
         call_id = head[0].strip() if head else ""

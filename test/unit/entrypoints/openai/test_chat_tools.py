@@ -3,6 +3,7 @@ back taken apart, and a stream says what the whole answer says.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -305,6 +306,27 @@ async def test_a_choice_in_a_format_that_no_grammar_writes(backend: str) -> None
         names = [call["properties"]["name"]["enum"] for call in schema["items"]["anyOf"]]
         assert names == [["get_weather"], ["stop"], ["log-it"]]
         assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("parser", "ids"), [("mistral", r"[A-Za-z0-9]{9}"), ("kimi_k2", r"functions\.stop:[12]")])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_ids_that_the_models_template_takes(parser: str, ids: str, choice: str) -> None:
+    """Mistral's templates refuse ids that are not nine letters and digits. Those of Kimi K2 show the id to the model in
+    the place of the function's name.
+    """
+    call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    before = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+    calls = '[{"name": "stop", "parameters": {}}, {"name": "stop", "parameters": {}}]'
+    if choice == "auto":
+        calls = WRITERS[parser][1]([Call("f", {}), Call("stop", {}), Call("stop", {})])
+    offered = [*TOOLS, *SMALL]
+    async with serve(says(calls), with_parsers(parser), template=QWEN) as served:
+        answer = await whole(served, messages=before, tools=offered, tool_choice=choice)
+        frames = await streamed(served, messages=before, tools=offered, tool_choice=choice)
+    told = [call for frame in frames for call in frame["delta"].get("tool_calls", []) if call["id"] is not None]
+    for one in (answer["message"]["tool_calls"][-2:], told[-2:]):
+        assert all(re.fullmatch(ids, call["id"]) for call in one)
+        assert one[0]["id"] != one[1]["id"]
 
 
 async def test_definitions_move_to_the_root() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mysglang.srt.entrypoints.openai.answer_parser import NewCallId, any_id
 from mysglang.srt.function_call import function_call_parser
 from mysglang.srt.function_call.base_detector import FunctionCallDetector
 from mysglang.srt.parser import reasoning_parser
@@ -35,6 +36,13 @@ class AnswerFormats:
     def any_structural_tag(self) -> bool:
         """True if grammars may be structural tags of every form: other backends know the older form only."""
         return self.grammar_backend in (None, "xgrammar")
+
+    def call_ids(self, calls_before: int) -> NewCallId:
+        """Returns how calls get the ids that the model's template reads. `calls_before`: how many calls the
+        conversation has.
+        """
+        detector = self.detector
+        return any_id if detector is None else lambda name, index: detector.new_call_id(name, calls_before + index)
 
     @property
     def names(self) -> dict[str, str | None]:

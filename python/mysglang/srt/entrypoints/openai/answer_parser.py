@@ -8,11 +8,11 @@ needs tags that are one token each, as they are wherever a model was trained to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from mysglang.srt.function_call.core_types import NormalText, ToolEvent
+from mysglang.srt.function_call.core_types import CallStart, NormalText, ToolEvent
 from mysglang.srt.parser.reasoning_parser import Part
 
 
@@ -84,17 +84,34 @@ class NoCalls:
         return []
 
 
+NewCallId: TypeAlias = Callable[[str, int], str | None]
+"""Returns the id of a call to which the model gave none, by its name and its place among the calls of the answer. None:
+any id will do.
+"""
+
+
+def any_id(name: str, index: int) -> None:
+    """A null object: any id will do."""
+
+
 class AnswerParser:
     """Splits one choice's text, as it arrives, into thoughts, tool calls and answer."""
 
     def __init__(
-        self, thoughts: ThoughtSplitter, calls: CallFinder, *, stream_thoughts: bool = True, several_calls: bool = True
+        self,
+        thoughts: ThoughtSplitter,
+        calls: CallFinder,
+        *,
+        new_call_id: NewCallId = any_id,
+        stream_thoughts: bool = True,
+        several_calls: bool = True,
     ) -> None:
         """`stream_thoughts`: False reports a thought in one piece, when it is complete. `several_calls`: False reports
         the first call only, for a client that asked for no parallel calls.
         """
         self._thoughts = thoughts
         self._calls = calls
+        self._new_call_id = new_call_id
         self._stream_thoughts = stream_thoughts
         self._several_calls = several_calls
         self._kept: list[str] = []
@@ -138,9 +155,13 @@ class AnswerParser:
         return [Thought(kept)] if kept else []
 
     def _answered(self, events: list[ToolEvent]) -> list[ToolEvent]:
+        events = [self._with_id(event) if isinstance(event, CallStart) else event for event in events]
         if self._several_calls:
             return events
         return [event for event in events if isinstance(event, NormalText) or event.index == 0]
+
+    def _with_id(self, start: CallStart) -> CallStart:
+        return start if start.call_id else replace(start, call_id=self._new_call_id(start.name, start.index))
 
 
 class TokenCounter(Protocol):

@@ -281,6 +281,7 @@ class ChatAnswers:
         return AnswerParser(
             thoughts,
             plan.find_calls(),
+            new_call_id=self._formats.call_ids(sum(len(message.tool_calls) for message in body.messages)),
             stream_thoughts=body.stream_reasoning,
             several_calls=body.parallel_tool_calls,
         )
