@@ -11,6 +11,7 @@ import string
 from mysglang.srt.function_call.arguments_writer import json_text
 from mysglang.srt.function_call.core_types import CallStructure
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
+from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.parser import harmony
 from mysglang.srt.parser.json_reader import json_string
 from mysglang.srt.parser.text_reader import Steps
@@ -268,9 +269,19 @@ class JsonArrayDetector(JsonObjectDetector):
 
     markers = ()
 
+    def __init__(self, tools: OfferedTools, *, behind: str | None = None) -> None:
+        """`behind`: the text that ends a thought, if one may stand before the list. It stays in the text."""
+        super().__init__(tools)
+        self._behind = behind
+
     def _calls(self) -> Steps[None]:
         self._reader.hold()
         yield from self._reader.skip()
+        if self._behind is not None and (yield from self._reader.peek()) != "[":
+            self._no_call()
+            self._normal((yield from self._reader.until((self._behind,), self._normal)))
+            self._reader.hold()
+            yield from self._reader.skip()
         outcome = yield from self._json_calls()
         if outcome is Outcome.NO_CALL:
             self._no_call()

@@ -329,6 +329,19 @@ async def test_ids_that_the_models_template_takes(parser: str, ids: str, choice:
         assert one[0]["id"] != one[1]["id"]
 
 
+@pytest.mark.parametrize("thought", ["", "<think>\nA list: [1].\n</think>\n\n", "A list.</think>"])
+async def test_calls_behind_a_thought_that_stays_in_the_text(thought: str) -> None:
+    options = AppOptions(tool_call_parser="qwen3_coder", reasoning_parser="qwen3")
+    text = thought + '[{"name": "stop", "parameters": {"a": [1]}}]'
+    async with serve(says(text), options, template=QWEN) as served:
+        fields = {"tools": TOOLS, "tool_choice": "required", "separate_reasoning": False}
+        answer = await whole(served, **fields)
+        frames = await streamed(served, **fields)
+    assert called(answer) == [("stop", {"a": [1]})]
+    assert (answer["message"]["content"], answer["finish_reason"]) == (thought.rstrip(), "tool_calls")
+    assert joined(frames) == without_ids(answer)
+
+
 async def test_definitions_move_to_the_root() -> None:
     def tool(name: str, place: dict[str, Any]) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": place}}

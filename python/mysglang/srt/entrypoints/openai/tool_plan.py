@@ -55,8 +55,7 @@ def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:
             raise InvalidRequest(f"tool_choice: there is no tool named {name!r}.", param="tool_choice")
     elif not functions:
         raise InvalidRequest("tool_choice: there are no tools to choose from.", param="tool_choice")
-    several = body.parallel_tool_calls and choice == "required"
-    return _forced_choice(functions, offered, formats, several=several)
+    return _forced_choice(functions, offered, formats, body)
 
 
 def _free_choice(
@@ -92,9 +91,9 @@ def _forced_choice(
     functions: Sequence[FunctionDefinition],
     offered: Sequence[Mapping[str, Any]],
     formats: AnswerFormats,
-    *,
-    several: bool,
+    body: ChatCompletionRequest,
 ) -> ToolPlan:
+    several = body.parallel_tool_calls and body.tool_choice == "required"
     _need_grammars(formats, "tool_choice", "a choice that must be made")
     detector, known = formats.detector, OfferedTools(offered)
     structured = _structured(functions, formats)
@@ -105,7 +104,9 @@ def _forced_choice(
         return ToolPlan(offered=offered, find_calls=lambda: detector(known), grammar=grammar)
     else:
         grammar = {"structural_tag": list_of_calls(functions, several=several)}
-    return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known), grammar=grammar)
+    # With `separate_reasoning`, thoughts are taken out of the text before.
+    behind = None if formats.reasoning is None or body.separate_reasoning else formats.reasoning.end
+    return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known, behind=behind), grammar=grammar)
 
 
 def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> Structured | None:
