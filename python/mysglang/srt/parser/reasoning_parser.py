@@ -160,8 +160,13 @@ class BlockParser(ReasoningParser):
 class AppendThink(ReasoningParser):
     """Leaves thoughts in the answer, and begins it with the tag that the prompt ended with."""
 
+    def __init__(self, begun: str) -> None:
+        """`begun`: this tag; empty if the prompt ended with another text."""
+        super().__init__()
+        self._begun = begun
+
     def _read(self) -> Steps[None]:
-        self._answer(THINK)
+        self._answer(self._begun)
         return  # the rest is answer as it stands
         yield
 
@@ -299,13 +304,13 @@ class AppendThinkFormat:
     tags: None = None
 
     def begins_thinking(self, prompt: str | None) -> bool:
-        return True
+        return prompt is None or prompt.rstrip().endswith(THINK)
 
     def may_begin(self, prompt: str) -> str | None:
-        return None
+        return None if prompt.rstrip().endswith((THINK, self.end)) else THINK
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
-        return AppendThink()
+        return AppendThink(THINK if self.begins_thinking(prompt) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +393,20 @@ def reasoning_format(name: str) -> ReasoningFormat:
     known = ", ".join(REASONING_FORMATS)
     message = f"reasoning_parser must be one of {known}, or two tags as <start>{BETWEEN}<end>; got {name!r}."
     raise InvalidRequest(message, param="reasoning_parser")
+
+
+def continued(reasoning: ReasoningFormat, prompt: str, said: str) -> str:
+    """Returns the text that takes the place of `prompt` in a format's methods, if the prompt ends with `said`, the
+    beginning of the answer: that shows whether the answer goes on in a thought.
+    """
+    if reasoning.tags is None or not said.strip():
+        return prompt
+    start, end = reasoning.tags
+    begun, ended = said.rfind(start), said.rfind(end)
+    if begun == ended:  # neither is there: it is a thought if the template has begun one before it
+        before, found, _ = prompt.rpartition(said.strip())
+        return start if found and before.rstrip().endswith(start) else end
+    return start if begun > ended else end
 
 
 def format_of(template: str) -> str | None:

@@ -186,6 +186,44 @@ async def test_a_prompt_that_begins_the_thinking() -> None:
     assert without["message"]["content"] == "Hm.</think>Yes."
 
 
+THOUGHT_FIRST = "{{ messages[0].content }}:<think>{{ messages[-1].content }}"
+
+
+@pytest.mark.parametrize(
+    ("parser", "said", "answer", "thought", "content"),
+    [
+        # The answer has begun, whatever the model does where one begins.
+        ("deepseek-r1", "It is", " so.", None, " so."),
+        ("deepseek-r1", "<think>Hm.</think>It is", " so.", None, " so."),
+        ("qwen3", "It is", " so.", None, " so."),
+        # So has a thought, which goes on.
+        ("deepseek-r1", "<think>\nLet me", "see.</think>So.", "see.", "So."),
+        ("qwen3", "<think>\nLet me", "see.</think>So.", "see.", "So."),
+        ("qwen3", "<think>Hm.</think>\n<think>Let me", "see.", "see.", ""),
+        ("cohere_command4", "<|START_THINKING|>Let me", "see.<|END_THINKING|>So.", "see.", "So."),
+        ("minimax-append-think", "It is", " so.", None, " so."),
+    ],
+)
+async def test_an_answer_that_goes_on(parser: str, said: str, answer: str, thought: str | None, content: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": said}]
+    for text in (said, [{"type": "text", "text": said}]):
+        messages[-1] = {"role": "assistant", "content": text}
+        async with serve(says(answer), with_parsers(thoughts=parser), template=QWEN) as served:
+            choice = await whole(served, messages=messages, continue_final_message=True, regex=".*")
+            frames = await streamed(served, messages=messages, continue_final_message=True)
+            in_thought = bool(unpack_ids(served.engine.requests[0].grammar_after).size)
+        assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (thought, content)
+        assert joined(frames) == without_ids(choice)
+        assert in_thought is (thought is not None)
+
+
+async def test_an_answer_that_goes_on_in_the_templates_thought() -> None:
+    messages = [*USER, {"role": "assistant", "content": "Let me"}]
+    async with serve(says("see.</think>So."), with_parsers(thoughts="qwen3"), template=THOUGHT_FIRST) as served:
+        message = (await whole(served, messages=messages, continue_final_message=True))["message"]
+    assert (message["reasoning_content"], message["content"]) == ("see.", "So.")
+
+
 @pytest.mark.parametrize(
     ("reasoning", "thinks"),
     [({"effort": "high"}, True), ({"enabled": True}, True), ({"enabled": False}, False), ({"effort": "none"}, False)],

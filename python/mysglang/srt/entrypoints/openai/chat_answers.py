@@ -47,7 +47,7 @@ from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import list_ids
 from mysglang.srt.messages.generate import NO_NAMES, GenerateReqInput
-from mysglang.srt.parser.reasoning_parser import MARKED
+from mysglang.srt.parser.reasoning_parser import MARKED, continued
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
@@ -175,10 +175,12 @@ class ChatAnswers:
             template_kwargs=template_kwargs,
         )
         reasoning = self._formats.reasoning
+        said = body.messages[-1].text if body.continue_final_message else ""
+        place = continued(reasoning or MARKED, prompt, said)
         # A format says only that a model can think: one that was not asked to had better come to the point.
         asked = any(template_kwargs.get(switch) is True for switch in THINKING_SWITCHES)
-        think_start = reasoning.may_begin(prompt) if reasoning is not None and asked else None
-        thinks = reasoning is not None and (think_start is not None or reasoning.begins_thinking(prompt))
+        think_start = reasoning.may_begin(place) if reasoning is not None and asked else None
+        thinks = reasoning is not None and (think_start is not None or reasoning.begins_thinking(place))
         obj = GenerateReqInput(
             text=prompt,
             add_special_tokens=False,  # the template has written them
@@ -194,15 +196,15 @@ class ChatAnswers:
             **beside_sampling(body),
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
-            begins_thinking=(reasoning or MARKED).begins_thinking(prompt),
+            begins_thinking=(reasoning or MARKED).begins_thinking(place),
         )
         own_names = CHAT_NAMES | body.own_names | body.grammar_names | dict.fromkeys(plan.grammar or (), "tools")
         return ChatCall(
             obj,
             own_names,
             names,
-            lambda: self._new_parser(body, plan, prompt),
-            lambda: self._new_counter(prompt),
+            lambda: self._new_parser(body, plan, place),
+            lambda: self._new_counter(place),
         )
 
     async def prepare(self, work: Callable[[], Result], beside: int = 0) -> Result:

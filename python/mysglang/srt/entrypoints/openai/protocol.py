@@ -435,6 +435,11 @@ class ChatMessage(StrictModel):
     tool_call_id: str | None = None
     unsupported = not_here("audio", "refusal", "function_call", "annotations", unless=([],))
 
+    @property
+    def text(self) -> str:
+        """The text of the content, whether it is one or several parts."""
+        return self.content if isinstance(self.content, str) else "".join(part["text"] for part in self.content or ())
+
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
