@@ -145,6 +145,22 @@ class TestMessages:
         assert manager(template).content_format == "openai"
         assert render(template, messages) == f"[onetwo][{written}]"
 
+    @pytest.mark.parametrize("field", ["description", "parameters"])
+    def test_what_a_tool_may_leave_out(self, field: str) -> None:
+        """The templates of gpt-oss and Apertus add to the description, those of Seed-OSS and Cohere read parameters."""
+        template = (
+            "{% for t in tools %}{{ '// ' + t.function.description }}{{ t.function.parameters.properties | length }}"
+        )
+        function = {name: value for name, value in TOOLS[0]["function"].items() if name != field}
+        tools = [{"type": "function", "function": function}]
+        assert render(template + "{% endfor %}", PLAIN, tools=tools) == (
+            "// 2" if field == "description" else f"// {function['description']}0"
+        )
+        # A template that shows a tool as it is shows no more than was sent.
+        assert field not in render("{{ tools | tojson }}", PLAIN, tools=tools)
+        with pytest.raises(InvalidRequest, match="zero"):
+            render(template + "{{ 1 / 0 }}{% endfor %}", PLAIN, tools=tools)
+
     def test_null_content_is_empty(self) -> None:
         messages = [{"role": "assistant", "content": None, "name": None}]
         assert render("[{{ messages[0].content }}]{{ messages[0].name is defined }}", messages) == "[]False"

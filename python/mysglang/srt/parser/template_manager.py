@@ -36,6 +36,8 @@ RESERVED_KWARGS = frozenset(_RESERVED.split())
 TOOL_SIZE = 256
 """Characters that a tool counts for in the size of a conversation."""
 
+_NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
+
 _CUT = "\ue000the answer goes on here\ue000"
 
 Message: TypeAlias = Mapping[str, object]
@@ -111,23 +113,18 @@ class TemplateManager:
             **self._special_tokens,
             **kwargs,
             "messages": conversation,
-            "tools": list(tools) if tools else None,
+            "tools": list(tools or ()) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         if continue_final_message:
             conversation[-1] = _with_cut(conversation[-1])
         try:
-            rendered = template.render(variables, quick=quick, cancelled=cancelled)
+            rendered = _written(template, variables, quick, cancelled)
         except TooMuchTemplate:
             raise
         except InvalidRequest as error:
-            name = _odd_call(conversation)
-            if name is None:
-                raise
-            # The template's own words are about its code, where it expects an object.
-            message = f"The arguments of the call of {name!r} are no JSON object. {error.message}"
-            raise InvalidRequest(message, param="messages") from error
+            raise _explained(error, conversation) from error
         return _cut(rendered) if continue_final_message else rendered
 
     def _template(self, with_tools: bool) -> ChatTemplate:
@@ -241,15 +238,43 @@ def _with_arguments(call: object) -> object:
     return call
 
 
-def _odd_call(conversation: Sequence[Message]) -> str | None:
-    """Returns the name of the first called function whose arguments are no object; None if there is none."""
+def _written(
+    template: ChatTemplate, variables: Mapping[str, object], quick: bool, cancelled: threading.Event | None
+) -> str:
+    """Renders the prompt, at the second attempt with complete tools."""
+    try:
+        return template.render(variables, quick=quick, cancelled=cancelled)
+    except TooMuchTemplate:
+        raise
+    except InvalidRequest:
+        tools = variables["tools"]
+        completed = [_completed(tool) for tool in tools] if isinstance(tools, list) else None
+        if completed == tools:
+            raise
+    return template.render({**variables, "tools": completed}, quick=quick, cancelled=cancelled)
+
+
+def _completed(tool: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns a tool with all fields that OpenAI lets clients leave out, for templates that need them."""
+    match tool:
+        case {"function": dict(function)}:
+            parameters = {**_NO_PARAMETERS, **(function.get("parameters") or {})}
+            return {**tool, "function": {"description": "", **function, "parameters": parameters}}
+    return tool
+
+
+def _explained(error: InvalidRequest, conversation: Sequence[Message]) -> InvalidRequest:
+    """Returns a template's refusal together with what it may not have expected: arguments of a call that are no object.
+    The template's own words are often about its code.
+    """
     for message in conversation:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else []:
             match call:
                 case {"function": {"name": str(name), "arguments": arguments}} if not isinstance(arguments, dict):
-                    return name
-    return None
+                    told = f"The arguments of the call of {name!r} are no JSON object. {error.message}"
+                    return InvalidRequest(told, param="messages")
+    return error
 
 
 def _with_cut(message: dict[str, object]) -> dict[str, object]:
