@@ -105,6 +105,13 @@ class TestAsTransformers:
         expected = reference.apply_chat_template(messages, chat_template=STYLES["parts"], tokenize=False)
         assert render(STYLES["parts"], messages, add_generation_prompt=False) == expected
 
+    @pytest.mark.parametrize("value", ["tools", "documents", "missing", "[]", "messages"])
+    @pytest.mark.parametrize("name", ["selectattr('type')", "rejectattr('type')", "map(attribute='role')", "select"])
+    def test_filters_of_what_is_not_there(self, reference: Any, value: str, name: str) -> None:
+        """The templates of functionary look for a kind of tool, also if there are none."""
+        template = f"{{{{ {value} | {name} | list | length }}}}"
+        assert render(template, PLAIN) == reference.apply_chat_template(PLAIN, chat_template=template, tokenize=False)
+
     def test_the_year_is_now(self) -> None:
         assert f"Year: {time.localtime().tm_year}\n" in render(LLAMA_STYLE, PLAIN)
 

@@ -90,7 +90,8 @@ def _lazy(name: str) -> Filter:
     def filtered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         guard = _guard(context)
         guard.path(args[0] if args and name.endswith("attr") else kwargs.get("attribute"))
-        return run(context, guard.each(value), *args, **kwargs)
+        # Jinja looks at no value of what is empty, and none is empty too.
+        return run(context, guard.each(value) if value else value, *args, **kwargs)
 
     return filtered
 
