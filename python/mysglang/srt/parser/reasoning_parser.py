@@ -101,14 +101,17 @@ class ReasoningParser(ABC):
 class TagParser(ReasoningParser):
     """Reads thoughts at the beginning of an answer, between two tags; several pairs may follow each other."""
 
-    def __init__(self, start: str, end: str, *, thinking: bool, interrupts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, start: str, end: str, *, thinking: bool, interrupts: tuple[str, ...] = (), heads: tuple[str, ...] = ()
+    ) -> None:
         """`thinking`: True if the text begins inside a thought. `interrupts`: strings that end a thought without its
-        end tag, and are part of the answer.
+        end tag, and are part of the answer. `heads`: tags that say nothing before an answer without a thought.
         """
         super().__init__()
         self._start, self._end = start, end
         self._thinking = thinking
         self._interrupts = interrupts
+        self._heads = heads
 
     def _read(self) -> Steps[None]:
         reader, thinking = self._reader, self._thinking
@@ -116,7 +119,11 @@ class TagParser(ReasoningParser):
             reader.hold()
             self._held_is = self._thought if thinking else self._answer
             yield from reader.skip()
-            if not (yield from reader.accept(self._start)) and not thinking:
+            begun = yield from reader.accept(self._start, *self._heads)
+            if begun in self._heads and not thinking:
+                reader.release()
+                return
+            if not begun and not thinking:
                 return
             reader.release()
             self._held_is = self._answer
@@ -244,6 +251,8 @@ class TagFormat:
     thinks_first: bool = False
     """True if an answer begins inside a thought when the prompt does not decide it."""
     interrupts: tuple[str, ...] = ()
+    end_alone: bool = False
+    """True if an answer without a thought may begin with the end tag."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -262,7 +271,8 @@ class TagFormat:
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
         thinking = self.begins_thinking(prompt)
-        return TagParser(self.start, self.end, thinking=thinking, interrupts=self.interrupts)
+        heads = (self.end,) if self.end_alone and not thinking else ()
+        return TagParser(self.start, self.end, thinking=thinking, interrupts=self.interrupts, heads=heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +369,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "mimo": MARKED,
     "minimax": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<minimax:tool_call>",)),
     "minimax-append-think": AppendThinkFormat(),
-    "minimax-m3": TagFormat("<mm:think>", "</mm:think>", interrupts=("]<]minimax[>[<tool_call>",)),
+    "minimax-m3": TagFormat("<mm:think>", "</mm:think>", interrupts=("]<]minimax[>[<tool_call>",), end_alone=True),
     "mistral": TagFormat("[THINK]", "[/THINK]"),
     "nemotron_3": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<tool_call>",)),
     "qwen3": MARKED,
