@@ -47,6 +47,9 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ("minimax-m3", "…<mm:think>", "</mm:think>Yes.", "", "Yes."),
         ("minimax-m3", None, "Yes.</mm:think>", "", "Yes.</mm:think>"),
         ("qwen3", None, "</think>Yes.", "", "</think>Yes."),
+        ("qwen3", "…<think>", 'Hm.\n<tool_call>\n{"name": "f"}', "Hm.", '<tool_call>\n{"name": "f"}'),
+        ("qwen3", None, "<think>Hm.<tool_call>f</tool_call>", "Hm.", "<tool_call>f</tool_call>"),
+        ("mimo", "…<think>", "Hm.<tool_call>f", "Hm.", "<tool_call>f"),
         ("minimax-m3", "…<mm:think>", "Hm.]<]minimax[>[<tool_call>f", "Hm.", "]<]minimax[>[<tool_call>f"),
         ("mistral", None, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
         ("nemotron_3", None, "Hm.</think>Yes.", "Hm.", "Yes."),
@@ -155,4 +158,8 @@ def test_a_template_tells_how_it_thinks() -> None:
     assert format_of("{{ '<|channel>' }}") == "gemma4"
     assert format_of("{{ '<|START_THINKING|>' }}") == "cohere_command4"
     assert format_of("{{ '<|inner_prefix|>' }}") == "apertus2509"
+    assert format_of("<think></think>{{ '<|tool_calls_section_begin|>' }}") == "kimi_k2"
+    assert format_of("{{ '<minimax:tool_call>' }}{{ '<think>' }}") == "minimax"
+    assert format_of("{{ '<tool_calls>' }}{{ '<tool_sep>' }}<think>") == "hunyuan"
+    assert format_of("{{ '<|tool_calls_section_begin|>' }}") is None
     assert format_of("{{ messages }}") is None

@@ -343,6 +343,8 @@ class HarmonyFormat:
 
 MARKED = TagFormat(THINK, THINK_END)
 """The format of most models; an answer begins in a thought only if the prompt ends with the mark."""
+_CALLING = TagFormat(THINK, THINK_END, interrupts=("<tool_call>",))
+"""Models that call tools with this tag, and sometimes forget to end the thought before."""
 _FIRST = TagFormat(THINK, THINK_END, thinks_first=True)
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
@@ -359,35 +361,39 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek-v3": MARKED,
     "deepseek-v4": MARKED,
     "gemma4": TagFormat("<|channel>thought", "<channel|>"),
-    "glm45": TagFormat(THINK, THINK_END, interrupts=("<tool_call>",)),
+    "glm45": _CALLING,
     "gpt-oss": HarmonyFormat(),
     "granite_thinking_parser": MARKED,
     "hunyuan": TagFormat(THINK, THINK_END, interrupts=("<tool_calls>",)),
-    "interns1": MARKED,
+    "interns1": _CALLING,
     "kimi": TagFormat("◁think▷", "◁/think▷"),
     "kimi_k2": TagFormat(THINK, THINK_END, interrupts=("<|tool_calls_section_begin|>",)),
-    "mimo": MARKED,
+    "mimo": _CALLING,
     "minimax": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<minimax:tool_call>",)),
     "minimax-append-think": AppendThinkFormat(),
     "minimax-m3": TagFormat("<mm:think>", "</mm:think>", interrupts=("]<]minimax[>[<tool_call>",), end_alone=True),
     "mistral": TagFormat("[THINK]", "[/THINK]"),
     "nemotron_3": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<tool_call>",)),
-    "qwen3": MARKED,
+    "qwen3": _CALLING,
     "qwen3-thinking": _FIRST,
     "step3": _FIRST,
     "step3p5": _FIRST,
 }
 """SGLang's names."""
 
-_SIGNS = (
-    ("<|channel|>", "gpt-oss"),
-    ("<|channel>", "gemma4"),
-    ("<|START_THINKING|>", "cohere_command4"),
-    ("<|inner_prefix|>", "apertus2509"),
-    ("◁think▷", "kimi"),
-    ("<mm:think>", "minimax-m3"),
-    ("[THINK]", "mistral"),
-    (THINK, "qwen3"),
+_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>",), "gpt-oss"),
+    (("<|channel>",), "gemma4"),
+    (("<|START_THINKING|>",), "cohere_command4"),
+    (("<|inner_prefix|>",), "apertus2509"),
+    (("◁think▷",), "kimi"),
+    (("<mm:think>",), "minimax-m3"),
+    (("[THINK]",), "mistral"),
+    # The tags are the same here, and only what interrupts a thought is not.
+    ((THINK, "<|tool_calls_section_begin|>"), "kimi_k2"),
+    ((THINK, "<minimax:tool_call>"), "minimax"),
+    ((THINK, "<tool_calls>", "<tool_sep>"), "hunyuan"),
+    ((THINK,), "qwen3"),
 )
 
 
@@ -421,7 +427,7 @@ def continued(reasoning: ReasoningFormat, prompt: str, said: str) -> str:
 
 def format_of(template: str) -> str | None:
     """Returns the name of the format in which a chat template writes thoughts; None if it shows no known one."""
-    return next((name for sign, name in _SIGNS if sign in template), None)
+    return next((name for signs, name in _SIGNS if all(sign in template for sign in signs)), None)
 
 
 def join(parts: Iterable[Part], kind: Kind) -> str:
