@@ -400,6 +400,16 @@ def test_kimi_names_its_calls() -> None:
     assert [item.call_id for item in whole("kimi_k2", text)[1]] == ["functions.stop:0", "functions.stop:1"]
 
 
+@pytest.mark.parametrize("text", [" to=functions.stop<|channel|>commentary json<|message|>{}<|call|>", " to=", "to=me"])
+def test_a_call_whose_head_begins_in_the_prompt(text: str) -> None:
+    """The template of gpt-oss writes calls so, behind the text that ends a prompt."""
+    said, found = ("", ["stop"]) if "stop" in text else (text, [])
+    for size in range(1, len(text) + 1):
+        events, complete = in_pieces("gpt-oss", text, [size])
+        content, items = collect(events)
+        assert (content, [item.name for item in items], complete) == (said, found, True)
+
+
 def test_a_model_held_to_a_list_of_calls() -> None:
     text = '[{"name": "stop", "parameters": {}}, {"name": "log-it", "parameters": {"text": "a"}}]'
     said, items = JsonArrayDetector(OFFERED).detect_and_parse(text)

@@ -101,6 +101,24 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
             "I look." + HARMONY[HARMONY.index("<|start|>assistant<|channel|>commentary to=") :],
         ),
         ("gpt-oss", None, "No head at all.", "", "No head at all."),
+        # The first head may begin in the prompt, and with the recipient.
+        (
+            "gpt-oss",
+            None,
+            " to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+            "",
+            "<|start|>assistant  to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        ),
+        ("gpt-oss", None, " to=day I do.", "", " to=day I do."),
+        ("gpt-oss", None, "to=functions.f<|chan", "", "to=functions.f<|chan"),
+        (
+            "gpt-oss",
+            None,
+            "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|>"
+            "<|start|>assistant<|channel|>commentary to=assistant<|channel|>final<|message|>Yes.",
+            "Hm.",
+            "Yes.",
+        ),
         ("gpt-oss", None, "<|channel|>analysis<|message|>A.<|end|><|channel|>analysis<|message|>B.", "A.\nB.", ""),
         (
             "gpt-oss",

@@ -251,8 +251,12 @@ class GptOssDetector(JsonObjectDetector):
     markers = harmony.MARKERS
 
     def _calls(self) -> Steps[None]:
+        first = yield from harmony.read_first(self._reader)
+        if not first:
+            self._no_call()
         while True:
-            marker = yield from self._text_before(*harmony.HEADS)
+            marker = f"{harmony.PROMPTED}{harmony.TO}" if first else (yield from self._text_before(*harmony.HEADS))
+            first = False
             head = yield from harmony.read_head(self._reader, marker)
             if head is None or not head.recipient.startswith(GPT_OSS_PREFIX):
                 self._no_call()

@@ -185,24 +185,28 @@ class HarmonyParser(ReasoningParser):
 
     def _read(self) -> Steps[None]:
         reader = self._reader
-        marker = ""
+        marker = before = ""
+        if (yield from harmony.read_first(reader)):
+            marker, before = reader.release(), harmony.PROMPTED
+        else:
+            self._answer(reader.release())
         while True:
-            if marker not in harmony.HEADS:
+            if not before and marker not in harmony.HEADS:
                 marker = yield from reader.until((*harmony.HEADS, *harmony.ENDS), self._answer)
                 continue
             reader.hold(marker)
-            head = yield from harmony.read_head(reader, marker)
-            said = reader.release()
-            marker = ""
+            head = yield from harmony.read_head(reader, before + marker)
+            said, marker = reader.release(), ""
             if head is None:
                 self._answer(said)
             elif head.recipient:
-                self._answer(said)
+                self._answer(before + said)
                 self._answer((yield from reader.until(harmony.ENDS, self._answer)))
             elif head.channel == "analysis":
                 yield from reader.skip()
                 marker = yield from reader.until((*harmony.HEADS, *harmony.ENDS), self._thought)
                 self._thought_over()
+            before = ""
 
 
 class ReasoningFormat(Protocol):

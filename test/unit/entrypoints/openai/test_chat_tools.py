@@ -70,6 +70,18 @@ async def test_calls_of_every_format(case: str) -> None:
     assert joined(frames) == without_ids(answer)
 
 
+@pytest.mark.parametrize("thoughts", ["gpt-oss", "none"])
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_a_harmony_call_whose_head_begins_in_the_prompt(thoughts: str, size: int) -> None:
+    text = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    async with serve(says(text, size), with_parsers("gpt-oss", thoughts), template=QWEN) as served:
+        answer = await whole(served, tools=SMALL)
+        frames = await streamed(served, tools=SMALL)
+    assert called(answer) == [("f", {"a": 1})]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("", "tool_calls")
+    assert joined(frames) == without_ids(answer)
+
+
 async def test_a_call_to_the_byte() -> None:
     async with serve(says(WRITERS["hermes"][1]([Call("f", {"a": 1})]), 1000), template=QWEN) as served:
         frames = await streamed(served, tools=SMALL)
