@@ -395,6 +395,15 @@ def test_values_inside_values_are_what_they_are_declared_to_be() -> None:
     assert json.loads(item.parameters) == found
 
 
+@pytest.mark.parametrize(("inside", "found"), [("M<item>aM</item>", ["a"]), ("M<max>10M</max>", {"max": 10}), ("7", 7)])
+def test_a_value_that_may_be_a_list_or_an_object(inside: str, found: object) -> None:
+    either = {"anyOf": [{"type": "array"}, {"type": "object"}, {"type": "integer"}]}
+    tools = OfferedTools([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": either}}}}])
+    text = f'M<tool_call>M<invoke name="f">M<a>{inside}M</a>M</invoke>M</tool_call>'
+    _, (item,) = MinimaxM3Detector(tools).detect_and_parse(text.replace("M<", f"{MARK}<"))
+    assert json.loads(item.parameters) == {"a": found}
+
+
 def test_kimi_names_its_calls() -> None:
     text = WRITERS["kimi_k2"][1]([Call("stop", {}), Call("stop", {})])
     assert [item.call_id for item in whole("kimi_k2", text)[1]] == ["functions.stop:0", "functions.stop:1"]

@@ -36,7 +36,11 @@ class _Open:
     def begin(self, first: str) -> str:
         """Opens the value and returns its bracket. `first`: the tag that follows; empty if none does."""
         types = self.declared.types
-        self.bracket = "[" if "array" in types or (first == "item" and "object" not in types) else "{"
+        if "array" in types and "object" in types:
+            listed = first == "item"
+        else:
+            listed = "array" in types or (first == "item" and "object" not in types)
+        self.bracket = "[" if listed else "{"
         return self.bracket
 
 
