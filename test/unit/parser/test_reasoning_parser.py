@@ -61,6 +61,16 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ("hunyuan", None, "<think>Hm.\n<tool_calls>f", "Hm.", "<tool_calls>f"),
         ("gemma4", None, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
         ("gemma4", None, "<|channel>thought\n<channel|>Yes.", "", "Yes."),
+        ("gemma4", None, "<|channel>thought\nA\n<channel|>Yes.<|channel>thought\nB\n<channel|>", "A\nB", "Yes."),
+        ("gemma4", None, "<|channel><|channel>thought<channel|>Yes.<channel|>", "", "Yes."),
+        ("gemma4", "…<|channel>thought\n<channel|>", "Yes.", "", "Yes."),
+        (
+            "gemma4",
+            None,
+            "<|channel>thought\nA<|tool_call>call:f{}<tool_call|>",
+            "A",
+            "<|tool_call>call:f{}<tool_call|>",
+        ),
         (
             "cohere_command4",
             None,

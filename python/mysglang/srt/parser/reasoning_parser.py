@@ -289,7 +289,7 @@ class BlockFormat:
     """The text that begins calls. They belong to the answer, also inside a thought."""
     calls_end: str
     dropped: tuple[str, ...] = ()
-    """Tags around the answer, which say nothing."""
+    """Tags in or around the answer, which say nothing."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -364,7 +364,14 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek-r1": _FIRST,
     "deepseek-v3": MARKED,
     "deepseek-v4": MARKED,
-    "gemma4": TagFormat("<|channel>thought", "<channel|>"),
+    "gemma4": BlockFormat(
+        "<|channel>thought",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        # Gemma 4 also writes either half of the tags alone.
+        dropped=("<|channel>", "<channel|>"),
+    ),
     "glm45": _CALLING,
     "gpt-oss": HarmonyFormat(),
     "granite_thinking_parser": MARKED,
