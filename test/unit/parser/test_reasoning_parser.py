@@ -50,6 +50,7 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ("qwen3", "…<think>", 'Hm.\n<tool_call>\n{"name": "f"}', "Hm.", '<tool_call>\n{"name": "f"}'),
         ("qwen3", None, "<think>Hm.<tool_call>f</tool_call>", "Hm.", "<tool_call>f</tool_call>"),
         ("mimo", "…<think>", "Hm.<tool_call>f", "Hm.", "<tool_call>f"),
+        ("qwen3-thinking", None, "Hm.<tool_call>f", "Hm.", "<tool_call>f"),
         ("minimax-m3", "…<mm:think>", "Hm.]<]minimax[>[<tool_call>f", "Hm.", "]<]minimax[>[<tool_call>f"),
         ("mistral", None, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
         ("nemotron_3", None, "Hm.</think>Yes.", "Hm.", "Yes."),

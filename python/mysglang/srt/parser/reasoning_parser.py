@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -350,6 +350,7 @@ MARKED = TagFormat(THINK, THINK_END)
 _CALLING = TagFormat(THINK, THINK_END, interrupts=("<tool_call>",))
 """Models that call tools with this tag, and sometimes forget to end the thought before."""
 _FIRST = TagFormat(THINK, THINK_END, thinks_first=True)
+_CALLING_FIRST = replace(_CALLING, thinks_first=True)
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "apertus2509": BlockFormat("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
@@ -384,9 +385,9 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "minimax-append-think": AppendThinkFormat(),
     "minimax-m3": TagFormat("<mm:think>", "</mm:think>", interrupts=("]<]minimax[>[<tool_call>",), end_alone=True),
     "mistral": TagFormat("[THINK]", "[/THINK]"),
-    "nemotron_3": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<tool_call>",)),
+    "nemotron_3": _CALLING_FIRST,
     "qwen3": _CALLING,
-    "qwen3-thinking": _FIRST,
+    "qwen3-thinking": _CALLING_FIRST,
     "step3": _FIRST,
     "step3p5": _FIRST,
 }
