@@ -318,6 +318,17 @@ def test_values_without_quotes(value: str, parameter: str, meant: object) -> Non
     assert json.loads(item.parameters) == {parameter: meant}
 
 
+@pytest.mark.parametrize(("parameter", "meant"), [("city", "[1]"), ("where", [1])])
+def test_a_value_whose_end_is_forgotten(parameter: str, meant: object) -> None:
+    """Qwen3-Coder sometimes leaves out the end of a parameter, as the parsers of SGLang and vLLM expect."""
+    parameters = f"<parameter={parameter}>\n[1]\n<parameter=days>\n3\n"
+    text = f"<tool_call>\n<function=get_weather>\n{parameters}</function>\n</tool_call>"
+    for size in range(1, len(text)):
+        events, complete = in_pieces("qwen3_coder", text, [size])
+        said, (item,) = collect(events)
+        assert (said, json.loads(item.parameters), complete) == ("", {parameter: meant, "days": 3}, True)
+
+
 @pytest.mark.parametrize(
     ("parser", "text", "said", "found"),
     [

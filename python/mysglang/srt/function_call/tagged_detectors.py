@@ -27,6 +27,8 @@ class TaggedDetector(FunctionCallDetector):
     parameter_end: ClassVar[str]
     value_on_lines: ClassVar[bool] = False
     """True if a line break on either side of a value belongs to the format, and not to the value."""
+    value_interrupts: ClassVar[tuple[str, ...]] = ()
+    """Texts that end a value whose end the model has forgotten: a line break and what follows a value."""
 
     def _calls(self) -> Steps[None]:
         openers = (*self.frames, self.call_begin)
@@ -60,35 +62,42 @@ class TaggedDetector(FunctionCallDetector):
     def _parameters(self, name: str) -> Steps[None]:
         """Reads the parameters of a call of `name`, up to and with its end."""
         writer = ArgumentsWriter(self._arguments)
+        marker = ""
         while True:
-            yield from self._reader.skip()
-            marker = yield from self._reader.until((self.parameter_begin, self.call_end), self._normal)
+            if not marker:
+                yield from self._reader.skip()
+                marker = yield from self._reader.until((self.parameter_begin, self.call_end), self._normal)
             if marker == self.call_end:
                 writer.end()
                 self._end()
                 return
+            marker = ""
             parameter = yield from self._parameter_name()
             if parameter is not None:
                 writer.key(parameter)
-                yield from self._value(self._types_of(name, parameter), writer)
+                marker = yield from self._value(self._types_of(name, parameter), writer)
 
     def _types_of(self, name: str, parameter: str) -> frozenset[str]:
         return self._tools.types(name, parameter)
 
-    def _value(self, types: frozenset[str], writer: ArgumentsWriter) -> Steps[None]:
-        """Reads the value of a parameter, up to its end. It is reported piece by piece only if it must be a string."""
+    def _value(self, types: frozenset[str], writer: ArgumentsWriter) -> Steps[str]:
+        """Reads the value of a parameter, up to its end. It is reported piece by piece only if it must be a string.
+        Returns the marker that came in the place of its end, which has been read; empty if its end came.
+        """
+        ends = (self.parameter_end, *self.value_interrupts)
         if self.value_on_lines:
             yield from self._reader.accept("\n")
         if types == _STRING:
             into = _without_last_newline(writer.string_piece) if self.value_on_lines else writer.string_piece
             writer.value('"')
-            yield from self._reader.until((self.parameter_end,), into)
+            end = yield from self._reader.until(ends, into)
             writer.value('"')
-            return
-        parts: list[str] = []
-        yield from self._reader.until((self.parameter_end,), parts.append)
-        text = "".join(parts)
-        writer.value(unquoted(text.removesuffix("\n") if self.value_on_lines else text, types))
+        else:
+            parts: list[str] = []
+            end = yield from self._reader.until(ends, parts.append)
+            text = "".join(parts)
+            writer.value(unquoted(text.removesuffix("\n") if self.value_on_lines else text, types))
+        return "" if end == self.parameter_end else end.lstrip("\n")
 
     def _head(self, end: str) -> Steps[str | None]:
         """Reads the text before `end`, which is a name."""
@@ -120,6 +129,7 @@ class Qwen3CoderDetector(TaggedDetector):
     parameter_begin, parameter_end = "<parameter=", "</parameter>"
     markers = frames
     value_on_lines = True
+    value_interrupts = (f"\n{parameter_begin}", f"\n{call_end}")
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head(">"))
