@@ -229,6 +229,11 @@ class ReasoningFormat(Protocol):
         """The texts that begin and end a thought; None if other texts also do."""
         ...
 
+    @property
+    def interrupts(self) -> tuple[str, ...]:
+        """Texts that also end a thought, and belong to the answer."""
+        ...
+
     def begins_thinking(self, prompt: str | None) -> bool:
         """True if the answer to `prompt` begins inside a thought. The prompt's end may have begun a thought, or ended
         it.
@@ -288,6 +293,7 @@ class BlockFormat:
     calls: str
     """The text that begins calls. They belong to the answer, also inside a thought."""
     calls_end: str
+    interrupts: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     """Tags in or around the answer, which say nothing."""
 
@@ -316,6 +322,7 @@ class AppendThinkFormat:
     markers: tuple[str, ...] = ()
     end: str = THINK_END
     tags: None = None
+    interrupts: tuple[str, ...] = ()
 
     def begins_thinking(self, prompt: str | None) -> bool:
         return prompt is None or prompt.rstrip().endswith(THINK)
@@ -334,6 +341,7 @@ class HarmonyFormat:
     markers: tuple[str, ...] = harmony.MARKERS
     end: str = harmony.END
     tags: None = None
+    interrupts: tuple[str, ...] = ()
 
     def begins_thinking(self, prompt: str | None) -> bool:
         return False  # each answer says by its first head what it begins with

@@ -15,6 +15,7 @@ from fixtures.dialects import CHAT, USER, prompt_of, says
 from fixtures.scripted_engine import Script, Served, Step, Stop, events, serve
 from fixtures.stream_folds import chat_joined
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.openai.answer_parser import ThoughtCounter
 from mysglang.srt.messages.packing import unpack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -185,6 +186,12 @@ async def test_tokens_of_thoughts(effort: str, thought: int) -> None:
     steps = [Step("Hm", [50]), Step(".<|turn|>", [51, end]), Step("Yes.", [52]), Step("", [2], Stop(2))]
     assert await told(lambda _: steps) == [2 * thought, thought]
     assert await told(lambda _: [Step("<think>", [start]), *steps]) == [8, 4]
+
+
+def test_a_token_that_interrupts_a_thought_is_none_of_it() -> None:
+    counter = ThoughtCounter(1, 2, frozenset({3}), thinking=True)
+    assert counter.count([50, 51, 3, 52]) == 2
+    assert counter.count([1, 50, 2, 51]) == 5
 
 
 async def test_a_prompt_that_begins_the_thinking() -> None:

@@ -26,8 +26,8 @@ class AnswerFormats:
     calls_are_special: bool = False
     """True if calls are written with special tokens, which must then be shown to be found."""
     thoughts_are_special: bool = False
-    thought_ids: tuple[int, int] | None = None
-    """The tokens that begin and end a thought, where each is one."""
+    thought_ids: tuple[int, int, frozenset[int]] | None = None
+    """The tokens that begin and end a thought, where each is one, and those that interrupt it."""
 
     grammar_backend: str | None = None
     """Name in `--grammar-backend` of the library that enforces grammars; None for the default."""
@@ -81,11 +81,12 @@ class AnswerFormats:
         )
 
 
-def _thought_ids(reasoning: ReasoningFormat, tokenizer: Tokenizer) -> tuple[int, int] | None:
+def _thought_ids(reasoning: ReasoningFormat, tokenizer: Tokenizer) -> tuple[int, int, frozenset[int]] | None:
     if reasoning.tags is None:
         return None
     start, end = map(tokenizer.id_of, reasoning.tags)
-    return None if start is None or end is None else (start, end)
+    interrupts = [token_id for token_id in map(tokenizer.id_of, reasoning.interrupts) if token_id is not None]
+    return None if start is None or end is None else (start, end, frozenset(interrupts))
 
 
 def _special(markers: Iterable[str], tokenizer: Tokenizer) -> bool:

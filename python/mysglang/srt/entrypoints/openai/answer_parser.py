@@ -187,12 +187,14 @@ class ThoughtCounter:
 
     start_id: int
     end_id: int
+    interrupt_ids: frozenset[int]
+    """Tokens of the answer, which also end a thought."""
     thinking: bool
     thought: int = 0
 
     def count(self, token_ids: Sequence[int]) -> int | None:
         for token_id in token_ids:
-            self.thinking = self.thinking or token_id == self.start_id
+            self.thinking = (self.thinking and token_id not in self.interrupt_ids) or token_id == self.start_id
             self.thought += self.thinking
             if token_id == self.end_id:
                 self.thinking = False
