@@ -178,6 +178,29 @@ class TestMessages:
         template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
         assert render(template, messages) == '{"city": "Zürich", "n": 1}'
 
+    @pytest.mark.parametrize("content", [None, ""])
+    @pytest.mark.parametrize("arguments", ['{"city": "Zürich"}', {"city": "Zürich"}])
+    @pytest.mark.parametrize(
+        ("condition", "shown"),
+        [
+            ("m.content is none", "m.tool_calls[0].function.arguments + ''"),
+            ("m.content is none", "m.tool_calls[0].function.arguments | tojson"),
+            ("m.tool_calls", "m.tool_calls[0].function.arguments + ''"),
+            ("m.tool_calls", "m.tool_calls[0].function.arguments | tojson"),
+        ],
+    )
+    def test_calls_in_the_form_that_the_template_takes(
+        self, content: str | None, arguments: object, condition: str, shown: str
+    ) -> None:
+        """DeepSeek R1 shows calls only of messages whose content is none, and adds their arguments to a text."""
+        template = (
+            "{% for m in messages %}[{% if m.role == 'assistant' and " + condition + " %}{{ " + shown + " }}"
+            "{% else %}{{ m.content }}{% endif %}]{% endfor %}"
+        )
+        call = {"function": {"name": "f", "arguments": arguments}}
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+        assert render(template, messages) == '[Hi][{"city": "Zürich"}]'
+
     @pytest.mark.parametrize("function", [{"arguments": ""}, {"arguments": " \n"}, {"arguments": None}, {}])
     def test_a_call_without_arguments_has_an_empty_object(self, function: dict[str, object]) -> None:
         messages = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", **function}}]}]

@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -43,6 +44,26 @@ _CUT = "\ue000the answer goes on here\ue000"
 Message: TypeAlias = Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """The form in which a template takes an assistant's message with tool calls."""
+
+    no_text: str | None = ""
+    """Content of a message with nothing but calls."""
+    arguments_as_text: bool = False
+    """True if the arguments are JSON text, as clients send them; otherwise they are an object."""
+
+
+_PROBED = "probed_value"
+_PROBE_CALL = {"id": "call12345", "type": "function", "function": {"name": "probe", "arguments": {"a": _PROBED}}}
+_PROBE: Sequence[Message] = (
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "tool_calls": [_PROBE_CALL]},
+    {"role": "tool", "tool_call_id": "call12345", "content": "1"},
+)
+"""A conversation with a call, whose id Mistral's templates take."""
+
+
 class TemplateManager:
     """The templates of one model. Rendering belongs in a thread: it may take long."""
 
@@ -61,6 +82,7 @@ class TemplateManager:
         else:
             self._templates = self._own_templates(tokenizer_config.get("chat_template"))
         self._drop_hostile(override)
+        self._call_forms = {name: self._call_form(template) for name, template in self._templates.items()}
 
     @property
     def content_format(self) -> ContentFormat:
@@ -107,8 +129,9 @@ class TemplateManager:
         if reserved := RESERVED_KWARGS & kwargs.keys():
             message = f"chat_template_kwargs may not hold {min(reserved)!r}."
             raise InvalidRequest(message, param="chat_template_kwargs")
-        template = self._template(bool(tools))
-        conversation = [_fit(message, template) for message in messages]
+        name = self._name(bool(tools))
+        template, form = self._templates[name], self._call_forms[name]
+        conversation = [_fit(message, template, form) for message in messages]
         variables: dict[str, object] = {
             **self._special_tokens,
             **kwargs,
@@ -124,15 +147,41 @@ class TemplateManager:
         except TooMuchTemplate:
             raise
         except InvalidRequest as error:
-            raise _explained(error, conversation) from error
+            raise _explained(error, conversation, form) from error
         return _cut(rendered) if continue_final_message else rendered
 
-    def _template(self, with_tools: bool) -> ChatTemplate:
+    def _name(self, with_tools: bool) -> str:
         if with_tools and TOOL_USE in self._templates:
-            return self._templates[TOOL_USE]
+            return TOOL_USE
         if DEFAULT not in self._templates:
             raise InvalidRequest(self._missing, param="messages")
-        return self._templates[DEFAULT]
+        return DEFAULT
+
+    def _template(self, with_tools: bool) -> ChatTemplate:
+        return self._templates[self._name(with_tools)]
+
+    def _call_form(self, template: ChatTemplate) -> CallForm:
+        """Returns the form in which the template shows a call with its arguments, found by trying. Templates that ask
+        for content that is none show calls only there, or take the empty text for a turn of its own.
+        """
+        shown = {form: self._probed(template, form) for form in (CallForm(), CallForm(arguments_as_text=True))}
+        usual = next((form for form, text in shown.items() if text is not None), CallForm())
+        for form in (CallForm(None), CallForm(None, arguments_as_text=True)) if template.tests_no_content else ():
+            text = self._probed(template, form)
+            if text is not None:
+                return usual if text == shown[usual] else form
+        return usual
+
+    def _probed(self, template: ChatTemplate, form: CallForm) -> str | None:
+        """Returns the prompt of a conversation with a call; None if the template refuses it, or drops the call."""
+        messages = [_fit(message, template, form) for message in _PROBE]
+        tools = [_completed({"type": "function", "function": {"name": "probe"}})]
+        variables = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        try:
+            text = template.render(variables)
+        except InvalidRequest:
+            return None
+        return text if _PROBED in text else None
 
     def _own_templates(self, found: object) -> dict[str, ChatTemplate]:
         """Returns the tokenizer's: a string, or a list of objects with name and template."""
@@ -155,7 +204,7 @@ class TemplateManager:
     def _drop_hostile(self, override: str | None) -> None:
         """Tries each template on the shortest conversation. One that does too much even there is not used."""
         for name, template in list(self._templates.items()):
-            message = _fit({"role": "user", "content": "Hi"}, template)
+            message = _fit({"role": "user", "content": "Hi"}, template, CallForm())
             try:
                 template.render({**self._special_tokens, "messages": [message], "add_generation_prompt": True})
             except TooMuchTemplate as error:
@@ -184,14 +233,15 @@ def _override(name: str) -> ChatTemplate:
     return ChatTemplate(BUILTIN_TEMPLATES[name])
 
 
-def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
+def _fit(message: Message, template: ChatTemplate, form: CallForm) -> dict[str, object]:
     """Returns the message as the template expects it. Missing and null are the same to us, but not to a template."""
     fitted = {key: value for key, value in message.items() if value is not None}
     fitted["content"] = _fit_content(message, template)
     if fitted.get("role") == "developer" and not template.knows_developer:
         fitted["role"] = "system"
     if isinstance(calls := fitted.get("tool_calls"), list):
-        fitted["tool_calls"] = [_with_arguments(call) for call in calls]
+        fitted["tool_calls"] = [_with_arguments(call, form) for call in calls]
+        fitted["content"] = fitted["content"] or form.no_text
     # The template of gpt-oss refuses a message with calls that has a text and thoughts, and shows the text as thought.
     if THOUGHTS in fitted and not (fitted["content"] and calls):
         fitted.setdefault(template.thought_field, fitted[THOUGHTS])
@@ -221,9 +271,9 @@ def _text_of(part: object) -> str:
     raise InvalidRequest("Each part of a message's content must have a type.", param="messages")
 
 
-def _with_arguments(call: object) -> object:
-    """Returns a tool call whose arguments are an object, as templates expect; clients send them as JSON text, and a
-    call without arguments as no text at all.
+def _with_arguments(call: object, form: CallForm) -> object:
+    """Returns a tool call whose arguments are an object, as templates expect, or text, if it expects that; clients send
+    them as JSON text, and a call without arguments as no text at all.
     """
     match call:
         case {"function": dict(function), **rest}:
@@ -234,7 +284,8 @@ def _with_arguments(call: object) -> object:
                 except (ValueError, RecursionError):
                     return call
             if isinstance(arguments, dict):
-                return {**rest, "function": {**function, "arguments": arguments}}
+                written = json.dumps(arguments, ensure_ascii=False) if form.arguments_as_text else arguments
+                return {**rest, "function": {**function, "arguments": written}}
     return call
 
 
@@ -263,11 +314,11 @@ def _completed(tool: Mapping[str, object]) -> Mapping[str, object]:
     return tool
 
 
-def _explained(error: InvalidRequest, conversation: Sequence[Message]) -> InvalidRequest:
+def _explained(error: InvalidRequest, conversation: Sequence[Message], form: CallForm) -> InvalidRequest:
     """Returns a template's refusal together with what it may not have expected: arguments of a call that are no object.
     The template's own words are often about its code.
     """
-    for message in conversation:
+    for message in [] if form.arguments_as_text else conversation:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else []:
             match call:
