@@ -43,7 +43,7 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ("minimax-m3", None, "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes."),
         ("minimax-m3", "…</mm:think>", "Yes.", "", "Yes."),
         # An answer without a thought begins with the end tag if the template leaves the choice to the model.
-        ("minimax-m3", None, " </mm:think>Yes.", "", "Yes."),
+        ("minimax-m3", None, " </mm:think>\nYes.", "", "Yes."),
         ("minimax-m3", "…<mm:think>", "</mm:think>Yes.", "", "Yes."),
         ("minimax-m3", None, "Yes.</mm:think>", "", "Yes.</mm:think>"),
         ("qwen3", None, "</think>Yes.", "", "</think>Yes."),

@@ -45,12 +45,18 @@ class ReasoningParser(ABC):
         self._spaces: list[str] = []
         self._held_is: Into = self._answer
         """How the held text is reported if the text ends now."""
+        self._goes_on = False
+        """True if the text begins within the text of a thought."""
         self._reading = Reading(self._reader, self._read(), lambda text: self._held_is(text))
 
     @property
     def passes_text(self) -> bool:
         """True if all further text is answer."""
         return self._reading.is_over and self._held_is == self._answer
+
+    def go_on(self) -> None:
+        """Notes, before the first text, that this goes on with the text of a thought: white space belongs to it."""
+        self._goes_on = True
 
     def feed(self, text: str) -> list[Part]:
         """Takes the next text, and returns the parts that it adds."""
@@ -116,18 +122,19 @@ class TagParser(ReasoningParser):
     def _read(self) -> Steps[None]:
         reader, thinking = self._reader, self._thinking
         while True:
-            reader.hold()
-            self._held_is = self._thought if thinking else self._answer
-            yield from reader.skip()
-            begun = yield from reader.accept(self._start, *self._heads)
-            if begun in self._heads and not thinking:
+            if not self._goes_on:
+                reader.hold()
+                self._held_is = self._thought if thinking else self._answer
+                yield from reader.skip()
+                begun = yield from reader.accept(self._start, *self._heads)
+                if not begun and not thinking:
+                    return
                 reader.release()
-                return
-            if not begun and not thinking:
-                return
-            reader.release()
-            self._held_is = self._answer
-            yield from reader.skip()
+                self._held_is = self._answer
+                yield from reader.skip()
+                if begun in self._heads:
+                    return
+            self._goes_on = False
             marker = yield from reader.until((self._end, *self._interrupts), self._thought)
             self._thought_over()
             if marker != self._end:
@@ -152,7 +159,9 @@ class BlockParser(ReasoningParser):
         while True:
             while not thinking:
                 thinking = (yield from reader.until((blocks.start, *blocks.dropped), self._answer)) == blocks.start
-            yield from reader.skip()
+            if not self._goes_on:
+                yield from reader.skip()
+            self._goes_on = False
             while thinking:
                 marker = yield from reader.until((blocks.end, blocks.calls), self._thought)
                 self._thought_over()

@@ -216,10 +216,11 @@ THOUGHT_FIRST = "{{ messages[0].content }}:<think>{{ messages[-1].content }}"
         ("deepseek-r1", "<think>Hm.</think>It is", " so.", None, " so."),
         ("qwen3", "It is", " so.", None, " so."),
         # So has a thought, which goes on.
-        ("deepseek-r1", "<think>\nLet me", "see.</think>So.", "see.", "So."),
-        ("qwen3", "<think>\nLet me", "see.</think>So.", "see.", "So."),
+        ("deepseek-r1", "<think>\nLet me", " see.</think>So.", " see.", "So."),
+        ("qwen3", "<think>\nLet me", " see.</think>So.", " see.", "So."),
+        ("qwen3", "<think>\n", " I see.</think>So.", "I see.", "So."),
         ("qwen3", "<think>Hm.</think>\n<think>Let me", "see.", "see.", ""),
-        ("cohere_command4", "<|START_THINKING|>Let me", "see.<|END_THINKING|>So.", "see.", "So."),
+        ("cohere_command4", "<|START_THINKING|>Let me", " see.<|END_THINKING|>So.", " see.", "So."),
         ("minimax-append-think", "It is", " so.", None, " so."),
     ],
 )
@@ -238,9 +239,9 @@ async def test_an_answer_that_goes_on(parser: str, said: str, answer: str, thoug
 
 async def test_an_answer_that_goes_on_in_the_templates_thought() -> None:
     messages = [*USER, {"role": "assistant", "content": "Let me"}]
-    async with serve(says("see.</think>So."), with_parsers(thoughts="qwen3"), template=THOUGHT_FIRST) as served:
+    async with serve(says(" see.</think>So."), with_parsers(thoughts="qwen3"), template=THOUGHT_FIRST) as served:
         message = (await whole(served, messages=messages, continue_final_message=True))["message"]
-    assert (message["reasoning_content"], message["content"]) == ("see.", "So.")
+    assert (message["reasoning_content"], message["content"]) == (" see.", "So.")
 
 
 @pytest.mark.parametrize(

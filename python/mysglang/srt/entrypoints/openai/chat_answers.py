@@ -203,7 +203,7 @@ class ChatAnswers:
             obj,
             own_names,
             names,
-            lambda: self._new_parser(body, plan, place),
+            lambda: self._new_parser(body, plan, place, said),
             lambda: self._new_counter(place),
         )
 
@@ -276,10 +276,15 @@ class ChatAnswers:
             changes["skip_special_tokens"] = False
         return msgspec.structs.replace(params, **changes)
 
-    def _new_parser(self, body: ChatCompletionRequest, plan: ToolPlan, prompt: str) -> AnswerParser:
+    def _new_parser(self, body: ChatCompletionRequest, plan: ToolPlan, place: str, said: str) -> AnswerParser:
         thoughts: ThoughtSplitter = NoThoughts()
-        if self._formats.reasoning is not None and body.separate_reasoning:
-            thoughts = self._formats.reasoning.open(prompt)
+        reasoning = self._formats.reasoning
+        if reasoning is not None and body.separate_reasoning:
+            parser = reasoning.open(place)
+            begun = reasoning.tags is not None and said and place == reasoning.tags[0]
+            if begun and not said.rstrip().endswith(place):
+                parser.go_on()  # `continued` has found a thought in what was said, and it has some text
+            thoughts = parser
         return AnswerParser(
             thoughts,
             plan.find_calls(),
