@@ -7,7 +7,7 @@ templates come from, nor what they are given (`template_manager.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import jinja2
@@ -68,12 +68,10 @@ class ChatTemplate:
         tree, self._template = self._environment.compiled(source)
         self.content_format: ContentFormat = "openai" if _loops_over_content(tree) else "string"
         """"openai" if it takes a message's content as a list of parts, else "string"."""
-        tests = {test.name for test in _tests(tree)}
-        self.takes_strings = self.content_format == "string" or not tests.isdisjoint(_KIND_TESTS)
+        tests = list(tree.find_all(nodes.Test))
+        self.takes_strings = self.content_format == "string" or any(test.name in _KIND_TESTS for test in tests)
         """True if it also takes content that is a string."""
-        self.tests_no_content = any(
-            test.name == "none" and _is_content(test.node, {"content"}) for test in _tests(tree)
-        )
+        self.tests_no_content = any(test.name == "none" and _is_content(test.node, {"content"}) for test in tests)
         """True if it asks somewhere whether a message has no content."""
         self.source = source
         self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
@@ -126,10 +124,6 @@ def _units(variables: Mapping[str, object]) -> int:
         elif isinstance(value, list):
             stack.extend(value)
     return units
-
-
-def _tests(tree: nodes.Template) -> Iterator[nodes.Test]:
-    return iter(tree.find_all(nodes.Test))
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:

@@ -454,6 +454,15 @@ def continued(reasoning: ReasoningFormat, prompt: str, said: str) -> str:
     return start if begun > ended else end
 
 
+def open_continued(reasoning: ReasoningFormat, place: str, said: str) -> ReasoningParser:
+    """Returns a parser of the answer that goes on after `said`, its beginning. `place`: what `continued` returned."""
+    parser = reasoning.open(place)
+    in_thought = reasoning.tags is not None and said and place == reasoning.tags[0]
+    if in_thought and not said.rstrip().endswith(place):  # the thought has some text
+        parser.go_on()
+    return parser
+
+
 def format_of(template: str) -> str | None:
     """Returns the name of the format in which a chat template writes thoughts; None if it shows no known one."""
     return next((name for signs, name in _SIGNS if all(sign in template for sign in signs)), None)

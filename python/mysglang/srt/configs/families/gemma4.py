@@ -80,10 +80,9 @@ class Gemma4Heads(LayerInputKeys, frozen=True, kw_only=True):
             own = self.own_values.get(str(index), PerLayer())
             dim, heads = own.head_dim or dim, own.num_key_value_heads or heads
         elif not self.slides(index):
-            dim, heads = (
-                self.global_head_dim,
-                (self.num_global_key_value_heads if self.attention_k_eq_v else 0) or heads,
-            )
+            dim = self.global_head_dim
+            if self.attention_k_eq_v:
+                heads = self.num_global_key_value_heads or heads
         if dim % 2 or self.num_attention_heads % heads:
             raise ConfigError(
                 f"config.json: layer {index} has heads of {dim} numbers, which must be even, and "

@@ -47,7 +47,7 @@ from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import list_ids
 from mysglang.srt.messages.generate import NO_NAMES, GenerateReqInput
-from mysglang.srt.parser.reasoning_parser import MARKED, continued
+from mysglang.srt.parser.reasoning_parser import MARKED, continued, open_continued
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
@@ -280,11 +280,7 @@ class ChatAnswers:
         thoughts: ThoughtSplitter = NoThoughts()
         reasoning = self._formats.reasoning
         if reasoning is not None and body.separate_reasoning:
-            parser = reasoning.open(place)
-            begun = reasoning.tags is not None and said and place == reasoning.tags[0]
-            if begun and not said.rstrip().endswith(place):
-                parser.go_on()  # `continued` has found a thought in what was said, and it has some text
-            thoughts = parser
+            thoughts = open_continued(reasoning, place, said)
         return AnswerParser(
             thoughts,
             plan.find_calls(),
