@@ -1,7 +1,9 @@
 """Tools and thoughts through OpenAI's client, the embedded model calling them: from the question to the answer."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 
 from fixtures.oracle import assert_quiet
 from fixtures.server_process import ServerProcess
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 MODEL = "default"
 WEATHER: Any = {
@@ -168,6 +171,27 @@ def test_a_strict_tool(client: openai.OpenAI) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     strict["function"]["parameters"] = WEATHER["function"]["parameters"] | {"additionalProperties": False}
     assert calls_of(ask(client, tools=[strict])) == [("get_weather", {"city": "Paris"})]
+
+
+def test_a_strict_tool_whose_marks_are_special_tokens(tmp_path: Path) -> None:
+    """Without a grammar, the same answer: special tokens may be written in it, and are shown to be read."""
+    model = tmp_path / "model"
+    shutil.copytree(EMBEDDED_MODEL, model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in ("<tool_call>", "</tool_call>")
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    strict["function"]["parameters"] = WEATHER["function"]["parameters"] | {"additionalProperties": False}
+    with (
+        ServerProcess("--model-path", str(model)) as server,
+        openai.OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0) as client,
+    ):
+        for question in (PARIS, BOTH):
+            free, held = ask(client, question), ask(client, question, tools=[strict])
+            assert calls_of(held) == calls_of(free) != []
+            assert held.finish_reason == "tool_calls"
+        assert calls_of(ask_in_pieces(client, BOTH, tools=[strict])) == calls_of(held)
 
 
 def test_a_schema_that_is_none(client: openai.OpenAI) -> None:

@@ -314,6 +314,17 @@ def test_llguidance_says_that_it_cannot_demand_a_structural_tag() -> None:
         backend_named("llguidance").compile(GrammarSpec("structural_tag", json.dumps({**TAGS, "at_least_one": True})))
 
 
+@pytest.mark.parametrize("more", [{"style": "qwen_xml"}, {}])
+def test_llguidance_says_that_it_knows_json_only(more: dict[str, str]) -> None:
+    pytest.importorskip("llguidance")
+    content = {"type": "json_schema", "json_schema": {"type": "object"}, **more}
+    tag = {"type": "tag", "begin": "<call=f>", "content": content, "end": "</call>"}
+    form = {"type": "triggered_tags", "triggers": ["<call="], "tags": [tag]}
+    text = json.dumps({"format": form, "special_tokens": not more})
+    with pytest.raises(GrammarError, match="written as JSON" if more else "special_tokens"):
+        backend_named("llguidance").compile(GrammarSpec("structural_tag", text))
+
+
 def test_eos_comes_when_the_answer_may_end_and_alone_when_it_must(backend: GrammarBackend) -> None:
     matcher = compiled(backend, "regex", "ab?").matcher()
     (a,), (b,) = (TOKENIZER.encode(letter, add_special_tokens=False) for letter in "ab")

@@ -16,8 +16,10 @@ from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.responses import translate as responses
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
-from mysglang.srt.entrypoints.openai.tool_constraint import calls_alone, list_of_calls, list_schema, strict_calls
+from mysglang.srt.entrypoints.openai.strict_calls import strict_calls
+from mysglang.srt.entrypoints.openai.tool_constraint import calls_alone, list_of_calls, list_schema
 from mysglang.srt.function_call.core_types import CallStructure
+from mysglang.srt.function_call.tagged_detectors import Qwen3CoderDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.parser.template_manager import TemplateManager
 
@@ -95,10 +97,13 @@ def offered(count: int) -> Work:
 
 def constrained(count: int) -> Work:
     functions = [tool.function for tool in tools(count).tools]
-    structured = [(function, CallStructure("<a>", "</a>", "<a")) for function in functions]
+    structured = [(function, [CallStructure("<a", "<a>", "</a>")]) for function in functions]
+    strict = [function.model_copy(update={"strict": True}) for function in functions]
+    marked = [(function, Qwen3CoderDetector.structures(function.name)) for function in strict]
 
     def work() -> None:
-        strict_calls(structured)
+        strict_calls(structured, special=False)
+        strict_calls(marked, special=False)
         calls_alone(structured, several=True)
         list_of_calls(functions, several=True)
         list_schema(functions, several=True)

@@ -1,7 +1,7 @@
 """Structural tags: free text in which certain beginnings start a part that a grammar rules.
 
 Clients write them in two ways: as `{"format": …}`, xgrammar's, and as `{"structures": […], "triggers": […]}`, the older
-one. Here both become the first.
+one. Here both become the first. Beside a format, `"special_tokens": true` says that special tokens are text.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ def with_format(text: str) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
+def special_tokens(text: str) -> bool:
+    """Returns True if special tokens are text in this tag. They are never allowed in others."""
+    return msgspec.json.decode(text).get("special_tokens") is True
+
+
 def with_grammars(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
     """Returns `tag` with a grammar in place of each JSON schema and each regex in its format.
 
@@ -93,6 +98,8 @@ def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> An
 def json_tags(text: str) -> list[Tag]:
     """Returns the tags of a format that is free text with triggered JSON. Raises GrammarError for any other format."""
     form = with_format(text)["format"]
+    if special_tokens(text):
+        raise GrammarError("this grammar backend does not know `special_tokens`")
     try:
         if form["type"] != "triggered_tags" or form.keys() - {"type", "triggers", "tags"}:
             raise GrammarError("this grammar backend knows the format `triggered_tags` only, without options")
@@ -103,8 +110,8 @@ def json_tags(text: str) -> list[Tag]:
 
 def _tag(tag: dict[str, Any], triggers: list[str]) -> Tag:
     content = tag["content"]
-    if content["type"] != "json_schema":
-        raise GrammarError("this grammar backend knows tags with `json_schema` content only")
+    if content["type"] != "json_schema" or content.get("style", "json") != "json":
+        raise GrammarError("this grammar backend knows tags with `json_schema` content only, written as JSON")
     trigger = next((trigger for trigger in triggers if trigger and tag["begin"].startswith(trigger)), None)
     if trigger is None:
         raise GrammarError(f"no trigger starts the tag {tag['begin']!r}")

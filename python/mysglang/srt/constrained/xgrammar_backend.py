@@ -16,7 +16,7 @@ from mysglang.srt.constrained.client_regex import regex_as_ebnf
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.json_strings import json_safe_in_markup
-from mysglang.srt.constrained.structural_tag import with_format, with_grammars
+from mysglang.srt.constrained.structural_tag import special_tokens, with_format, with_grammars
 from mysglang.srt.constrained.utf8 import Continuations, may_be_utf8
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints, mask_words
@@ -92,13 +92,25 @@ class XGrammarBackend:
     def __init__(self, vocabulary: Vocabulary, style: JsonStyle) -> None:
         self._style = style
         self._has_eos = bool(vocabulary.eos_ids)
-        self._info = xgr.TokenizerInfo(
-            # Bytes that cannot be UTF-8 are never allowed.
-            [piece if may_be_utf8(piece) else b"" for piece in vocabulary.pieces],
-            vocab_size=vocabulary.size,
-            stop_token_ids=list(vocabulary.eos_ids),
-        )
+        self._vocabulary = vocabulary
+        self._usual_info = self._info(vocabulary.pieces)
         self._continuations = Continuations(vocabulary.pieces, mask_words(vocabulary.size))
+
+    def _info(self, pieces: Sequence[bytes]) -> xgr.TokenizerInfo:
+        return xgr.TokenizerInfo(
+            # Bytes that cannot be UTF-8 are never allowed.
+            [piece if may_be_utf8(piece) else b"" for piece in pieces],
+            vocab_size=self._vocabulary.size,
+            stop_token_ids=list(self._vocabulary.eos_ids),
+        )
+
+    @cached_property
+    def _info_with_special(self) -> xgr.TokenizerInfo:
+        return self._info(self._vocabulary.pieces_shown())
+
+    def _info_of(self, spec: GrammarSpec) -> xgr.TokenizerInfo:
+        shown = spec.kind == "structural_tag" and special_tokens(spec.text)
+        return self._info_with_special if shown else self._usual_info
 
     @cached_property
     def _batch(self) -> xgr.BatchGrammarMatcher:
@@ -107,14 +119,14 @@ class XGrammarBackend:
 
     def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
         # A compiler of its own for each: what it holds goes with the process.
-        compiler = xgr.GrammarCompiler(self._info, max_threads=threads, cache_enabled=False)
+        compiler = xgr.GrammarCompiler(self._info_of(spec), max_threads=threads, cache_enabled=False)
         try:
             return self._compile(compiler, spec).serialize_json().encode()
         except RuntimeError as error:  # the library raises nothing narrower
             raise GrammarError(_words(error)) from None
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
-        compiled = xgr.CompiledGrammar.deserialize_json(str(data, "utf-8"), self._info)
+        compiled = xgr.CompiledGrammar.deserialize_json(str(data, "utf-8"), self._info_of(spec))
         return XGrammarCompiled(compiled, self._continuations, has_eos=self._has_eos)
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:

@@ -46,11 +46,11 @@ class FunctionCallDetector(ABC):
         self._reading = Reading(self._reader, self._calls(), self._normal)
 
     @classmethod
-    def structure(cls, name: str) -> CallStructure | None:
-        """Returns the written form of a call of `name`, for the grammar that forces it. None if its arguments are not
-        JSON, or if other parts also change from call to call.
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns the written forms of a call of `name`, for a grammar that forces its arguments. Empty if no grammar
+        can tell where a call begins, or how arguments of any type are written.
         """
-        return None
+        return ()
 
     @classmethod
     def new_call_id(cls, name: str, index: int) -> str | None:

@@ -32,12 +32,37 @@ class CallArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class Markup:
+    """How a format writes arguments that are not JSON: a line break, then each parameter with its value as bare text,
+    and a line break behind it.
+    """
+
+    before_name: str
+    behind_name: str
+    """Text between a parameter's name and a value that is a string."""
+    behind_name_of_other: str
+    """Text between a parameter's name and a value that is no string."""
+    end: str
+    """Text behind a value."""
+    on_lines: bool
+    """True if a value stands between two line breaks."""
+    never: tuple[str, ...] = ()
+    """Texts that no value contains, because they would end it too."""
+    loose_breaks: bool = False
+    """True if some models of the format write no line breaks."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallStructure:
-    """How a call of one function is written: `begin`, its arguments as JSON, `end`. `begin` starts with `trigger`."""
+    """How a call of one function is written: `begin`, its arguments, `end`. `begin` starts with `trigger`."""
 
     trigger: str
     begin: str
     end: str
+    behind_number: str = ""
+    """If there is such a text, the model writes a number and then this text behind `begin`."""
+    markup: Markup | None = None
+    """How the arguments are written; None: as JSON."""
 
 
 ToolEvent: TypeAlias = NormalText | CallStart | CallArguments

@@ -16,6 +16,12 @@ from mysglang.srt.parser import harmony
 from mysglang.srt.parser.json_reader import json_string
 from mysglang.srt.parser.text_reader import Steps
 
+
+def _head(name: str, key: str = "arguments") -> str:
+    """Returns the beginning of the JSON of a call, up to its arguments, which have this key."""
+    return f'{{"name": {json_text(name)}, "{key}": '
+
+
 HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
 
 
@@ -25,10 +31,9 @@ class HermesDetector(JsonObjectDetector):
     markers = (HERMES_BEGIN, HERMES_END)
 
     @classmethod
-    def structure(cls, name: str) -> CallStructure:
-        return CallStructure(
-            HERMES_BEGIN, f'{HERMES_BEGIN}\n{{"name": {json_text(name)}, "arguments": ', f"}}\n{HERMES_END}"
-        )
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        begin = f"{HERMES_BEGIN}\n{_head(name)}"
+        return (CallStructure(HERMES_BEGIN, begin, f"}}\n{HERMES_END}"),)
 
     def _calls(self) -> Steps[None]:
         while True:
@@ -46,6 +51,14 @@ class Phi4MiniDetector(JsonObjectDetector):
     """
 
     markers = (PHI_BEGIN, PHI_END)
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns two forms, of lists with one call."""
+        return (
+            CallStructure(PHI_BEGIN, f"{PHI_BEGIN}[{_head(name)}", f"}}]{PHI_END}"),
+            CallStructure(f"{PHI_BARE}[", f"{PHI_BARE}[{_head(name)}", "}]"),
+        )
 
     def _calls(self) -> Steps[None]:
         while True:
@@ -86,8 +99,9 @@ class Apertus2509Detector(JsonObjectDetector):
     markers = (APERTUS_BEGIN, APERTUS_END)
 
     @classmethod
-    def structure(cls, name: str) -> CallStructure:
-        return CallStructure(APERTUS_BEGIN, f"{APERTUS_BEGIN}[{{{json_text(name)}: ", f"}}]{APERTUS_END}")
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns the form of a list with one call."""
+        return (CallStructure(APERTUS_BEGIN, f"{APERTUS_BEGIN}[{{{json_text(name)}: ", f"}}]{APERTUS_END}"),)
 
     def _calls(self) -> Steps[None]:
         while True:
@@ -120,12 +134,9 @@ class InternlmDetector(JsonObjectDetector):
     markers = (INTERNLM_BEGIN, INTERNLM_PLUGIN, INTERNLM_END)
 
     @classmethod
-    def structure(cls, name: str) -> CallStructure:
-        return CallStructure(
-            INTERNLM_BEGIN,
-            f'{INTERNLM_BEGIN} {INTERNLM_PLUGIN}\n{{"name": {json_text(name)}, "parameters": ',
-            f"}}{INTERNLM_END}",
-        )
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        begin = f"{INTERNLM_BEGIN} {INTERNLM_PLUGIN}\n{_head(name, 'parameters')}"
+        return (CallStructure(INTERNLM_BEGIN, begin, f"}}{INTERNLM_END}"),)
 
     def _calls(self) -> Steps[None]:
         while True:
@@ -153,6 +164,14 @@ class GigaChat3Detector(JsonObjectDetector):
 
     markers = (GIGACHAT_SEPARATOR, "<|role_sep|>", GIGACHAT_INLINE)
 
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        by_role = f"{GIGACHAT_SEPARATOR}{GIGACHAT_ROLE}"
+        return (
+            CallStructure(by_role, f"{by_role}\n{_head(name)}", "}"),
+            CallStructure(GIGACHAT_INLINE, f"{GIGACHAT_INLINE}{_head(name)}", "}"),
+        )
+
     def _calls(self) -> Steps[None]:
         while True:
             marker = yield from self._text_before(GIGACHAT_SEPARATOR, GIGACHAT_ROLE, GIGACHAT_INLINE)
@@ -177,8 +196,10 @@ class Llama32Detector(JsonObjectDetector):
     markers = (LLAMA_TAG,)
 
     @classmethod
-    def structure(cls, name: str) -> CallStructure:
-        return CallStructure(LLAMA_TAG, f'{LLAMA_TAG}{{"name": {json_text(name)}, "parameters": ', "}")
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns two forms. Without a tag, only the whole head tells a call from an object in a text."""
+        head = _head(name, "parameters")
+        return CallStructure(LLAMA_TAG, f"{LLAMA_TAG}{head}", "}"), CallStructure(head, head, "}")
 
     def _calls(self) -> Steps[None]:
         self._reader.hold()  # a call may stand here without its tag
@@ -212,6 +233,14 @@ class MistralDetector(JsonObjectDetector):
     """
 
     markers = (MISTRAL_BEGIN, MISTRAL_CALL_ID, MISTRAL_ARGS)
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns two forms; the list has one call."""
+        return (
+            CallStructure(MISTRAL_BEGIN, f"{MISTRAL_BEGIN}{name}{MISTRAL_ARGS}", ""),
+            CallStructure(MISTRAL_BEGIN, f"{MISTRAL_BEGIN} [{_head(name)}", "}]"),
+        )
 
     @classmethod
     def new_call_id(cls, name: str, index: int) -> str:

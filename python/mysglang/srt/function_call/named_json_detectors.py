@@ -9,6 +9,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from mysglang.srt.function_call.base_detector import MAX_NAME
+from mysglang.srt.function_call.core_types import CallStructure
 from mysglang.srt.function_call.json_object_detector import TOO_MANY, JsonObjectDetector, Outcome
 from mysglang.srt.parser.text_reader import Steps
 
@@ -52,6 +53,11 @@ class DeepSeekV3Detector(NamedJsonDetector):
     call_begin, call_end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     markers = (section_begin, section_end, call_begin, call_end, DEEPSEEK_SEPARATOR)
 
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        begin = f"{cls.call_begin}function{DEEPSEEK_SEPARATOR}{name}\n{DEEPSEEK_FENCE}json\n"
+        return (CallStructure(cls.call_begin, begin, f"\n{DEEPSEEK_FENCE}{cls.call_end}"),)
+
     def _named_call(self) -> Steps[Outcome]:
         reader = self._reader
         kind = yield from reader.before((DEEPSEEK_SEPARATOR,), MAX_NAME)
@@ -72,6 +78,10 @@ class DeepSeekV31Detector(DeepSeekV3Detector):
 
     The markers of V3, and nothing else between them.
     """
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        return (CallStructure(cls.call_begin, f"{cls.call_begin}{name}{DEEPSEEK_SEPARATOR}", cls.call_end),)
 
     def _named_call(self) -> Steps[Outcome]:
         head = yield from self._reader.before((DEEPSEEK_SEPARATOR,), MAX_NAME)
@@ -97,6 +107,11 @@ class KimiK2Detector(NamedJsonDetector):
     @classmethod
     def new_call_id(cls, name: str, index: int) -> str:
         return f"functions.{name}:{index}"
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        begin = f"{cls.call_begin}functions.{name}:"
+        return (CallStructure(cls.call_begin, begin, cls.call_end, behind_number=KIMI_SEPARATOR),)
 
     def _named_call(self) -> Steps[Outcome]:
         head = yield from self._reader.before((KIMI_SEPARATOR,), MAX_NAME)

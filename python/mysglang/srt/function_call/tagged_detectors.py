@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, unquoted
 from mysglang.srt.function_call.base_detector import MAX_NAME, FunctionCallDetector
+from mysglang.srt.function_call.core_types import CallStructure, Markup
 from mysglang.srt.parser.json_reader import json_value
 from mysglang.srt.parser.text_reader import Into, Steps
 
@@ -29,6 +30,25 @@ class TaggedDetector(FunctionCallDetector):
     """True if a line break on either side of a value belongs to the format, and not to the value."""
     value_interrupts: ClassVar[tuple[str, ...]] = ()
     """Texts that end a value whose end the model has forgotten: a line break and what follows a value."""
+    head_end: ClassVar[str]
+    """Text between the name of a function and its parameters."""
+    behind_name: ClassVar[tuple[str, str]]
+    """Texts between the name of a parameter and its value: a string, or another value."""
+    loose_breaks: ClassVar[bool] = False
+    """True if some models of the format write no line breaks."""
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        markup = Markup(
+            before_name=cls.parameter_begin,
+            behind_name=cls.behind_name[0],
+            behind_name_of_other=cls.behind_name[1],
+            end=cls.parameter_end,
+            on_lines=cls.value_on_lines,
+            never=cls.value_interrupts,
+            loose_breaks=cls.loose_breaks,
+        )
+        return (CallStructure(cls.call_begin, f"{cls.call_begin}{name}{cls.head_end}", cls.call_end, markup=markup),)
 
     def _calls(self) -> Steps[None]:
         openers = (*self.frames, self.call_begin)
@@ -130,6 +150,8 @@ class Qwen3CoderDetector(TaggedDetector):
     markers = frames
     value_on_lines = True
     value_interrupts = (f"\n{parameter_begin}", f"\n{call_end}")
+    head_end = ">"
+    behind_name = (">", ">")
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head(">"))
@@ -147,6 +169,8 @@ class MinimaxM2Detector(TaggedDetector):
     call_begin, call_end = '<invoke name="', "</invoke>"
     parameter_begin, parameter_end = '<parameter name="', "</parameter>"
     markers: ClassVar[tuple[str, ...]] = frames
+    head_end = '">'
+    behind_name = ('">', '">')
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head('">'))
@@ -190,6 +214,7 @@ class DeepSeekV32Detector(MinimaxM2Detector):
     call_begin, call_end = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"
     parameter_begin, parameter_end = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
     markers = ("｜DSML｜",)
+    behind_name = ('" string="true">', '" string="false">')
     _says_string = False
 
     def _parameter_name(self) -> Steps[str | None]:
@@ -242,6 +267,9 @@ class Glm4MoeDetector(TaggedDetector):
         GLM_VALUE_BEGIN,
         parameter_end,
     )
+    head_end = ""
+    behind_name = (f"{GLM_KEY_END}\n{GLM_VALUE_BEGIN}", f"{GLM_KEY_END}\n{GLM_VALUE_BEGIN}")
+    loose_breaks = True
 
     def _call_name(self) -> Steps[str | None]:
         """Reads the first word, up to white space or the next tag."""
@@ -267,6 +295,7 @@ class HunyuanDetector(Glm4MoeDetector):
 
     frames = ("<tool_calls>", "</tool_calls>")
     markers = (*Glm4MoeDetector.markers, *frames, HUNYUAN_SEPARATOR)
+    head_end = HUNYUAN_SEPARATOR
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head(HUNYUAN_SEPARATOR))

@@ -8,28 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 MAX_ALTERNATIVES = 32
 """Limit for a parameter's anyOf, oneOf and allOf together. A longer list is not read further."""
+MAX_REFERENCES = 8
+"""Limit for references to references."""
+ANNOTATIONS = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "$schema",
+        "$id",
+    }
+)
+"""Keys of a schema that restrict nothing."""
 
 
 class Declared:
     """The types that a schema declares for one value."""
 
-    def __init__(self, schema: object) -> None:
-        self._schema = schema
+    def __init__(self, schema: object, root: object) -> None:
+        """root: the whole schema, to which references are relative."""
+        self._schema = _resolved(schema, root)
+        self._root = root
 
     @property
     def types(self) -> frozenset[str]:
         """JSON types that the value may have; empty if nothing is declared."""
-        return frozenset(_types(self._schema))
+        return frozenset(_types(self._schema, self._root))
 
     def inside(self, key: str) -> Declared:
         """Returns the declaration of the value under this key, or of an element if the value is a list."""
         if "array" in self.types:
-            return Declared(_member(self._schema, "items"))
+            return Declared(_member(self._schema, "items"), self._root)
         properties = _properties(self._schema)
-        return Declared(properties[key] if key in properties else _member(self._schema, "additionalProperties"))
+        inner = properties[key] if key in properties else _member(self._schema, "additionalProperties")
+        return Declared(inner, self._root)
 
 
 class OfferedTools:
@@ -51,11 +73,35 @@ class OfferedTools:
 
     def declared(self, function: str) -> Declared:
         """Returns the declaration of all arguments of a function together."""
-        return Declared(self._schemas[function])
+        return Declared(self._schemas[function], self._schemas[function])
 
     def types(self, function: str, parameter: str) -> frozenset[str]:
         """Returns the JSON types that the parameter may have; empty if nothing is declared."""
-        return frozenset(_types(self._parameters[function].get(parameter)))
+        return Declared(self._parameters[function].get(parameter), self._schemas[function]).types
+
+
+def local_target(root: object, reference: str) -> object:
+    """Returns the schema to which a reference such as `#/$defs/Place` points within `root`; None if there is none.
+
+    Source: RFC 6901, JSON Pointer in a URI fragment.
+    """
+    if not reference.startswith("#"):
+        return None
+    target = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        target = _member(target, step.replace("~1", "/").replace("~0", "~"))
+    return target
+
+
+def _resolved(schema: object, root: object) -> object:
+    """Returns the schema to which `schema` refers, or itself if it does not refer to another."""
+    for _ in range(MAX_REFERENCES):
+        match schema:
+            case {"$ref": str(reference)}:
+                schema = local_target(root, reference)
+            case _:
+                break
+    return schema
 
 
 def _properties(schema: object) -> Mapping[str, object]:
@@ -69,15 +115,15 @@ def _member(schema: object, name: str) -> object:
     return schema.get(name) if isinstance(schema, dict) else None
 
 
-def _types(schema: object) -> Iterable[str]:
+def _types(schema: object, root: object) -> Iterable[str]:
     match schema:
         case {"type": str(name)}:
             yield name
         case {"type": list(names)}:
             yield from (name for name in names if isinstance(name, str))
         case {"anyOf": list(schemas)} | {"oneOf": list(schemas)} | {"allOf": list(schemas)}:
-            for alternative in schemas[:MAX_ALTERNATIVES]:
-                if isinstance(alternative, dict) and isinstance(alternative.get("type"), str | list):
-                    yield from _types(alternative)
+            for alternative in (_resolved(one, root) for one in schemas[:MAX_ALTERNATIVES]):
+                if isinstance(alternative, dict) and ("type" in alternative or "enum" in alternative):
+                    yield from _types({key: alternative[key] for key in ("type", "enum") if key in alternative}, root)
         case {"enum": list(values)} if values and all(isinstance(value, str) for value in values):
             yield "string"

@@ -375,7 +375,7 @@ async def test_ids_that_the_models_template_takes(parser: str, ids: str, choice:
     call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     before = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
     calls = '[{"name": "stop", "parameters": {}}, {"name": "stop", "parameters": {}}]'
-    if choice == "auto":
+    if choice == "auto" or parser == "mistral":  # no grammar writes the numbers of Kimi's calls without more text
         calls = WRITERS[parser][1]([Call("f", {}), Call("stop", {}), Call("stop", {})])
     offered = [*TOOLS, *SMALL]
     async with serve(says(calls), with_parsers(parser), template=QWEN) as served:
@@ -431,13 +431,11 @@ async def test_strict_tools_are_held_to_their_schema() -> None:
     async with serve(says("Ok"), template=QWEN) as served:
         await whole(served, tools=[strict, TOOLS[1]])
         tag = json.loads(params_of(served).structural_tag or "")
-    assert tag["triggers"] == ["<tool_call>"]
-    assert tag["structures"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
-    assert "city" in tag["structures"][0]["schema"]["properties"]
-    assert tag["structures"][1]["schema"] == {"type": "object"}
-    async with serve(says("Ok"), with_parsers("qwen3_coder"), template=QWEN) as served:
-        response = await served.post(PATH, asked(tools=[strict]))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert tag["format"]["triggers"] == ["<tool_call>"]
+    held, free = tag["format"]["tags"]
+    assert held["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert "city" in held["content"]["json_schema"]["properties"]
+    assert free["content"]["json_schema"] == {"type": "object"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Grammars, as text, for answers that must call tools, or whose calls must follow their schemas.
+"""Grammars, as text, for answers that must call tools.
 
 Where the model's own format can be written down it is held to that, for that it was trained on; else to a JSON list of
 calls, which `JsonArrayDetector` reads. Knows no request.
@@ -16,31 +16,23 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.arguments_writer import json_text
 from mysglang.srt.function_call.core_types import CallStructure
 
-_DEFINITIONS = ("$defs", "definitions")
+DEFINITIONS = ("$defs", "definitions")
+"""Keys under which a schema has schemas that it refers to."""
 
-Structured = Sequence[tuple[FunctionDefinition, CallStructure]]
-
-
-def strict_calls(functions: Structured) -> str:
-    """Returns a structural tag: free text, in which calls keep to the schemas of the functions that are strict."""
-    structures = [
-        {"begin": found.begin, "schema": _schema(function) if function.strict else {"type": "object"}, "end": found.end}
-        for function, found in functions
-    ]
-    triggers = sorted({found.trigger for _, found in functions})
-    return orjson.dumps({"structures": structures, "triggers": triggers}).decode()
+Structured = Sequence[tuple[FunctionDefinition, Sequence[CallStructure]]]
+"""Functions, each with the forms of its calls."""
 
 
 def calls_alone(functions: Structured, *, several: bool) -> str:
-    """Returns a structural tag: at least one call in the model's own format, and nothing else."""
-    return _tag_text(_calls([(function, found.begin, found.end) for function, found in functions], "\n", several))
+    """Returns a structural tag: at least one call in the first form of its function, and nothing else."""
+    calls = [(function, structures[0].begin, structures[0].end) for function, structures in functions]
+    return tag_text(_calls(calls, "\n", several))
 
 
 def list_of_calls(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
     """Returns a structural tag: the same as a JSON list, without a space that a model could lose itself in."""
     calls = [(function, f'{{"name": {json_text(function.name)}, "parameters": ', "}") for function in functions]
-    elements = [_literal("["), _calls(calls, ", ", several), _literal("]")]
-    return _tag_text({"type": "sequence", "elements": elements})
+    return tag_text(sequence([literal("["), _calls(calls, ", ", several), literal("]")]))
 
 
 def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
@@ -48,10 +40,26 @@ def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> st
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(one) for one in functions]}}
     if not several:
         schema["maxItems"] = 1
-    for kind in _DEFINITIONS:
+    for kind in DEFINITIONS:
         if found := _definitions(functions, kind):
             schema[kind] = found
     return orjson.dumps(schema).decode()
+
+
+def literal(text: str) -> dict[str, Any]:
+    """Returns the part of a structural tag that is this text."""
+    return {"type": "const_string", "value": text}
+
+
+def sequence(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the part of a structural tag that has these parts one after another."""
+    return {"type": "sequence", "elements": list(parts)}
+
+
+def tag_text(form: dict[str, Any], *, special: bool = False) -> str:
+    """Returns the structural tag of this form. `special`: special tokens are text in it."""
+    tag: dict[str, Any] = {"type": "structural_tag", "format": form}
+    return orjson.dumps({**tag, "special_tokens": True} if special else tag).decode()
 
 
 def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str, several: bool) -> dict[str, Any]:
@@ -59,7 +67,7 @@ def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str,
         {
             "type": "tag",
             "begin": begin,
-            "content": {"type": "json_schema", "json_schema": _schema(function)},
+            "content": {"type": "json_schema", "json_schema": arguments_schema(function)},
             "end": end,
         }
         for function, begin, end in calls
@@ -73,21 +81,13 @@ def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str,
     }
 
 
-def _literal(text: str) -> dict[str, Any]:
-    return {"type": "const_string", "value": text}
-
-
-def _tag_text(form: dict[str, Any]) -> str:
-    return orjson.dumps({"type": "structural_tag", "format": form}).decode()
-
-
-def _schema(function: FunctionDefinition) -> dict[str, Any]:
+def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
     """Returns the schema of the arguments, which must be an object whatever the given schema allows."""
     return {"type": "object", **function.parameters}
 
 
 def _call(function: FunctionDefinition) -> dict[str, Any]:
-    parameters = {key: value for key, value in _schema(function).items() if key not in _DEFINITIONS}
+    parameters = {key: value for key, value in arguments_schema(function).items() if key not in DEFINITIONS}
     return {
         "type": "object",
         "properties": {"name": {"enum": [function.name]}, "parameters": parameters},

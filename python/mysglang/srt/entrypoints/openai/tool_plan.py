@@ -11,12 +11,12 @@ from typing import Any
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import CallFinder, NoCalls
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from mysglang.srt.entrypoints.openai.strict_calls import plain_json, strict_calls
 from mysglang.srt.entrypoints.openai.tool_constraint import (
     Structured,
     calls_alone,
     list_of_calls,
     list_schema,
-    strict_calls,
 )
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, NamedToolChoice
 from mysglang.srt.errors import InvalidRequest
@@ -71,14 +71,7 @@ def _free_choice(
     grammar = None
     if any(function.strict for function in functions):
         _need_grammars(formats, "tools", "strict")
-        structured = _structured(functions, formats)
-        if structured is None:
-            message = (
-                f"tools: strict is not supported for calls in the format of {formats.tool_call_parser}, "
-                'unless tool_choice is "required" or names a function.'
-            )
-            raise InvalidRequest(message, param="tools")
-        grammar = {"structural_tag": strict_calls(structured)}
+        grammar = {"structural_tag": _strict_grammar(functions, formats)}
     return ToolPlan(
         offered=offered,
         find_calls=lambda: detector(known),
@@ -99,7 +92,7 @@ def _forced_choice(
     structured = _structured(functions, formats)
     if not formats.any_structural_tag:
         grammar = {"json_schema": list_schema(functions, several=several)}
-    elif detector is not None and structured is not None:
+    elif detector is not None and structured is not None and _any_backend_writes(structured, formats):
         grammar = {"structural_tag": calls_alone(structured, several=several)}
         return ToolPlan(offered=offered, find_calls=lambda: detector(known), grammar=grammar)
     else:
@@ -109,15 +102,30 @@ def _forced_choice(
     return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known, behind=behind), grammar=grammar)
 
 
+def _strict_grammar(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> str:
+    """Returns the structural tag for calls of the model's choice. Raises InvalidRequest if none can be written."""
+    structured = _structured(functions, formats)
+    if structured is None:
+        why = f"for calls in the format of {formats.tool_call_parser}"
+    elif not (formats.any_structural_tag or _any_backend_writes(structured, formats)):
+        why = f"for this model's calls with --grammar-backend {formats.grammar_backend}; xgrammar supports it"
+    else:
+        return strict_calls(structured, special=formats.calls_are_special)
+    message = f'tools: strict is not supported {why}. Send tool_choice "required", or name a function.'
+    raise InvalidRequest(message, param="tools")
+
+
 def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> Structured | None:
-    """Returns how calls of each function are written; None if no grammar can express that, because it needs a special
-    token.
-    """
-    if formats.detector is None or formats.calls_are_special:
+    """Returns how calls of each function are written; None if no grammar can express that."""
+    if formats.detector is None:
         return None
-    found = [(function, formats.detector.structure(function.name)) for function in functions]
-    known = [(function, structure) for function, structure in found if structure is not None]
-    return known if len(known) == len(functions) else None
+    found = [(function, formats.detector.structures(function.name)) for function in functions]
+    return found if all(structures for _, structures in found) else None
+
+
+def _any_backend_writes(structured: Structured, formats: AnswerFormats) -> bool:
+    """True if calls are JSON between texts without special tokens."""
+    return not formats.calls_are_special and plain_json(structured)
 
 
 def _need_grammars(formats: AnswerFormats, field: str, what: str) -> None:
