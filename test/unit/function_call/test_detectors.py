@@ -469,6 +469,7 @@ def test_an_unknown_format_names_the_known() -> None:
         ("{{ tools }}function call<|role_sep|>", "gigachat3"),
         ("{{ tools }}]<]minimax[>[<tool_call>", "minimax-m3"),
         ("{{ tools }}```json", None),
+        ('{{ tools }}Action: ```json [{"tool_name": title, "parameters": {}}]```', None),
         ("{{ messages }}", None),
     ],
 )

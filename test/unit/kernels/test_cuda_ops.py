@@ -55,7 +55,8 @@ for name, (op, _) in OPS.items():
     check_op(name, "cpu", torch.float32, 1e-5)
     if "in e" in name:
         check_op(name, "cpu", torch.float16, 1e-3)
-for name in RECURRENT:
+# One of each op: shapes are compared above, and a GPU compares all with such states.
+for name in {OPS[name][0].name: name for name in reversed(RECURRENT)}.values():
     check_bfloat16_states(name, "cpu")
 for name in STEPS:
     check_rows_without_states(name, "cpu")

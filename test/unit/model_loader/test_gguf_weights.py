@@ -328,6 +328,13 @@ def test_any_metadata_is_a_clean_error_or_harmless(tmp_path: Path, data: st.Data
         assert str(error)
 
 
+def test_the_first_files_of_gemma_2_have_no_window(tmp_path: Path) -> None:
+    make_checkpoint("gemma2", tmp_path, **FAMILIES["gemma2"])
+    assert config_of(convert(tmp_path, tmp_path / "model.gguf")).hf["sliding_window"] != 4096
+    older = convert(tmp_path, tmp_path / "older.gguf", gemma2__attention__sliding_window=None)
+    assert config_of(older).hf["sliding_window"] == 4096
+
+
 WINDOWS = ["full_attention", "sliding_attention", "sliding_attention"]
 
 

@@ -65,7 +65,7 @@ DETECTORS: dict[str, type[FunctionCallDetector]] = {
 
 # Marks that together only templates of this format contain. A format whose templates also contain another's marks comes
 # before it. Templates put marks together out of pieces, so that a mark is no longer than needed.
-_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+_SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("｜DSML｜", "function_calls>"), "deepseekv32"),
     (("｜DSML｜",), "deepseekv4"),
     (("<|START_ACTION|>",), "cohere_command4"),
@@ -92,6 +92,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("functools",), "phi4-mini"),
     (("<|tool_call|>",), "phi4-mini"),
     (("<tool_call>",), "qwen25"),
+    (('"tool_name": ',), None),  # Command R: a list behind "Action:", with a call for plain answers as well
     (("<|python_tag|>",), "llama3"),
     (('"parameters": ',), "llama3"),
 )

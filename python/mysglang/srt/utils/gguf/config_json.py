@@ -36,6 +36,9 @@ USUAL_BASE = 10000.0
 """Base of rotary positions where a file has none, in every architecture of llama.cpp."""
 
 EPSILON = "attention.layer_norm_rms_epsilon"
+WINDOW = "attention.sliding_window"
+GEMMA2_WINDOW = 4096
+"""Tokens of a window in the first files of Gemma 2, which do not say it. llama.cpp assumes the same."""
 
 POOLED_BY = (None, "mean", "cls", "last", "rank")
 """Ways to make one vector of a prompt, by their numbers in llama.cpp."""
@@ -202,7 +205,6 @@ def _gemma(facts: Facts, largest: int) -> dict[str, Any]:
     head_dim = facts.number("attention.key_length")
     return {
         "query_pre_attn_scalar": facts.number("embedding_length") // heads if whole else head_dim,
-        "sliding_window": facts.number("attention.sliding_window"),
         "hidden_activation": "gelu_pytorch_tanh",
     }
 
@@ -210,6 +212,7 @@ def _gemma(facts: Facts, largest: int) -> dict[str, Any]:
 def _gemma2(facts: Facts) -> dict[str, Any]:
     return {
         **_gemma(facts, 46),
+        "sliding_window": GEMMA2_WINDOW if facts.of_model(WINDOW) is None else facts.number(WINDOW),
         "attn_logit_softcapping": facts.of_model("attn_logit_softcapping"),
         "final_logit_softcapping": facts.of_model("final_logit_softcapping"),
     }
@@ -219,6 +222,7 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
     base = facts.of_model("rope.freq_base_swa")
     return {
         **_gemma(facts, 62),
+        "sliding_window": facts.number(WINDOW),
         **_windows(facts),
         "final_logit_softcapping": facts.of_model("final_logit_softcapping"),
         "rope_local_base_freq": 10000.0 if base is None else base,
