@@ -279,6 +279,22 @@ class GptOssDetector(JsonObjectDetector):
 
     markers = harmony.MARKERS
 
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns the forms with the recipient behind the channel, before it, and before it in the first head, of which
+        only the whole is no other text.
+        """
+        channel, text = harmony.CHANNEL, harmony.MESSAGE
+        to, json = f"{harmony.TO}{GPT_OSS_PREFIX}", f"{harmony.CONSTRAIN}json"
+        after = [(f"{channel}{word} {to}", f"{name} {json}{text}") for word in ("commentary", "analysis")]
+        before = (f"{harmony.PROMPTED}{to}", f"{name}{channel}commentary json{text}")
+        whole = [f" {to}{name}{channel}commentary {kind}{text}" for kind in ("json", json)]
+        forms = [
+            *((trigger, f"{trigger}{rest}") for trigger, rest in (*after, before)),
+            *zip(whole, whole, strict=True),
+        ]
+        return tuple(CallStructure(trigger, begin, "") for trigger, begin in forms)
+
     def _calls(self) -> Steps[None]:
         first = yield from harmony.read_first(self._reader)
         if not first:
