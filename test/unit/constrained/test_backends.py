@@ -18,10 +18,10 @@ from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, Gr
 from mysglang.srt.constrained.compile_process import try_out
 from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
-from mysglang.srt.constrained.json_schema.formats import FORMATS
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarKind, GrammarSpec
+from mysglang.srt.utils.string_formats import FORMATS
 
 NAMES = ("xgrammar", "llguidance", "outlines")
 LIBRARIES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}

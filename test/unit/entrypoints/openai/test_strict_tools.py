@@ -33,6 +33,7 @@ PROPERTIES: dict[str, Any] = {
     "city": {"type": "string", "description": "Where."},
     "days": {"type": "integer"},
     "unit": {"$ref": "#/$defs/Unit"},
+    "since": {"type": "string", "format": "date"},
     "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
     "exact": {"type": ["boolean", "null"]},
     "more": {
@@ -59,13 +60,21 @@ OFFERED = OfferedTools([{"type": "function", "function": one.model_dump()} for o
 CALLS = [
     Call(
         "get_weather",
-        {"city": "Köln <7>\nam Rhein", "days": 3, "unit": "7", "note": "no", "more": {"x": 1.5, "u": "C"}},
+        {
+            "city": "Köln <7>\nam Rhein",
+            "days": 3,
+            "unit": "7",
+            "since": "2026-11-29",
+            "note": "no",
+            "more": {"x": 1.5, "u": "C"},
+        },
     ),
 ]
 WRONG = [
     {"city": "Köln", "days": "three", "unit": "C"},
     {"city": "Köln", "days": 3, "unit": "K"},
     {"city": "Köln", "days": 3},
+    {"city": "Köln", "days": 3, "unit": "C", "since": "2026-13-01"},
     {"city": "Köln", "days": 3, "unit": "C", "more": {"x": "far"}},
     {"city": "Köln", "days": 3, "unit": "C", "wind": True},
 ]
@@ -153,6 +162,7 @@ def assert_allowed(name: str, arguments: object) -> None:
     assert isinstance(arguments["city"], str)
     assert type(arguments["days"]) is int
     assert arguments["unit"] in ("C", "F", "7")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", arguments.get("since", "2026-01-01"))
     assert arguments.get("note") is None or isinstance(arguments["note"], str)
     assert arguments.get("exact") is None or isinstance(arguments["exact"], bool)
     more = arguments.get("more", {"x": 1})
@@ -228,6 +238,7 @@ WIDE = {"$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}, "descri
         ({"properties": {"a>": {"type": "string"}}}, "'a>' has a name"),
         ({"properties": {"a": {"$ref": "#/$defs/B"}}}, "refers to '#/$defs/B'"),
         ({"properties": {"a": False}}, "'a' may have no value"),
+        ({"properties": {"a": {"enum": []}}}, "'a' may have no value"),
         ({"properties": {"a": {"$ref": "#/$defs/A"}}, **LOOP}, "32 within one another"),
         ({"properties": {f"a{i}": {"$ref": "#/$defs/A"} for i in range(200)}, **WIDE}, "repeats definitions"),
         ({"properties": {f"a{i}": {} for i in range(5000)}}, "more than 4096 schemas"),
@@ -282,3 +293,9 @@ async def test_strict_tools_that_no_grammar_holds(parser: str, backend: str | No
         response = await served.post(CHAT.path, CHAT.asked(tools=strict))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
     assert words in response.json()["error"]["message"]
+
+
+def test_a_name_that_a_head_cannot_hold() -> None:
+    odd = FunctionDefinition(name="f>", strict=True)
+    with pytest.raises(InvalidRequest, match="'f>' is strict, and has a name"):
+        strict_calls([(odd, DETECTORS["qwen3_coder"].structures("f>"))], special=False)

@@ -12,7 +12,6 @@ from decimal import Decimal
 from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.document import Document, Json, Place, refuse
-from mysglang.srt.constrained.json_schema.formats import FORMATS
 from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
 from mysglang.srt.constrained.json_schema.patterns import strings_with, whole
 from mysglang.srt.constrained.json_schema.regular import ANYTHING, Expr, alt, both, contains, inverse, text
@@ -32,6 +31,7 @@ from mysglang.srt.constrained.json_schema.shapes import (
     Shape,
     Text,
 )
+from mysglang.srt.utils.string_formats import FORMATS
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAX_PATTERNS = 6

@@ -1,15 +1,16 @@
 """The part of a structural tag that holds a call's arguments to their schema, where a format writes each parameter
 between marks, with its value as bare text.
 
-A value that is a string may be any text, or one of the texts that the schema lists. Other values are JSON. What a
-schema says beyond that of a string, such as its length, is refused, because bare text is not held to it.
+A value that is a string may be any text, one of the texts that the schema lists, or a text of a known `format`. Other
+values are JSON. What a schema says beyond that of a string, such as its length, is refused, because bare text is not
+held to it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -17,11 +18,11 @@ from mysglang.srt.entrypoints.openai.tool_constraint import DEFINITIONS, literal
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.core_types import Markup
 from mysglang.srt.function_call.tool_schema import ANNOTATIONS, local_target
+from mysglang.srt.utils.string_formats import FORMATS
 
 Form: TypeAlias = dict[str, Any]
 """A part of a structural tag."""
 
-_ANY_TEXT: Form = {"type": "any_text"}
 _KNOWN_OF_OBJECT = {"type", "properties", "required", "additionalProperties", *DEFINITIONS, *ANNOTATIONS}
 _NO_NAME = re.compile(r'[<>"\s]')
 DEEPEST = 32
@@ -39,6 +40,8 @@ def markup_arguments(function: str, schema: Mapping[str, Any], markup: Markup) -
     Raises InvalidRequest for a schema that cannot be enforced in this form.
     """
     where = f"tools: function {function!r} is strict, and"
+    if _NO_NAME.search(function):
+        raise _refusal(where, "has a name that the format cannot write")
     for key in schema:
         if key not in _KNOWN_OF_OBJECT:
             raise _refusal(where, f"is restricted by {key!r}")
@@ -53,6 +56,19 @@ def markup_arguments(function: str, schema: Mapping[str, Any], markup: Markup) -
     return sequence(parts)
 
 
+class _Text(NamedTuple):
+    """A value that is a string, as bare text."""
+
+    form: Form | None
+    """None: any text."""
+
+
+class _Json(NamedTuple):
+    """A value that is no string."""
+
+    form: Form
+
+
 class _Definitions:
     """Definitions to which the schemas of one function may refer, and how many more of them may be read."""
 
@@ -62,7 +78,7 @@ class _Definitions:
         self._own = {key: root[key] for key in DEFINITIONS if key in root}
         self._size = len(orjson.dumps(self._own))
         self._schemas = MOST_SCHEMAS
-        self._bytes = MOST_DEFINITIONS
+        self._room = MOST_DEFINITIONS
 
     def read(self) -> bool:
         """Counts a schema. Returns False if there are too many."""
@@ -73,8 +89,8 @@ class _Definitions:
         """Returns the schema together with what it may refer to; None if that is too much."""
         if b'"$ref"' not in orjson.dumps(schema):
             return schema
-        self._bytes -= self._size
-        return None if self._bytes < 0 else {**schema, **self._own}
+        self._room -= self._size
+        return None if self._room < 0 else {**schema, **self._own}
 
 
 class _Parameter:
@@ -90,13 +106,11 @@ class _Parameter:
         """Returns the parameter of this name and schema, with its marks and the line break behind it."""
         if not name or _NO_NAME.search(name):
             raise self._refused("has a name that the format cannot write")
-        texts: list[str | None] = []
-        others: list[Form] = []
-        for value in self._values(schema, 0):
-            if isinstance(value, dict):
-                others.append({"type": "json_schema", "json_schema": value})
-            else:
-                texts.append(value)
+        values = list(self._values(schema, 0))
+        if not values:
+            raise self._refused("may have no value")
+        texts = [value.form for value in values if isinstance(value, _Text)]
+        others = [value.form for value in values if isinstance(value, _Json)]
         markup, head = self._markup, f"{self._markup.before_name}{name}"
         same_head = markup.behind_name == markup.behind_name_of_other
         if None in texts and same_head:
@@ -116,27 +130,23 @@ class _Parameter:
             parts.append(literal("\n"))
         return sequence([*parts, value])
 
-    def _texts(self, texts: Sequence[str | None]) -> Form:
+    def _texts(self, texts: Sequence[Form | None]) -> Form:
         """Returns the form of a string's value and its end. None among `texts`: any text."""
         if None in texts:  # the last line break may be missing, or the text could end itself in its first line
-            content = {**_ANY_TEXT, "excludes": list(self._markup.never)}
+            content = {"type": "any_text", "excludes": list(self._markup.never)}
             return {"type": "tag", "begin": "", "content": content, "end": self._markup.end}
-        found = [text for text in texts if text is not None]
-        ends = (self._markup.end, *self._markup.never)
-        if any(end in text for text in found for end in ends):
-            raise self._refused("has a value that would end itself")
-        return self._ended([literal(text) if text else {"type": "regex", "pattern": ""} for text in found])
+        return self._ended([text for text in texts if text is not None])
 
     def _ended(self, values: Sequence[Form]) -> Form:
         end = f"\n{self._markup.end}" if self._markup.on_lines else self._markup.end
         return sequence([_one_of(values), literal(end)])
 
-    def _values(self, schema: object, depth: int) -> Iterator[str | Form | None]:
-        """Yields what the value may be: a text, any text (None), or JSON of a schema."""
+    def _values(self, schema: object, depth: int) -> Iterator[_Text | _Json]:
+        """Yields what the value may be."""
         if depth > DEEPEST or not self._definitions.read():
             raise self._refused(f"comes with more than {MOST_SCHEMAS} schemas, or {DEEPEST} within one another")
         if schema is True:
-            yield None
+            yield _Text(None)
             return
         if not isinstance(schema, dict):
             raise self._refused("may have no value")
@@ -156,22 +166,29 @@ class _Parameter:
             case {"type": list(names), **rest}:
                 for name in names:
                     yield from self._values({**rest, "type": name}, depth + 1)
+            case {"type": "string", "format": str(name), **rest} if not rest:
+                # As in JSON, an unknown format is a note.
+                yield _Text({"type": "regex", "pattern": FORMATS[name]} if name in FORMATS else None)
             case {"type": "string", **rest}:
                 for key in rest:
                     raise self._refused(f"is restricted by {key!r}")
-                yield None
+                yield _Text(None)
             case {"type": str()}:
                 joined = self._definitions.joined(said)
                 if joined is None:
                     raise self._refused(f"repeats definitions beyond {MOST_DEFINITIONS} bytes")
-                yield joined
+                yield _Json({"type": "json_schema", "json_schema": joined})
             case _:
                 for key in said:
                     raise self._refused(f"is restricted by {key!r} without a type")
-                yield None
+                yield _Text(None)
 
-    def _value(self, value: object) -> str | Form:
-        return value if isinstance(value, str) else {"enum": [value]}
+    def _value(self, value: object) -> _Text | _Json:
+        if not isinstance(value, str):
+            return _Json({"type": "json_schema", "json_schema": {"enum": [value]}})
+        if any(end in value for end in (self._markup.end, *self._markup.never)):
+            raise self._refused("has a value that would end itself")
+        return _Text(literal(value) if value else {"type": "regex", "pattern": ""})
 
     def _target(self, reference: str) -> object:
         target = local_target(self._definitions.root, reference)

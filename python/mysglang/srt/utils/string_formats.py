@@ -1,4 +1,6 @@
-"""Formats that strings are held to. Any other `format` is a note to the reader, as JSON schema has it by default."""
+"""Formats of JSON schema that strings are held to. Any other `format` is a note to the reader, which is the default of
+JSON schema.
+"""
 
 from __future__ import annotations
 
