@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.oracle import assert_quiet
 from fixtures.server_process import ServerProcess
+from fixtures.warm_start import WarmServer
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
 MODEL = "default"
@@ -184,7 +185,7 @@ def test_a_strict_tool_whose_marks_are_special_tokens(tmp_path: Path) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     strict["function"]["parameters"] = WEATHER["function"]["parameters"] | {"additionalProperties": False}
     with (
-        ServerProcess("--model-path", str(model)) as server,
+        WarmServer("--model-path", str(model)) as server,
         openai.OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0) as client,
     ):
         for question in (PARIS, BOTH):
