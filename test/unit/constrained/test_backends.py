@@ -301,6 +301,25 @@ def test_json_in_the_markup_of_a_structural_tag_is_json() -> None:
         assert all(map(matcher.accept, TOKENIZER.encode(text, add_special_tokens=False))) is fits
 
 
+def test_a_limit_for_whitespace_does_not_make_a_grammar_large() -> None:
+    """As a repetition in each place it did: a limit of 32 took 80 seconds to compile, and 800 MB."""
+    properties = {f"p{number}": {"type": "array", "items": {"type": "string"}} for number in range(8)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    free, limited = (
+        len(backend_named("xgrammar", JsonStyle(max_whitespace=most)).compile(GrammarSpec("json_schema", schema)))
+        for most in (None, 32)
+    )
+    assert limited < 8 * free
+
+
+@pytest.mark.parametrize("text", [ANY_JSON, '{"type": "object"}'])
+def test_any_json_has_as_much_whitespace_as_the_server_allows(text: str, rich_backend: GrammarBackend) -> None:
+    for seed in range(10):
+        written = walk(rich_backend, compiled(rich_backend, "json_schema", text).matcher(), random.Random(seed))
+        outside = re.sub(r'"(\\.|[^"\\])*"', "", written)
+        assert not re.search(r"\s{3}", re.sub(r"\{\s{0,4}\}|\[\s{0,4}\]", "", outside))  # twice where nothing is inside
+
+
 @pytest.mark.parametrize("demanded", [False, True])
 def test_a_structural_tag_may_be_demanded(demanded: bool) -> None:
     backend = backend_named("xgrammar")

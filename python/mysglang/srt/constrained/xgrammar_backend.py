@@ -150,10 +150,9 @@ class XGrammarBackend:
 
     def _compile(self, compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
         match spec.kind:
-            case "json_schema" if spec.text == ANY_JSON:
-                return compiler.compile_builtin_json_grammar()
             case "json_schema":
-                return compiler.compile_grammar(ebnf(grammar_of(spec.text), self._style))
+                schema = "{}" if spec.text == ANY_JSON else spec.text
+                return compiler.compile_grammar(ebnf(grammar_of(schema), self._style))
             case "regex":
                 return compiler.compile_grammar(regex_as_ebnf(spec.text))
             case "ebnf":

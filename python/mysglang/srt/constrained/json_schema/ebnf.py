@@ -17,6 +17,8 @@ MOST_COUNTED = 128
 LONG_RUN = 8
 """A run of characters of one class that may be so long has a rule."""
 _QUOTE = '"\\""'
+_SPACE = "space"
+"""Beginning of the names of rules for whitespace whose length is limited."""
 
 
 def ebnf(grammar: Grammar, style: JsonStyle) -> str:
@@ -31,6 +33,7 @@ class _Writer:
 
     def __init__(self, style: JsonStyle) -> None:
         self._space = _space(style)
+        self._most_spaces = style.max_whitespace if self._space == f"{_SPACE}0" else None
         # One of these texts, or the end of the answer, follows a string. So the library knows which tokens can end it.
         self._ahead = f"(= {self._space} [,}}\\]:])" if self._space else ""
         self._between = {"space": self._space, "comma": f'{self._space} "," {self._space}'}
@@ -48,7 +51,17 @@ class _Writer:
     def text(self, grammar: Grammar) -> str:
         for name, expr in grammar.rules.items():
             self._put(name, self._body(expr))
+        if self._most_spaces is not None:
+            self._put_spaces(self._most_spaces)
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
+
+    def _put_spaces(self, most: int) -> None:
+        """Adds rules for up to `most` characters of whitespace, which all places share. With a repetition of 32 in each
+        place, a schema with twelve properties took xgrammar 80 seconds instead of some milliseconds.
+        """
+        for count in range(most):
+            self._put(f"{_SPACE}{count}", rf'"" | [ \n\r\t] {_SPACE}{count + 1}')
+        self._put(f"{_SPACE}{most}", '""')
 
     def plain(self, expr: Expr) -> str:
         """Writes an expression without rules."""
@@ -228,7 +241,7 @@ def _space(style: JsonStyle) -> str:
         return _Writer(JsonStyle()).plain(whole(style.whitespace_pattern))
     if not style.any_whitespace:
         return ""
-    return r"[ \n\r\t]*" if style.max_whitespace is None else rf"[ \n\r\t]{{0,{style.max_whitespace}}}"
+    return r"[ \n\r\t]*" if style.max_whitespace is None else f"{_SPACE}0"
 
 
 LAST_ASCII = 0x7F
