@@ -302,7 +302,7 @@ def test_json_in_the_markup_of_a_structural_tag_is_json() -> None:
 
 
 def test_a_limit_for_whitespace_does_not_make_a_grammar_large() -> None:
-    """As a repetition in each place it did: a limit of 32 took 80 seconds to compile, and 800 MB."""
+    """A repetition in each place did: a limit of 32 took 80 seconds to compile, and 800 MB."""
     properties = {f"p{number}": {"type": "array", "items": {"type": "string"}} for number in range(8)}
     schema = json.dumps({"type": "object", "properties": properties})
     free, limited = (
