@@ -21,7 +21,7 @@ from mysglang.srt.constrained.json_schema.ebnf import ebnf
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarKind, GrammarSpec
-from mysglang.srt.utils.string_formats import FORMATS
+from mysglang.srt.utils.schema_words import FORMATS
 
 NAMES = ("xgrammar", "llguidance", "outlines")
 LIBRARIES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}

@@ -10,26 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from mysglang.srt.utils.schema_words import pointer_steps
+
 MAX_ALTERNATIVES = 32
 """Limit for a parameter's anyOf, oneOf and allOf together. A longer list is not read further."""
 MAX_REFERENCES = 8
 """Limit for references to references."""
-ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "example",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-        "$schema",
-        "$id",
-    }
-)
-"""Keys of a schema that restrict nothing."""
 
 
 class Declared:
@@ -81,15 +67,12 @@ class OfferedTools:
 
 
 def local_target(root: object, reference: str) -> object:
-    """Returns the schema to which a reference such as `#/$defs/Place` points within `root`; None if there is none.
-
-    Source: RFC 6901, JSON Pointer in a URI fragment.
-    """
+    """Returns the schema to which a reference such as `#/$defs/Place` points within `root`; None if there is none."""
     if not reference.startswith("#"):
         return None
     target = root
-    for step in unquote(reference[1:]).split("/")[1:]:
-        target = _member(target, step.replace("~1", "/").replace("~0", "~"))
+    for step in pointer_steps(unquote(reference[1:])):
+        target = _member(target, step)
     return target
 
 

@@ -30,7 +30,7 @@ from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
 PROPERTIES: dict[str, Any] = {
-    "city": {"type": "string", "description": "Where."},
+    "city": {"type": "string", "description": "Where.", "x-order": 1, "maximum_words": 3},
     "days": {"type": "integer"},
     "unit": {"$ref": "#/$defs/Unit"},
     "since": {"type": "string", "format": "date"},

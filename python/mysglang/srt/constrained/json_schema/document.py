@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote, urljoin
 
 from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.utils.schema_words import pointer_steps
 
 Json: TypeAlias = Any
 """A value of json.loads, with Decimal for every number that has a point or an exponent."""
@@ -131,8 +132,8 @@ class Document:
         if found is None:
             where = "leads to a name that is not in the schema" if ref.startswith("#") else "leads out of the schema"
             refuse("$ref", place, f"{where}: {ref[:80]!r}")
-        for step in fragment.split("/")[1:] if fragment.startswith("/") else ():
-            found = self._step(found, step.replace("~1", "/").replace("~0", "~"), place)
+        for step in pointer_steps(fragment) if fragment.startswith("/") else ():
+            found = self._step(found, step, place)
         if not isinstance(found.schema, dict | bool):
             refuse("$ref", place, f"leads to what is no schema: {ref[:80]!r}")
         return self.place(found.schema, found.pointer, found.base)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mysglang.srt.constrained.json_schema.document import Document, Place
 from mysglang.srt.constrained.json_schema.keywords import ALL_KEYWORDS, Keywords
 from mysglang.srt.constrained.json_schema.shapes import Literal, Node
-from mysglang.srt.utils.string_formats import FORMATS
+from mysglang.srt.utils.schema_words import FORMATS
 
 NARROWED = frozenset(("unevaluatedProperties", "unevaluatedItems", "dependencies", "dependentSchemas"))
 """Keywords that leave out ways to satisfy them, or would need too much to be followed here."""

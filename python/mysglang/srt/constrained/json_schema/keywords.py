@@ -31,7 +31,7 @@ from mysglang.srt.constrained.json_schema.shapes import (
     Shape,
     Text,
 )
-from mysglang.srt.utils.string_formats import FORMATS
+from mysglang.srt.utils.schema_words import FORMATS
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAX_PATTERNS = 6

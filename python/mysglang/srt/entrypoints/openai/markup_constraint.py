@@ -17,13 +17,13 @@ import orjson
 from mysglang.srt.entrypoints.openai.tool_constraint import DEFINITIONS, literal, sequence
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.core_types import Markup
-from mysglang.srt.function_call.tool_schema import ANNOTATIONS, local_target
-from mysglang.srt.utils.string_formats import FORMATS
+from mysglang.srt.function_call.tool_schema import local_target
+from mysglang.srt.utils.schema_words import FORMATS, RESTRICTING
 
 Form: TypeAlias = dict[str, Any]
 """A part of a structural tag."""
 
-_KNOWN_OF_OBJECT = {"type", "properties", "required", "additionalProperties", *DEFINITIONS, *ANNOTATIONS}
+_OF_OBJECT = {"type", "properties", "required", "additionalProperties"}
 _NO_NAME = re.compile(r'[<>"\s]')
 DEEPEST = 32
 """Limit for alternatives and references within one another."""
@@ -43,7 +43,7 @@ def markup_arguments(function: str, schema: Mapping[str, Any], markup: Markup) -
     if _NO_NAME.search(function):
         raise _refusal(where, "has a name that the format cannot write")
     for key in schema:
-        if key not in _KNOWN_OF_OBJECT:
+        if key in RESTRICTING - _OF_OBJECT:
             raise _refusal(where, f"is restricted by {key!r}")
     properties, required = schema.get("properties", {}), set(schema.get("required", ()))
     if unknown := sorted(required - properties.keys()):
@@ -150,7 +150,7 @@ class _Parameter:
             return
         if not isinstance(schema, dict):
             raise self._refused("may have no value")
-        said = {key: inner for key, inner in schema.items() if key not in ANNOTATIONS}
+        said = {key: inner for key, inner in schema.items() if key in RESTRICTING}
         match said:
             case {"$ref": str(reference), **rest} if not rest:
                 yield from self._values(self._target(reference), depth + 1)
@@ -174,7 +174,7 @@ class _Parameter:
                     raise self._refused(f"is restricted by {key!r}")
                 yield _Text(None)
             case {"type": str()}:
-                joined = self._definitions.joined(said)
+                joined = self._definitions.joined(schema)
                 if joined is None:
                     raise self._refused(f"repeats definitions beyond {MOST_DEFINITIONS} bytes")
                 yield _Json({"type": "json_schema", "json_schema": joined})
