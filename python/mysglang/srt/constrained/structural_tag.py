@@ -73,8 +73,11 @@ def with_format(text: str) -> dict[str, Any]:
 
 
 def special_tokens(text: str) -> bool:
-    """Returns True if special tokens are text in this tag. They are never allowed in others."""
-    return msgspec.json.decode(text).get("special_tokens") is True
+    """Returns True if special tokens are text in this tag. They are never allowed in others. Raises GrammarError."""
+    found = msgspec.json.decode(text).get("special_tokens", False)
+    if not isinstance(found, bool):
+        raise GrammarError("special_tokens must be true or false")
+    return found
 
 
 def with_grammars(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:

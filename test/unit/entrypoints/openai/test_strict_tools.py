@@ -16,7 +16,7 @@ from fixtures.call_formats import WRITERS, Call
 from fixtures.dialects import CHAT, says
 from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, allowed
 from fixtures.scripted_engine import serve
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, JsonStyle, Matcher
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle, Matcher
 from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -263,6 +263,8 @@ def test_special_tokens_are_text_where_the_tag_says_so() -> None:
         spec = GrammarSpec("structural_tag", text)
         matcher = backend.load(spec, backend.compile(spec)).matcher()
         assert matcher.accept(ids["<call>"]) is special
+    with pytest.raises(GrammarError, match="special_tokens must be true or false"):
+        backend.compile(GrammarSpec("structural_tag", json.dumps({"format": form, "special_tokens": 1})))
 
 
 def test_types_that_a_schema_refers_to() -> None:
