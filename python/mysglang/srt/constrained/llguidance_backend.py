@@ -20,7 +20,7 @@ from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.structural_tag import json_tags
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
 
 
@@ -131,8 +131,7 @@ class LLGuidanceBackend:
         try:
             match spec.kind:
                 case "json_schema":
-                    schema = "{}" if spec.text == ANY_JSON else spec.text
-                    return ll.LLMatcher.grammar_from_lark(as_lark(grammar_of(schema), self._style))
+                    return ll.LLMatcher.grammar_from_lark(as_lark(grammar_of(spec.schema), self._style))
                 case "regex":
                     return ll.LLMatcher.grammar_from_regex(regex_in_rust(spec.text))
                 case "ebnf":

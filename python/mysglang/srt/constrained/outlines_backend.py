@@ -15,7 +15,7 @@ from mysglang.srt.constrained.json_schema.expressions import one_regex
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
 MAX_ROLLBACK = 32
 """Tokens that an answer may take back."""
@@ -107,8 +107,7 @@ class OutlinesBackend:
     def _regex(self, spec: GrammarSpec) -> str:
         match spec.kind:
             case "json_schema":
-                schema = "{}" if spec.text == ANY_JSON else spec.text
-                return one_regex(grammar_of(schema), self._style)
+                return one_regex(grammar_of(spec.schema), self._style)
             case "regex":
                 return regex_in_rust(spec.text)
         raise GrammarError(f"the grammar backend outlines does not know {spec.kind}; xgrammar and llguidance do")

@@ -20,7 +20,7 @@ from mysglang.srt.constrained.structural_tag import special_tokens, with_format,
 from mysglang.srt.constrained.utf8 import Continuations, may_be_utf8
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints, mask_words
-from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
 
 _JSON_PART = {"type", "json_schema", "style", "any_order"}
@@ -151,8 +151,7 @@ class XGrammarBackend:
     def _compile(self, compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
         match spec.kind:
             case "json_schema":
-                schema = "{}" if spec.text == ANY_JSON else spec.text
-                return compiler.compile_grammar(ebnf(grammar_of(schema), self._style))
+                return compiler.compile_grammar(ebnf(grammar_of(spec.schema), self._style))
             case "regex":
                 return compiler.compile_grammar(regex_as_ebnf(spec.text))
             case "ebnf":

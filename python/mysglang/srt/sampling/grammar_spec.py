@@ -32,6 +32,11 @@ class GrammarSpec:
     kind: GrammarKind
     text: str
 
+    @property
+    def schema(self) -> str:
+        """Returns the JSON schema of a grammar of that kind, also for any JSON."""
+        return "{}" if self.text == ANY_JSON else self.text
+
 
 def grammar_spec(texts: Mapping[GrammarKind, str | None]) -> GrammarSpec | None:
     """Returns the grammar that is given, if one is; the first, if there are several, which `check_grammars` refuses."""

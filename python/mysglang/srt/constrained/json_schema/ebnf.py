@@ -33,7 +33,7 @@ class _Writer:
 
     def __init__(self, style: JsonStyle) -> None:
         self._space = _space(style)
-        self._most_spaces = style.max_whitespace if self._space == f"{_SPACE}0" else None
+        self._most_spaces = style.max_whitespace if style.any_whitespace else None
         # One of these texts, or the end of the answer, follows a string. So the library knows which tokens can end it.
         self._ahead = f"(= {self._space} [,}}\\]:])" if self._space else ""
         self._between = {"space": self._space, "comma": f'{self._space} "," {self._space}'}

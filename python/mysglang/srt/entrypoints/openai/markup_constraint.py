@@ -23,7 +23,8 @@ from mysglang.srt.utils.schema_words import FORMATS, RESTRICTING
 Form: TypeAlias = dict[str, Any]
 """A part of a structural tag."""
 
-_OF_OBJECT = {"type", "properties", "required", "additionalProperties"}
+_NOT_HELD = RESTRICTING - {"type", "properties", "required", "additionalProperties"}
+"""Keywords that the schema of all arguments cannot have."""
 _NO_NAME = re.compile(r'[<>"\s]')
 DEEPEST = 32
 """Limit for alternatives and references within one another."""
@@ -43,7 +44,7 @@ def markup_arguments(function: str, schema: Mapping[str, Any], markup: Markup) -
     if _NO_NAME.search(function):
         raise _refusal(where, "has a name that the format cannot write")
     for key in schema:
-        if key in RESTRICTING - _OF_OBJECT:
+        if key in _NOT_HELD:
             raise _refusal(where, f"is restricted by {key!r}")
     properties, required = schema.get("properties", {}), set(schema.get("required", ()))
     if unknown := sorted(required - properties.keys()):
