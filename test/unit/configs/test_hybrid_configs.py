@@ -335,9 +335,17 @@ def test_positions_that_are_null_are_none(keys: dict[str, Any], theta: float | N
     assert [isinstance(layer.attention, AttentionPlan) for layer in few.layers] == [False, False, True]
 
 
+@pytest.mark.parametrize("limits", [[0, 1e308], [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]])
+def test_time_steps_whose_limits_cut_nothing(limits: list[Any], tmp_path: Path) -> None:
+    """The first is that of Nemotron 3 Ultra."""
+    assert read(tmp_path, NEMOTRON_H, time_step_limit=limits).num_layers == 52
+
+
 @pytest.mark.parametrize(
     ("keys", "more", "says"),
     [
+        (NEMOTRON_H, {"time_step_limit": [0.0]}, "a time_step_limit other than 0 and Infinity is not supported"),
+        (NEMOTRON_H, {"time_step_limit": [0.0, "most"]}, "a time_step_limit other than 0 and Infinity"),
         (BAMBA, {"time_step_limit": [0.001, 0.1]}, "a time_step_limit other than 0 and Infinity is not supported"),
         (
             BAMBA,

@@ -304,7 +304,7 @@ class TestFaults:
             ({"rope_scaling": 4}, ["rope_scaling"]),
             ({"rope_theta": -1}, ["rope_theta"]),
             ({"rope_theta": 1}, ["rope_theta", "more than 1"]),
-            ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, ["high_freq_factor"]),
+            ({"rope_scaling": LLAMA3 | {"high_freq_factor": 0.5}}, ["high_freq_factor"]),
             ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
             ({"rope_parameters": {"full_attention": LLAMA3}}, ["each type of layer"]),
             ({"text_config": 4}, ["text_config"]),

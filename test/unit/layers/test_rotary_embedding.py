@@ -29,6 +29,13 @@ CASES: list[dict[str, Any]] = [
         "original_max_position_embeddings": 1024,
         "rope_theta": 5e5,
     },
+    {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 1024,
+    },
     YARN,
     YARN | {"rope_theta": 1e6, "beta_fast": 16.0, "beta_slow": 2.0},
     YARN | {"attention_factor": 1.5},

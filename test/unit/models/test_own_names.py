@@ -68,6 +68,22 @@ def test_the_answers_are_those_of_llama(
         check_scenario(Pair(pair.theirs, ours, pair.expected), scenario, page_size=16)
 
 
+def test_mimo_is_a_qwen2_that_brings_layers_for_drafts(tmp_path: Path) -> None:
+    pair = load_pair("qwen2", tmp_path, torch.float32)
+    written = json.loads((tmp_path / "config.json").read_text())
+    named = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "auto_map": {"AutoModel": "modeling.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(written | named | {"num_nextn_predict_layers": 1}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    of_draft = {name.replace(".layers.0.", ".mtp_layers.0."): t.clone() for name, t in tensors.items() if ".0." in name}
+    save_file(tensors | of_draft, tmp_path / "model.safetensors")
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    check_checkpoint(config, stored_tensors(tmp_path))
+    ours = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
+    assert isinstance(ours, CausalLM) and any("mtp_layers" in name for name in of_draft)
+    for scenario in SCENARIOS:
+        check_scenario(Pair(pair.theirs, ours, pair.expected), scenario, page_size=16)
+
+
 @pytest.mark.parametrize("keys", [{"model_max_length": 4096}, {"max_position_embeddings": 4096}])
 def test_baichuan_with_alibi_is_refused(keys: dict[str, int], tmp_path: Path) -> None:
     sizes = {**SIZES, "hidden_size": 5120, "num_attention_heads": 40, "architectures": ["BaichuanForCausalLM"]}

@@ -95,6 +95,7 @@ _PLACES = {
     "Llama": "llama:LlamaConfig",
     "Mistral": "mistral:MistralOfLayersConfig",
     "Qwen2": "qwen:Qwen2Config",
+    "MiMo": "qwen:MiMoConfig",
     "Qwen3": "qwen:Qwen3Config",
     "Qwen3Moe": "qwen:Qwen3MoeConfig",
     "Qwen3Next": "qwen3_next:Qwen3NextConfig",

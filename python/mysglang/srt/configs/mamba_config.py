@@ -18,7 +18,8 @@ FULL, LINEAR, MLP = "full_attention", "linear_attention", "mlp"
 OTHER_NAMES = {"attention": FULL, "*": FULL, "mamba": LINEAR, "M": LINEAR, "-": MLP, "E": "moe"}
 """Names and letters of the layer types in older files."""
 
-NO_LIMITS = (0.0, float("inf"))
+LONGEST = 3.4028234663852886e38
+"""The largest number in float32, in which time steps are computed. A limit from here on cuts nothing."""
 
 
 class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
@@ -103,9 +104,17 @@ def check_mamba(heads: int, groups: int, inner: int, activation: str, limits: li
         raise ConfigError(f"config.json: the activation {activation!r} is not supported for layers of mamba; silu is")
     if heads % groups or inner % groups:
         raise ConfigError(f"config.json: {heads} heads of mamba cannot be divided among {groups} groups")
-    if limits is not None and tuple(map(_number, limits)) != NO_LIMITS:
+    if limits is not None and not _never_cuts(limits):
         # Kernels for prompts cut time steps there, and those for decoding do not: answers would differ.
         raise ConfigError(f"config.json: a time_step_limit other than 0 and Infinity is not supported, not {limits}")
+
+
+def _never_cuts(limits: list[Any]) -> bool:
+    """True if no time step is below the first limit or above the second."""
+    match list(map(_number, limits)):
+        case [int() | float() as least, int() | float() as most]:
+            return least == 0 and most >= LONGEST
+    return False
 
 
 def _number(value: object) -> object:

@@ -299,7 +299,7 @@ def _instead(hf: dict[str, Any]) -> str:
     if _method(hf) == " (mxfp4)":
         return (
             "its experts are four-bit numbers with shared scales, which no kernel here reads yet: choose a copy of "
-            "the model in bfloat16, such as unsloth/gpt-oss-20b-BF16"
+            "the model in bfloat16, such as unsloth/gpt-oss-20b-BF16 or unsloth/gpt-oss-120b-BF16"
         )
     return "choose the one in bfloat16 or float16"
 

@@ -140,8 +140,8 @@ def rope_parameters(
             )
     if rope["rope_theta"] <= 1:
         raise ConfigError(f"config.json: rope_theta must be more than 1, not {rope['rope_theta']}")
-    if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
-        raise ConfigError("config.json: high_freq_factor of the rotary embedding must be more than low_freq_factor")
+    if rope_type == "llama3" and rope["high_freq_factor"] < rope["low_freq_factor"]:
+        raise ConfigError("config.json: high_freq_factor of the rotary embedding must not be less than low_freq_factor")
     return {"rope_type": rope_type} | rope
 
 

@@ -65,14 +65,14 @@ def proportional_frequencies(rope: Mapping[str, Any], head_dim: int, max_positio
 
 def llama3_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
     """Returns Llama 3.1's frequencies: short waves as they are, long ones divided by the factor, a linear blend between
-    the two bounds.
+    the two bounds. Where both bounds are the same, as in Llama 4 Scout, nothing is blended.
 
     Source: `apply_scaling` of meta-llama/llama-models.
     """
     frequencies = inverse_frequencies(rope["rope_theta"], head_dim)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    keep = ((turns - low) / (high - low)).clamp(0, 1) if low < high else (turns >= low).to(turns.dtype)
     return frequencies * (keep + (1 - keep) / rope["factor"]), 1.0
 
 

@@ -9,6 +9,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import adapter_refused, read_json, read_json_if_there
 from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, check_tokenizer_files, is_there, read_plain, size_limit
 
+MODELOPT = "hf_quant_config.json"
 MAX_TEMPLATES = 64
 """Additional chat templates of one model."""
 
@@ -57,7 +58,15 @@ class FolderSource:
             raise ConfigError(
                 f"{self._folder} has no config.json; give the directory of a model in Hugging Face format"
             )
-        return read_json(self._folder / "config.json")
+        return self._quantized_by_modelopt() | read_json(self._folder / "config.json")
+
+    def _quantized_by_modelopt(self) -> dict[str, Any]:
+        """Returns what config.json would say of weights that ModelOpt quantized. Its older versions say it only in a
+        file of their own, whose `quant_algo` is null if the weights are plain.
+        """
+        quantized = read_json_if_there(self._folder / MODELOPT).get("quantization")
+        algorithm = quantized.get("quant_algo") if isinstance(quantized, dict) else None
+        return {"quantization_config": {"quant_method": f"modelopt, {algorithm}"}} if algorithm else {}
 
     def generation_config(self) -> dict[str, Any]:
         return read_json_if_there(self._folder / "generation_config.json")

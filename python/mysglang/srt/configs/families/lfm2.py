@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
@@ -50,17 +51,18 @@ RENAMED = (
 class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
     """LFM2: short convolutions, and between them layers that attend with norms of heads.
 
-    MLPs are narrower than `intermediate_size` says, unless `block_auto_adjust_ff_dim` is off.
+    MLPs are narrower than `intermediate_size` says, unless `block_auto_adjust_ff_dim` is off. The first checkpoints
+    call that size `block_ff_dim`.
     """
 
     usual_theta: ClassVar[float] = 1e6
+    other_names: ClassVar[Mapping[str, str]] = {"block_ff_dim": "intermediate_size"}
 
     num_key_value_heads: Heads | None = 8
     max_position_embeddings: Positions = 128000
     rms_norm_eps: Epsilon = field(name="norm_eps", default=1e-5)
     tie_word_embeddings: bool = True
     tie_embedding: bool | None = None
-    block_ff_dim: Width | None = None
     block_auto_adjust_ff_dim: bool = True
     block_ffn_dim_multiplier: Factor | None = 1.0
     block_multiple_of: Annotated[int, Meta(ge=1, le=1 << 16)] = 256
@@ -92,7 +94,7 @@ class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
     @property
     def inner_size(self) -> int:
         """Inner size of a dense MLP."""
-        size = self.block_ff_dim or self.intermediate_size
+        size = self.intermediate_size
         narrow, factor, step = 2 * size // 3, self.block_ffn_dim_multiplier, self.block_multiple_of
         adjusted = narrow if factor is None else -(-int(factor * narrow) // step) * step
         return adjusted if self.block_auto_adjust_ff_dim else size

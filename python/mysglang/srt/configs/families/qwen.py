@@ -50,6 +50,12 @@ class Qwen2Config(DecoderConfig, frozen=True, kw_only=True):
         check_layer_types(self.layer_types, self.num_hidden_layers)
 
 
+class MiMoConfig(Qwen2Config, frozen=True, kw_only=True):
+    """MiMo-7B: Qwen2, and layers that draft tokens, which are not loaded."""
+
+    carries_code: ClassVar[bool] = True
+
+
 def qwen3_attention(config: Qwen3Config | Qwen3MoeConfig, plan: AttentionPlan) -> AttentionPlan:
     """Returns the plan with what Qwen3 adds: a norm over each head of queries and keys, and optional biases."""
     return replace(plan, qk_norm=config.norm(), bias=config.attention_bias, output_bias=config.attention_bias)
