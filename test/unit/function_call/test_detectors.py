@@ -467,6 +467,7 @@ def test_an_unknown_format_names_the_known() -> None:
         ("{{ tools }}<|START_ACTION|>", "cohere_command4"),
         ("{{ tools }}<|tools_prefix|>", "apertus2509"),
         ("{{ tools }}function call<|role_sep|>", "gigachat3"),
+        ("{{ tools }}{% set sep = '<|role_sep|>' %}{{ message({'role': 'function call'}) }}", "gigachat3"),
         ("{{ tools }}]<]minimax[>[<tool_call>", "minimax-m3"),
         ("{{ tools }}```json", None),
         ('{{ tools }}Action: ```json [{"tool_name": title, "parameters": {}}]```', None),

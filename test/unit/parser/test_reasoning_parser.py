@@ -35,6 +35,9 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ("deepseek-r1", "…<think>\n\n</think>", "Yes.", "", "Yes."),
         ("deepseek-v3", "…</think>", "Yes.", "", "Yes."),
         ("step3", None, "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("seed_oss", "assistant", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+        ("seed_oss", "<seed:think>0</seed:think>", "Yes.", "", "Yes."),
+        ("seed_oss", None, "<seed:think>Hm.<seed:tool_call>", "Hm.", "<seed:tool_call>"),
         ("kimi", None, "◁think▷Hm.◁/think▷Yes.", "Hm.", "Yes."),
         ("kimi_k2", None, "<think>Hm. <|tool_calls_section_begin|>x", "Hm.", "<|tool_calls_section_begin|>x"),
         ("glm45", None, "<think>Hm.\n<tool_call>f</tool_call>", "Hm.", "<tool_call>f</tool_call>"),
@@ -190,5 +193,7 @@ def test_a_template_tells_how_it_thinks() -> None:
     assert format_of("<think></think>{{ '<|tool_calls_section_begin|>' }}") == "kimi_k2"
     assert format_of("{{ '<minimax:tool_call>' }}{{ '<think>' }}") == "minimax"
     assert format_of("{{ '<tool_calls>' }}{{ '<tool_sep>' }}<think>") == "hunyuan"
+    assert format_of("{% set think_begin_token = '<seed:think>' %}") == "seed_oss"
+    assert format_of("{% set content = content.split('</think>')[-1] %}") == "qwen3"
     assert format_of("{{ '<|tool_calls_section_begin|>' }}") is None
     assert format_of("{{ messages }}") is None

@@ -65,6 +65,7 @@ REASONING_PARSERS = (
     "nemotron_3",
     "qwen3",
     "qwen3-thinking",
+    "seed_oss",
     "step3",
     "step3p5",
 )

@@ -73,6 +73,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("<|tool_call>",), "gemma4"),
     (("<tool_sep>", "<arg_key>"), "hunyuan"),
     (("function call<|role_sep|>",), "gigachat3"),
+    (("'function call'", "<|role_sep|>"), "gigachat3"),
     (("<|function_call|>",), "gigachat3"),
     # A fence alone occurs in templates of other formats too.
     (("```json", "<｜tool▁sep｜>"), "deepseekv3"),

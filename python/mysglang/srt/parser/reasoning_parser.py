@@ -405,10 +405,11 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "nemotron_3": _CALLING_FIRST,
     "qwen3": _CALLING,
     "qwen3-thinking": _CALLING_FIRST,
+    "seed_oss": TagFormat("<seed:think>", "</seed:think>", interrupts=("<seed:tool_call>",)),
     "step3": _FIRST,
     "step3p5": _FIRST,
 }
-"""SGLang's names."""
+"""SGLang's names, but for seed_oss, which is vLLM's."""
 
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>",), "gpt-oss"),
@@ -423,6 +424,9 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((THINK, "<minimax:tool_call>"), "minimax"),
     ((THINK, "<tool_calls>", "<tool_sep>"), "hunyuan"),
     ((THINK,), "qwen3"),
+    (("<seed:think>",), "seed_oss"),
+    # A template that takes thoughts out of earlier answers knows where they end, and no more.
+    ((THINK_END,), "qwen3"),
 )
 
 
