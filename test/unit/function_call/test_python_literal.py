@@ -127,3 +127,18 @@ def test_a_long_source_is_not_read() -> None:
 @pytest.mark.parametrize("text", ['r"a"', 'f"a"', 'b"a"'])
 def test_where_values_have_no_quotes_a_prefix_is_text(text: str) -> None:
     assert json.loads(unquoted(text, frozenset({"string"}))) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("'line 1\nline \"2\"\r\n\tand 3'", 'line 1\nline "2"\r\n\tand 3'),
+        ("['a\\\\\nb', \"c\\\nd\"]", ["a\\\nb", "cd"]),
+        ('{"k": [1, null, true, false], "n": None}', {"k": [1, None, True, False], "n": None}),
+        ("[nil]", "[nil]"),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_what_templates_show_beyond_python(source: str, value: object, size: int) -> None:
+    """LFM2.5's template writes texts between quotes as they are, and objects as JSON."""
+    assert argument(source, size) == value

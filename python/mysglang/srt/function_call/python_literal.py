@@ -1,13 +1,15 @@
 """Python literals as models write them: read as Python reads them, without its warnings about escapes.
 
-An f-string without a placeholder is a string. Anything else that is no literal is refused.
+Two things that templates show to models, such as that of LFM2.5, are read, too: a string between single quotes that goes
+on in the next line, and `true`, `false` and `null` within a list or an object. An f-string without a placeholder is a
+string. Anything else that is no literal is refused.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 MAX_LITERAL = 1 << 16
 """Characters of a literal that is read: Python's parser recurses, and takes long over what is no literal."""
@@ -16,7 +18,9 @@ QUOTES = ('"""', "'''", '"', "'")
 
 _OPENING = re.compile(r"""(?<!\w)([A-Za-z]{0,2})(\"{3}|'{3}|"|')""")
 _BODY = {quote: re.compile(rf"(?:\\.|(?!{quote})[^\\])*", re.DOTALL) for quote in QUOTES}
-_ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)|[\n\r]", re.DOTALL)
+_LINE_ENDS = {"\n": "\\n", "\r": "\\r"}
+_JSON_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 _KNOWN = frozenset("\n\r\\'\"abfnrtvx01234567")
 _KNOWN_IN_TEXT = _KNOWN | frozenset("uUN")
 
@@ -35,7 +39,10 @@ def read(source: str) -> object:
 
 
 class _Whole(ast.NodeTransformer):
-    """Makes f-strings without placeholders strings."""
+    """Makes f-strings without placeholders strings, and the words of JSON values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
@@ -43,7 +50,9 @@ class _Whole(ast.NodeTransformer):
 
 
 def _quietly(source: str) -> Iterator[str]:
-    """Yields `source` in pieces, with escapes of which Python would warn written so that they mean the same."""
+    """Yields `source` in pieces. Escapes of which Python would warn, and ends of lines within strings, are written so
+    that they mean the same.
+    """
     at = 0
     while found := _OPENING.search(source, at):
         prefix, quote = found[1].lower(), found[2]
@@ -58,6 +67,8 @@ def _quietly(source: str) -> Iterator[str]:
 
 def _escape(known: frozenset[str], octal: Callable[[int], str]) -> Callable[[re.Match[str]], str]:
     def written(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return _LINE_ENDS[found[0]]
         if len(found[1]) > 1:
             return octal(int(found[1], 8))
         # An escape that Python does not know stands for itself.
