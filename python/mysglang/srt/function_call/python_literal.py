@@ -1,8 +1,8 @@
 """Python literals as models write them: read as Python reads them, without its warnings about escapes.
 
-Two things that templates show to models, such as that of LFM2.5, are read, too: a string between single quotes that goes
-on in the next line, and `true`, `false` and `null` within a list or an object. An f-string without a placeholder is a
-string. Anything else that is no literal is refused.
+Two things that templates show to models, such as that of LFM2.5, are read, too. One is a string between single quotes
+that goes on in the next line, the other `true`, `false` and `null` within a list or an object. An f-string without a
+placeholder is a string. Anything else that is no literal is refused.
 """
 
 from __future__ import annotations
