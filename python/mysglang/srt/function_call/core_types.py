@@ -54,11 +54,13 @@ class Markup:
 
 @dataclass(frozen=True, slots=True)
 class CallStructure:
-    """How a call of one function is written: `begin`, its arguments, `end`. `begin` starts with `trigger`."""
+    """How a call of one function is written: `ahead`, `begin`, its arguments, `end`. `begin` starts with `trigger`."""
 
     trigger: str
     begin: str
     end: str
+    ahead: str = ""
+    """The beginning of the call that a grammar for free text does not look for: `trigger` alone tells a call."""
     behind_number: str = ""
     """If there is such a text, the model writes a number and then this text behind `begin`."""
     markup: Markup | None = None

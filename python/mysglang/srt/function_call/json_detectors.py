@@ -270,6 +270,8 @@ class MistralDetector(JsonObjectDetector):
 
 
 GPT_OSS_PREFIX = "functions."
+GPT_OSS_MARK = "<|"
+"""The beginning of every marker: no other text has it behind a recipient."""
 
 
 class GptOssDetector(JsonObjectDetector):
@@ -281,19 +283,21 @@ class GptOssDetector(JsonObjectDetector):
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
-        """Returns the forms with the recipient behind the channel, before it, and before it in the first head, of which
-        only the whole is no other text.
+        """Returns the forms with the recipient behind the channel, before it, and before it in the first head.
+
+        The last ones are not looked for from their first character: it is a space, and half of all tokens have one, so
+        that a grammar with 16 functions took half a minute to compile.
         """
         channel, text = harmony.CHANNEL, harmony.MESSAGE
         to, json = f"{harmony.TO}{GPT_OSS_PREFIX}", f"{harmony.CONSTRAIN}json"
         after = [(f"{channel}{word} {to}", f"{name} {json}{text}") for word in ("commentary", "analysis")]
         before = (f"{harmony.PROMPTED}{to}", f"{name}{channel}commentary json{text}")
-        whole = [f" {to}{name}{channel}commentary {kind}{text}" for kind in ("json", json)]
-        forms = [
-            *((trigger, f"{trigger}{rest}") for trigger, rest in (*after, before)),
-            *zip(whole, whole, strict=True),
-        ]
-        return tuple(CallStructure(trigger, begin, "") for trigger, begin in forms)
+        forms = [CallStructure(trigger, f"{trigger}{rest}", "") for trigger, rest in (*after, before)]
+        ahead, recipient = f" {harmony.TO.removesuffix('=')}", f"={GPT_OSS_PREFIX}{name}"
+        for kind in ("json", json):
+            begin = f"{recipient}{channel}commentary {kind}{text}"
+            forms.append(CallStructure(f"{recipient}{GPT_OSS_MARK}", begin, "", ahead=ahead))
+        return tuple(forms)
 
     def _calls(self) -> Steps[None]:
         first = yield from harmony.read_first(self._reader)

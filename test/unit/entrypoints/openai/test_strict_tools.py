@@ -26,6 +26,7 @@ from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.base_detector import FunctionCallDetector
 from mysglang.srt.function_call.function_call_parser import DETECTORS
+from mysglang.srt.function_call.json_detectors import GptOssDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
@@ -204,7 +205,7 @@ def test_whatever_is_written(parser: str) -> None:
         function = rng.choice(FUNCTIONS[:2])
         structure = rng.choice(detector.structures(function.name))
         number = f"0{structure.behind_number}" if structure.behind_number else ""
-        assert answer.says(f"{structure.begin}{number}")
+        assert answer.says(f"{structure.ahead}{structure.begin}{number}")
         ends = [structure.end, '"', "}", "]", *((structure.markup.end,) if structure.markup else ())]
         for count in range(600):
             if answer.may_end():
@@ -217,6 +218,34 @@ def test_whatever_is_written(parser: str) -> None:
         _, calls = detector(OFFERED).detect_and_parse(answer.text)
         assert calls, answer.text
         assert_allowed(calls[0].name, json.loads(calls[0].parameters))
+
+
+def test_the_first_head_of_harmony() -> None:
+    """It may begin with the recipient, which alone may also occur in a text."""
+    head = " to=functions.get_weather<|channel|>"
+    for special in (False, True):
+        for kind in ("json", "<|constrain|>json"):
+            answer = Answer(GptOssDetector, special=special)
+            assert answer.says(f"{head}commentary {kind}<|message|>")
+            assert not answer.says('{"town')
+            assert answer.says('{"city')
+        for other in (f"{head}analysis", " to=functions.get_weather<|message|>{", " to=functions.loose<|message|>"):
+            assert not Answer(GptOssDetector, special=special).says(other)
+        for text in (" to=functions.get_weather", " to=functions.get_weather < 3", " to=python<|channel|>commentary"):
+            answer = Answer(GptOssDetector, special=special)
+            assert answer.says(text)
+            assert answer.may_end()
+
+
+@pytest.mark.parametrize("parser", sorted({WRITERS[case][0] for case in HELD}))
+def test_triggers_begin_with_what_few_tokens_have(parser: str) -> None:
+    """At each character of a trigger, xgrammar looks at every token that has the first one. With a space it took half a
+    minute.
+    """
+    for function in FUNCTIONS:
+        for structure in DETECTORS[parser].structures(function.name):
+            assert structure.begin.startswith(structure.trigger)
+            assert structure.trigger[0] not in " etaoinsr"
 
 
 def in_markup(**schema: Any) -> str:

@@ -25,7 +25,8 @@ Structured = Sequence[tuple[FunctionDefinition, Sequence[CallStructure]]]
 
 def calls_alone(functions: Structured, *, several: bool) -> str:
     """Returns a structural tag: at least one call in the first form of its function, and nothing else."""
-    calls = [(function, structures[0].begin, structures[0].end) for function, structures in functions]
+    first = [(function, structures[0]) for function, structures in functions]
+    calls = [(function, f"{one.ahead}{one.begin}", one.end) for function, one in first]
     return tag_text(_calls(calls, "\n", several))
 
 
