@@ -251,6 +251,60 @@ def test_a_structural_tag(rich_backend: GrammarBackend, newer: bool) -> None:
     assert EOS in allowed(rich_backend, matcher)
 
 
+def sharing(shared: Any, *names: object) -> str:
+    """A structural tag that calls `<a>` and `<b>` and so on with these shared parts."""
+    tags = [
+        {"type": "tag", "begin": f"<{letter}>", "content": {"type": "shared", "name": name}, "end": "</>"}
+        for letter, name in zip("abc", names, strict=False)
+    ]
+    form = {"type": "triggered_tags", "triggers": [tag["begin"] for tag in tags], "tags": tags}
+    return json.dumps({"format": form, "shared": shared})
+
+
+def test_parts_that_a_structural_tag_shares(rich_backend: GrammarBackend) -> None:
+    """They hold wherever they are named, and what repeats them costs little."""
+    number, word = ({"type": "json_schema", "json_schema": {"type": kind}} for kind in ("integer", "boolean"))
+    grammar = compiled(rich_backend, "structural_tag", sharing({"n": number, "w": word}, "n", "w", "n"))
+    for text, fits in (("<a>1</>", True), ("<a>true</>", False), ("<b>true</>", True), ("<c>12</> <a>3</>", True)):
+        matcher = grammar.matcher()
+        assert all(map(matcher.accept, TOKENIZER.encode(text, add_special_tokens=False))) is fits
+    wide = {"type": "object", "properties": {f"property_{count}": {"type": "string"} for count in range(20)}}
+    sizes = [
+        len(rich_backend.compile(GrammarSpec("structural_tag", sharing({"w": {**word, "json_schema": wide}}, *names))))
+        for names in ("w", "www")
+    ]
+    assert sizes[1] < 1.5 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("shared", "name", "words"),
+    [
+        ({"n": {"type": "any_text"}}, "m", "there is no shared part named 'm'"),
+        ({"n": {"type": "any_text"}}, 5, "there is no shared part named 5"),
+        ([], "n", "shared must be an object"),
+        ({"n": {"type": "shared", "name": "n"}}, "n", None),
+        ({"n": 5}, "n", None),
+    ],
+)
+def test_parts_that_cannot_be_shared(rich_backend: GrammarBackend, shared: Any, name: object, words: str) -> None:
+    with pytest.raises(GrammarError, match=words):
+        rich_backend.compile(GrammarSpec("structural_tag", sharing(shared, name)))
+
+
+def test_a_schema_that_is_wrong_is_named_by_its_tag(rich_backend: GrammarBackend) -> None:
+    wrong = {"type": "json_schema", "json_schema": {"properties": {"a": {"$dynamicRef": "#a"}}}}
+    with pytest.raises(GrammarError, match=r"behind '<b>': '\$dynamicRef' at #/properties/a"):
+        rich_backend.compile(
+            GrammarSpec("structural_tag", sharing({"w": wrong, "n": {**wrong, "json_schema": True}}, "n", "w"))
+        )
+
+
+def test_llguidance_needs_a_tag() -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(GrammarError, match="no tag"):
+        backend_named("llguidance").compile(GrammarSpec("structural_tag", sharing({})))
+
+
 AWKWARD = {
     "type": "object",
     "properties": {

@@ -17,11 +17,13 @@ from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError
 from mysglang.srt.constrained.client_regex import regex_in_rust
 from mysglang.srt.constrained.json_schema.expressions import as_lark
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
-from mysglang.srt.constrained.structural_tag import json_tags
+from mysglang.srt.constrained.structural_tag import Tag, in_tag, json_tags
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
+
+_FREE_TEXT = ("%llguidance {}", "text: TEXT", r"TEXT: /(.|\n)*/")
 
 
 class _Tokens:
@@ -137,16 +139,26 @@ class LLGuidanceBackend:
                 case "ebnf":
                     return ll.LLMatcher.grammar_from_lark(any_to_lark(spec.text))
                 case "structural_tag":
-                    tags = [
-                        ll.StructTag(
-                            trigger=tag.trigger, begin=tag.begin, grammar=self._schema(tag.schema), end=tag.end
-                        )
-                        for tag in json_tags(spec.text)
-                    ]
-                    # Grammars by name, as JSON: each tag has one of its own.
-                    return ll.StructTag.to_grammar(tags, assume_special=False)
+                    return self._free_text(json_tags(spec.text))
         except (ValueError, AssertionError) as error:
             raise GrammarError(str(error)) from None
 
-    def _schema(self, schema: dict[str, object] | bool) -> str:
-        return as_lark(grammar_of(json.dumps(schema)), self._style)
+    def _free_text(self, tags: Sequence[Tag]) -> str:
+        """Returns the grammar of a text that may have these tags, as JSON: grammars by name, one for each schema. The
+        library's own way to write it (`StructTag`) repeats a schema in each tag that has it.
+        """
+        if not tags:
+            raise GrammarError("it has no tag")
+        lines = [*_FREE_TEXT, f"start: ({' | '.join(f'tag_{number}' for number in range(len(tags)))})* text"]
+        names: dict[int, str] = {}
+        grammars = []
+        for number, tag in enumerate(tags):
+            if id(tag.schema) not in names:
+                name = names[id(tag.schema)] = f"schema_{len(names)}"
+                with in_tag(tag.begin):
+                    lark = as_lark(grammar_of(json.dumps(tag.schema)), self._style)
+                grammars.append({"name": name, "lark_grammar": lark})
+            begin, end = (json.dumps(text) if text else "" for text in (tag.begin.removeprefix(tag.trigger), tag.end))
+            lines.append(f"trigger_{number}[lazy]: TEXT {json.dumps(tag.trigger)}")
+            lines.append(f"tag_{number}: trigger_{number} {begin} @{names[id(tag.schema)]} {end}")
+        return json.dumps({"grammars": [{"name": "text", "lark_grammar": "\n".join(lines)}, *grammars]})

@@ -1,12 +1,14 @@
 """Structural tags: free text in which certain beginnings start a part that a grammar rules.
 
 Clients write them in two ways: as `{"format": …}`, xgrammar's, and as `{"structures": […], "triggers": […]}`, the older
-one. Here both become the first. Beside a format, `"special_tokens": true` says that special tokens are text.
+one. Here both become the first. Beside a format, `"special_tokens": true` says that special tokens are text, and
+`shared` has parts by name: `{"type": "shared", "name": …}` stands for one of them, as often as the format needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,10 @@ GRAMMAR_OF = {
     "grammar": "grammar",
 }
 """Types of parts that keep to a grammar -> the key under which they have it."""
+
+
+MAX_BEGIN = 100
+"""Characters of a tag's beginning that an error quotes."""
 
 
 class _Structure(msgspec.Struct, frozen=True):
@@ -52,7 +58,13 @@ def with_format(text: str) -> dict[str, Any]:
     """
     value = msgspec.json.decode(text)
     if "format" in value:
-        return {"type": "structural_tag", "format": value["format"]}
+        shared = value.get("shared", {})
+        if not isinstance(shared, dict):
+            raise GrammarError("shared must be an object of parts by name")
+        return {
+            "type": "structural_tag",
+            "format": _with_shared(value["format"], shared) if shared else value["format"],
+        }
     try:
         older = msgspec.convert(value, _Older)
     except msgspec.ValidationError as error:
@@ -72,6 +84,24 @@ def with_format(text: str) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
+def _with_shared(part: Any, shared: Mapping[str, Any]) -> Any:
+    """Returns `part` with the shared parts in place, each time the same object. They cannot contain one another."""
+    if isinstance(part, list):
+        return [_with_shared(inner, shared) for inner in part]
+    if not isinstance(part, dict) or _has_grammar(part):
+        return part
+    if part.get("type") != "shared":
+        return {key: _with_shared(inner, shared) for key, inner in part.items()}
+    name = part.get("name")
+    if not isinstance(name, str) or name not in shared:
+        raise GrammarError(f"there is no shared part named {name!r}")
+    return shared[name]
+
+
+def _has_grammar(part: dict[str, Any]) -> bool:
+    return GRAMMAR_OF.get(str(part.get("type"))) in part
+
+
 def special_tokens(text: str) -> bool:
     """Returns True if special tokens are text in this tag. They are never allowed in others. Raises GrammarError."""
     found = msgspec.json.decode(text).get("special_tokens", False)
@@ -83,9 +113,17 @@ def special_tokens(text: str) -> bool:
 def with_grammars(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
     """Returns `tag` with a grammar in place of each JSON schema and each regex in its format.
 
-    grammar_of: the part, such as `{"type": "json_schema", "json_schema": …}` -> EBNF with a rule `root`.
+    grammar_of: the part, such as `{"type": "json_schema", "json_schema": …}` -> EBNF with a rule `root`. It is called
+    once for a part that is shared.
     """
-    return {**tag, "format": _with_grammars(tag["format"], grammar_of)}
+    made: dict[int, str] = {}
+
+    def once(part: dict[str, Any]) -> str:
+        if id(part) not in made:
+            made[id(part)] = grammar_of(part)
+        return made[id(part)]
+
+    return {**tag, "format": _with_grammars(tag["format"], once)}
 
 
 def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> Any:
@@ -93,9 +131,21 @@ def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> An
         return [_with_grammars(inner, grammar_of) for inner in part]
     if not isinstance(part, dict):
         return part
-    if GRAMMAR_OF.get(str(part.get("type"))) in part:
+    if _has_grammar(part):
         return {"type": "grammar", "grammar": grammar_of(part)}
-    return {key: _with_grammars(inner, grammar_of) for key, inner in part.items()}
+    with in_tag(part.get("begin")):
+        return {key: _with_grammars(inner, grammar_of) for key, inner in part.items()}
+
+
+@contextmanager
+def in_tag(begin: object) -> Iterator[None]:
+    """Context in which errors name the tag that they are in by the beginning of its text, if it has one."""
+    try:
+        yield
+    except GrammarError as error:
+        if not isinstance(begin, str) or not begin:
+            raise
+        raise GrammarError(f"behind {begin[:MAX_BEGIN]!r}: {error}") from None
 
 
 def json_tags(text: str) -> list[Tag]:

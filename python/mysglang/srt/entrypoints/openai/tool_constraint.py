@@ -6,7 +6,8 @@ calls, which `JsonArrayDetector` reads. Knows no request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -58,9 +59,58 @@ def sequence(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tag_text(form: dict[str, Any], *, special: bool = False) -> str:
-    """Returns the structural tag of this form. `special`: special tokens are text in it."""
-    tag: dict[str, Any] = {"type": "structural_tag", "format": form}
-    return orjson.dumps({**tag, "special_tokens": True} if special else tag).decode()
+    """Returns the structural tag of this form, which has each schema once. `special`: special tokens are text in it."""
+    once = _Once()
+    once.count(form)
+    tag: dict[str, Any] = {"type": "structural_tag", "format": once.written(form)}
+    if once.shared:
+        tag["shared"] = once.shared
+    if special:
+        tag["special_tokens"] = True
+    return orjson.dumps(tag).decode()
+
+
+class _Once:
+    """The JSON schemas of a structural tag, each of which is written once, however many forms a call has."""
+
+    def __init__(self) -> None:
+        self.shared: dict[str, dict[str, Any]] = {}
+        """The schemas that occur several times, by name."""
+        self._uses = Counter[bytes]()
+        self._names: dict[bytes, str] = {}
+
+    def count(self, part: Any) -> None:
+        """Counts the schemas in a part."""
+        for inner in _inside(part):
+            if _is_schema(inner):
+                self._uses[orjson.dumps(inner)] += 1
+            else:
+                self.count(inner)
+
+    def written(self, part: Any) -> Any:
+        """Returns the part with names in place of the schemas that occur several times."""
+        if isinstance(part, list):
+            return [self.written(inner) for inner in part]
+        if not isinstance(part, dict):
+            return part
+        if not _is_schema(part):
+            return {key: self.written(inner) for key, inner in part.items()}
+        text = orjson.dumps(part)
+        if self._uses[text] < 2:
+            return part
+        name = self._names.setdefault(text, str(len(self._names)))
+        self.shared[name] = part
+        return {"type": "shared", "name": name}
+
+
+def _is_schema(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "json_schema"
+
+
+def _inside(part: Any) -> Iterable[Any]:
+    if isinstance(part, dict):
+        return part.values()
+    return part if isinstance(part, list) else ()
 
 
 def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str, several: bool) -> dict[str, Any]:
