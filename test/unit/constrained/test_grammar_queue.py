@@ -244,6 +244,7 @@ def test_promise_35_a_grammar_without_a_matcher_ends_its_request() -> None:
     compiler.finish(Spoilt())
     assert now_ready(queue) == [req]
     assert isinstance(req.finish, Abort) and req.finish.status == 500
+    assert req.finish.param == "regex"  # by which the route finds the client's own name
 
 
 def test_the_cache_is_bounded_and_forgets_what_was_used_least() -> None:

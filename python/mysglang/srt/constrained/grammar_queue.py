@@ -307,7 +307,8 @@ class GrammarQueue:
                 matcher = outcome.matcher()
             except Exception:  # libraries raise what they like
                 logger.exception("A compiled grammar gave no matcher, so its request ends with an error.")
-                req.finish = Abort(f"{spec.kind}: the compiled grammar cannot be used; try again.", status=500)
+                message = f"{spec.kind}: the compiled grammar cannot be used; try again."
+                req.finish = Abort(message, status=500, param=spec.kind)
             else:
                 req.grammar = AnswerGrammar(matcher, thought_end, req.thought_start, patience, self._cut)
         self._ready[req.rid] = req

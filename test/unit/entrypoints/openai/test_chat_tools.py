@@ -28,6 +28,7 @@ QWEN = """\
 {% endif %}{% endif %}"""
 CALLS = [Call("get_weather", {"city": "Köln", "days": 2}), Call("stop", {})]
 SMALL = [{"type": "function", "function": {"name": "f"}}]
+STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
 
 
 async def whole(served: Served, **fields: Any) -> dict[str, Any]:
@@ -417,10 +418,9 @@ async def test_definitions_move_to_the_root() -> None:
 
 
 async def test_a_server_without_grammars() -> None:
-    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
     async with serve(says("Ok"), AppOptions(grammar_backend="none"), template=QWEN) as served:
         forced = await served.post(PATH, asked(tools=SMALL, tool_choice="required"))
-        held = await served.post(PATH, asked(tools=strict))
+        held = await served.post(PATH, asked(tools=STRICT))
         assert (await served.post(PATH, asked(tools=SMALL))).status_code == 200
     assert (forced.status_code, forced.json()["error"]["param"]) == (400, "tool_choice")
     assert (held.status_code, held.json()["error"]["param"]) == (400, "tools")
@@ -458,8 +458,15 @@ async def test_strict_tools_are_held_to_their_schema() -> None:
         (
             {"tools": SMALL, "tool_choice": "required", "response_format": {"type": "json_object"}},
             "tool_choice",
-            "cannot both say",
+            "tool_choice: the tools and response_format cannot both say",
         ),
+        (
+            {"tools": STRICT, "response_format": {"type": "json_object"}},
+            "tools",
+            "tools: strict functions and response_format cannot both say",
+        ),
+        ({"tools": STRICT, "guided_choice": ["a"]}, "tools", "strict functions and guided_choice cannot both say"),
+        ({"tools": STRICT, "regex": "a"}, "tools", "strict functions and regex cannot both say"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'none', 'minimal'"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "boolean"),
     ],

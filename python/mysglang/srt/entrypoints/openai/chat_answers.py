@@ -270,8 +270,9 @@ class ChatAnswers:
         """
         changes: dict[str, object] = dict(plan.grammar or {})
         if changes and params.grammar is not None:
-            message = "tool_choice: the tools and another format cannot both say what the answer must be."
-            raise InvalidRequest(message, param="tool_choice")
+            other = body.grammar_names.get(params.grammar.kind, params.grammar.kind)
+            both = f"{plan.grammar_words} and {other} cannot both say what the answer must be"
+            raise InvalidRequest(f"{plan.grammar_field}: {both}.", param=plan.grammar_field)
         if plan.calls_are_special or (body.separate_reasoning and self._formats.thoughts_are_special):
             changes["skip_special_tokens"] = False
         return msgspec.structs.replace(params, **changes)

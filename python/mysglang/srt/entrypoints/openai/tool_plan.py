@@ -22,6 +22,7 @@ from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, Na
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.json_detectors import JsonArrayDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
+from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES, GrammarKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class ToolPlan:
     """True if special tokens must be shown to find them."""
     grammar: Mapping[str, str] | None = None
     """The sampling parameter that constrains the answer, with its text; None if there is none."""
+    grammar_field: str = "tool_choice"
+    """The request's field to which the grammar is due."""
+    grammar_words: str = "the tools"
+    """The part of that field that needs a grammar, as errors say it."""
 
 
 def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:
@@ -71,12 +76,14 @@ def _free_choice(
     grammar = None
     if any(function.strict for function in functions):
         _need_grammars(formats, "tools", "strict")
-        grammar = {"structural_tag": _strict_grammar(functions, formats)}
+        grammar = _limited("structural_tag", _strict_grammar(functions, formats))
     return ToolPlan(
         offered=offered,
         find_calls=lambda: detector(known),
         calls_are_special=formats.calls_are_special,
         grammar=grammar,
+        grammar_field="tools",
+        grammar_words="strict functions",
     )
 
 
@@ -91,12 +98,12 @@ def _forced_choice(
     detector, known = formats.detector, OfferedTools(offered)
     structured = _structured(functions, formats)
     if not formats.any_structural_tag:
-        grammar = {"json_schema": list_schema(functions, several=several)}
+        grammar = _limited("json_schema", list_schema(functions, several=several))
     elif detector is not None and structured is not None and _any_backend_writes(structured, formats):
-        grammar = {"structural_tag": calls_alone(structured, several=several)}
+        grammar = _limited("structural_tag", calls_alone(structured, several=several))
         return ToolPlan(offered=offered, find_calls=lambda: detector(known), grammar=grammar)
     else:
-        grammar = {"structural_tag": list_of_calls(functions, several=several)}
+        grammar = _limited("structural_tag", list_of_calls(functions, several=several))
     # With `separate_reasoning`, thoughts are taken out of the text before.
     behind = None if formats.reasoning is None or body.separate_reasoning else formats.reasoning.end
     return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known, behind=behind), grammar=grammar)
@@ -113,6 +120,14 @@ def _strict_grammar(functions: Sequence[FunctionDefinition], formats: AnswerForm
         return strict_calls(structured, special=formats.calls_are_special)
     message = f'tools: strict is not supported {why}. Send tool_choice "required", or name a function.'
     raise InvalidRequest(message, param="tools")
+
+
+def _limited(kind: GrammarKind, text: str) -> dict[str, str]:
+    """Returns the grammar as a sampling parameter. Raises InvalidRequest, which names the tools, for one too long."""
+    if (size := len(text.encode())) > MAX_GRAMMAR_BYTES:
+        what = "the schemas of the functions, with the forms of their calls, may have"
+        raise InvalidRequest(f"tools: {what} at most {MAX_GRAMMAR_BYTES} bytes, got {size}.", param="tools")
+    return {kind: text}
 
 
 def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> Structured | None:
