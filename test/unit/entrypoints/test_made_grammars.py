@@ -4,6 +4,8 @@ dialect, and also if the scheduler finds it.
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
@@ -20,11 +22,15 @@ from fixtures.dialects import (
     Dialect,
     message_of,
 )
+from fixtures.grammar_walk import backend_named, compiled, walk
 from fixtures.scripted_engine import Step, serve
+from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.openai.tool_constraint import list_schema
+from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
-from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES
+from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES, GrammarSpec
 
 Schema = dict[str, Any]
 KINDS = {"json_schema", "regex", "ebnf", "structural_tag"}
@@ -153,6 +159,24 @@ async def test_a_grammar_that_the_scheduler_refuses(case: str, status: int) -> N
             response = await served.post(dialect.path, dialect.asked(stream=stream, **fields(schema_of(10))))
             answer = dialect.read(response.content)[-1] if response.status_code == 200 else response.json()
             assert message_of(answer) == f"{field}: it is too large."
+
+
+@pytest.mark.parametrize("library", ["llguidance", "outlines"])
+def test_a_list_of_calls_names_its_functions(library: str) -> None:
+    """They are where errors of its schema look for them, whatever their names are."""
+    pytest.importorskip(library if library == "llguidance" else "outlines_core")
+    backend = backend_named(library)
+    place = {"type": "integer"}
+    taken = {"properties": {"a": {"$ref": "#/$defs/P"}}, "$defs": {"P": place}, "required": ["a"]}
+    functions = [FunctionDefinition(name=name, parameters=taken) for name in ("f", "w/e~ 20%é")]
+    grammar = compiled(backend, "json_schema", list_schema(functions, several=True))
+    for seed in range(3):
+        for call in json.loads(walk(backend, grammar.matcher(), random.Random(seed))):
+            assert call["name"] in ("f", "w/e~ 20%é")
+            assert isinstance(call["parameters"]["a"], int)
+    wrong = FunctionDefinition(name="g", parameters={"properties": {"a": {"$dynamicRef": "#x"}}})
+    with pytest.raises(GrammarError, match=r"'\$dynamicRef' at #/functions/g/properties/a"):
+        backend.compile(GrammarSpec("json_schema", list_schema([*functions, wrong], several=True)))
 
 
 @pytest.mark.parametrize("parser", ["gpt-oss", "llama3", "mistral", "qwen3_coder"])

@@ -412,7 +412,7 @@ async def test_definitions_move_to_the_root() -> None:
         schema = json.loads(params_of(served).json_schema or "")
         refused = await served.post(PATH, asked(tools=clash, tool_choice="required"))
     assert schema["$defs"] == {"Place": {"type": "string"}}
-    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
+    assert "$defs" not in schema["functions"]["a"]
     assert refused.status_code == 400
     assert "$defs/Place" in refused.json()["error"]["message"]
 

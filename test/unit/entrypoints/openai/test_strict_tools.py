@@ -315,7 +315,8 @@ def test_types_that_a_schema_refers_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "backend", "words"), [("pythonic", None, "pythonic"), ("qwen3_coder", "llguidance", "xgrammar")]
+    ("parser", "backend", "words"),
+    [("pythonic", None, "pythonic"), ("qwen3_coder", "llguidance", "xgrammar"), ("hermes", "outlines", "xgrammar")],
 )
 async def test_strict_tools_that_no_grammar_holds(parser: str, backend: str | None, words: str) -> None:
     options = AppOptions(tool_call_parser=parser, grammar_backend=backend)

@@ -37,6 +37,11 @@ class AnswerFormats:
         """True if grammars may be structural tags of every form: other backends know the older form only."""
         return self.grammar_backend in (None, "xgrammar")
 
+    @property
+    def tags_of_json(self) -> bool:
+        """True if grammars may be structural tags of the older form: free text with triggered JSON."""
+        return self.grammar_backend != "outlines"
+
     def call_ids(self, calls_before: int) -> NewCallId:
         """Returns how calls get the ids that the model's template reads. `calls_before`: how many calls the
         conversation has.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -40,6 +41,8 @@ def list_of_calls(functions: Sequence[FunctionDefinition], *, several: bool) -> 
 def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
     """Returns the JSON schema of such a list, for libraries that do not support structural tags of that kind."""
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(one) for one in functions]}}
+    # Errors name a place in the schema, and this place names the function.
+    schema["functions"] = {function.name: _own_schema(function) for function in functions}
     if not several:
         schema["maxItems"] = 1
     for kind in DEFINITIONS:
@@ -137,11 +140,16 @@ def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
     return {"type": "object", **function.parameters}
 
 
+def _own_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """Returns the schema of the arguments without what it refers to."""
+    return {key: value for key, value in arguments_schema(function).items() if key not in DEFINITIONS}
+
+
 def _call(function: FunctionDefinition) -> dict[str, Any]:
-    parameters = {key: value for key, value in arguments_schema(function).items() if key not in DEFINITIONS}
+    step = quote(function.name.replace("~", "~0").replace("/", "~1"))
     return {
         "type": "object",
-        "properties": {"name": {"enum": [function.name]}, "parameters": parameters},
+        "properties": {"name": {"enum": [function.name]}, "parameters": {"$ref": f"#/functions/{step}"}},
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }

@@ -99,7 +99,7 @@ def _forced_choice(
     structured = _structured(functions, formats)
     if not formats.any_structural_tag:
         grammar = _limited("json_schema", list_schema(functions, several=several))
-    elif detector is not None and structured is not None and _any_backend_writes(structured, formats):
+    elif detector is not None and structured is not None and _older_form_writes(structured, formats):
         grammar = _limited("structural_tag", calls_alone(structured, several=several))
         return ToolPlan(offered=offered, find_calls=lambda: detector(known), grammar=grammar)
     else:
@@ -114,7 +114,7 @@ def _strict_grammar(functions: Sequence[FunctionDefinition], formats: AnswerForm
     structured = _structured(functions, formats)
     if structured is None:
         why = f"for calls in the format of {formats.tool_call_parser}"
-    elif not (formats.any_structural_tag or _any_backend_writes(structured, formats)):
+    elif not (formats.any_structural_tag or _older_form_writes(structured, formats)):
         why = f"for this model's calls with --grammar-backend {formats.grammar_backend}; xgrammar supports it"
     else:
         return strict_calls(structured, special=formats.calls_are_special)
@@ -138,9 +138,9 @@ def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats)
     return found if all(structures for _, structures in found) else None
 
 
-def _any_backend_writes(structured: Structured, formats: AnswerFormats) -> bool:
-    """True if calls are JSON between texts without special tokens."""
-    return not formats.calls_are_special and plain_json(structured)
+def _older_form_writes(structured: Structured, formats: AnswerFormats) -> bool:
+    """True if calls are JSON between texts without special tokens, for which the older form of tags is enough."""
+    return formats.tags_of_json and not formats.calls_are_special and plain_json(structured)
 
 
 def _need_grammars(formats: AnswerFormats, field: str, what: str) -> None:
