@@ -38,7 +38,8 @@ class GrammarArgs:
     constrained_json_max_whitespace_cnt: int | None = arg(
         None,
         at_least=1,
-        help="Whitespace characters in a row that a JSON answer may have. If unset, there is no limit.",
+        help="Whitespace characters in a row that a JSON answer may have. If unset, tokens that begin with whitespace "
+        "are forbidden behind 128, where the grammar allows others.",
     )
     constrained_json_whitespace_pattern: str | None = arg(
         None, help="Regular expression for whitespace in JSON answers (llguidance and outlines only)."

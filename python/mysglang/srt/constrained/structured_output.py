@@ -14,6 +14,7 @@ from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.forced_tokens import cutter
 from mysglang.srt.constrained.freight import CompiledElsewhere, SharedBackend
 from mysglang.srt.constrained.grammar_queue import GrammarQueue
+from mysglang.srt.constrained.json_spaces import SpacedBackend
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
 from mysglang.srt.utils.hardware import usable_cores
@@ -77,6 +78,7 @@ def _backend_maker(setup: CompilerSetup, tokenizer: Tokenizer) -> Callable[[], G
     @cache
     def backend() -> GrammarBackend:
         vocabulary = Vocabulary.of(tokenizer, setup.vocab_size, setup.eos_ids)
-        return make_backend(setup.backend, vocabulary, setup.style)
+        made = make_backend(setup.backend, vocabulary, setup.style)
+        return SpacedBackend(made, vocabulary) if setup.style.pattern is None else made
 
     return backend
