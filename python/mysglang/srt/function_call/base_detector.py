@@ -13,7 +13,9 @@ from itertools import groupby
 from typing import ClassVar
 
 from mysglang.srt.function_call.core_types import (
+    AnswerHead,
     CallArguments,
+    CallsFrame,
     CallStart,
     CallStructure,
     NormalText,
@@ -34,6 +36,10 @@ class FunctionCallDetector(ABC):
     """A call may begin anywhere in the text."""
     markers: ClassVar[tuple[str, ...]]
     """The format's words that a tokenizer may hold for special tokens: hidden from the text, they could not be read."""
+    frame: ClassVar[CallsFrame | None] = None
+    """How calls stand together, for a grammar of answers that are calls or something else; None: they never do."""
+    answer_head: ClassVar[AnswerHead | None] = None
+    """Text before the answer itself, in formats that have one."""
 
     def __init__(self, tools: OfferedTools) -> None:
         self._tools = tools

@@ -53,6 +53,23 @@ class Markup:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsFrame:
+    """How the calls of an answer stand together: text before the first, between two, and behind the last."""
+
+    before: str = ""
+    between: str = "\n"
+    behind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """Text behind which the answer itself begins: `trigger`, and one of the endings."""
+
+    trigger: str
+    endings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CallStructure:
     """How a call of one function is written: `ahead`, `begin`, its arguments, `end`. `begin` starts with `trigger`."""
 

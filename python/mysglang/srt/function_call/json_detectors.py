@@ -9,7 +9,7 @@ import secrets
 import string
 
 from mysglang.srt.function_call.arguments_writer import json_text
-from mysglang.srt.function_call.core_types import CallStructure
+from mysglang.srt.function_call.core_types import AnswerHead, CallsFrame, CallStructure
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
 from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.parser import harmony
@@ -29,6 +29,7 @@ class HermesDetector(JsonObjectDetector):
     """Hermes and Qwen 2.5/3: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one for each call."""
 
     markers = (HERMES_BEGIN, HERMES_END)
+    frame = CallsFrame()
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -51,6 +52,7 @@ class Phi4MiniDetector(JsonObjectDetector):
     """
 
     markers = (PHI_BEGIN, PHI_END)
+    frame = CallsFrame()
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -97,6 +99,7 @@ class Apertus2509Detector(JsonObjectDetector):
     """
 
     markers = (APERTUS_BEGIN, APERTUS_END)
+    frame = CallsFrame()
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -132,6 +135,7 @@ class InternlmDetector(JsonObjectDetector):
     """InternLM and Intern-S1: `<|action_start|> <|plugin|>{"name": "f", "parameters": {...}}<|action_end|>`."""
 
     markers = (INTERNLM_BEGIN, INTERNLM_PLUGIN, INTERNLM_END)
+    frame = CallsFrame()
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -163,6 +167,7 @@ class GigaChat3Detector(JsonObjectDetector):
     """
 
     markers = (GIGACHAT_SEPARATOR, "<|role_sep|>", GIGACHAT_INLINE)
+    frame = CallsFrame()
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -194,6 +199,7 @@ class Llama32Detector(JsonObjectDetector):
     """
 
     markers = (LLAMA_TAG,)
+    frame = CallsFrame(between="; ")
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -233,6 +239,7 @@ class MistralDetector(JsonObjectDetector):
     """
 
     markers = (MISTRAL_BEGIN, MISTRAL_CALL_ID, MISTRAL_ARGS)
+    frame = CallsFrame(between="")
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -280,6 +287,10 @@ class GptOssDetector(JsonObjectDetector):
     """
 
     markers = harmony.MARKERS
+    answer_head = AnswerHead(
+        f"{harmony.CHANNEL}final",
+        (harmony.MESSAGE, f" {harmony.CONSTRAIN}json{harmony.MESSAGE}", f" json{harmony.MESSAGE}"),
+    )
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:

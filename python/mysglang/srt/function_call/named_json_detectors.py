@@ -9,7 +9,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from mysglang.srt.function_call.base_detector import MAX_NAME
-from mysglang.srt.function_call.core_types import CallStructure
+from mysglang.srt.function_call.core_types import CallsFrame, CallStructure
 from mysglang.srt.function_call.json_object_detector import TOO_MANY, JsonObjectDetector, Outcome
 from mysglang.srt.parser.text_reader import Steps
 
@@ -52,6 +52,7 @@ class DeepSeekV3Detector(NamedJsonDetector):
     section_begin, section_end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
     call_begin, call_end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     markers = (section_begin, section_end, call_begin, call_end, DEEPSEEK_SEPARATOR)
+    frame = CallsFrame(section_begin, "\n", section_end)
 
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
@@ -79,6 +80,8 @@ class DeepSeekV31Detector(DeepSeekV3Detector):
     The markers of V3, and nothing else between them.
     """
 
+    frame = CallsFrame(DeepSeekV3Detector.section_begin, "", DeepSeekV3Detector.section_end)
+
     @classmethod
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
         return (CallStructure(cls.call_begin, f"{cls.call_begin}{name}{DEEPSEEK_SEPARATOR}", cls.call_end),)
@@ -103,6 +106,7 @@ class KimiK2Detector(NamedJsonDetector):
     section_begin, section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     call_begin, call_end = "<|tool_call_begin|>", "<|tool_call_end|>"
     markers = (section_begin, section_end, call_begin, call_end, KIMI_SEPARATOR)
+    frame = CallsFrame(section_begin, "", section_end)
 
     @classmethod
     def new_call_id(cls, name: str, index: int) -> str:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, unquoted
 from mysglang.srt.function_call.base_detector import MAX_NAME, FunctionCallDetector
-from mysglang.srt.function_call.core_types import CallStructure, Markup
+from mysglang.srt.function_call.core_types import CallsFrame, CallStructure, Markup
 from mysglang.srt.parser.json_reader import json_value
 from mysglang.srt.parser.text_reader import Into, Steps
 
@@ -152,6 +152,7 @@ class Qwen3CoderDetector(TaggedDetector):
     value_interrupts = (f"\n{parameter_begin}", f"\n{call_end}")
     head_end = ">"
     behind_name = (">", ">")
+    frame = CallsFrame("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head(">"))
@@ -171,6 +172,7 @@ class MinimaxM2Detector(TaggedDetector):
     markers: ClassVar[tuple[str, ...]] = frames
     head_end = '">'
     behind_name = ('">', '">')
+    frame = CallsFrame("<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>")
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head('">'))
@@ -202,6 +204,11 @@ class Step3Detector(MinimaxM2Detector):
         "<｜tool_call_end｜>",
         "<｜tool_calls_end｜>",
     )
+    frame = CallsFrame(
+        "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>",
+        "<｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>",
+        "<｜tool_call_end｜>\n<｜tool_calls_end｜>",
+    )
 
 
 class DeepSeekV32Detector(MinimaxM2Detector):
@@ -215,6 +222,7 @@ class DeepSeekV32Detector(MinimaxM2Detector):
     parameter_begin, parameter_end = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
     markers = ("｜DSML｜",)
     behind_name = ('" string="true">', '" string="false">')
+    frame = CallsFrame("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>")
     _says_string = False
 
     def _parameter_name(self) -> Steps[str | None]:
@@ -246,6 +254,7 @@ class DeepSeekV4Detector(DeepSeekV32Detector):
     """DeepSeek V4: the calls of V3.2 within `<｜DSML｜tool_calls>`."""
 
     frames = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+    frame = CallsFrame("<｜DSML｜tool_calls>\n", "\n", "\n</｜DSML｜tool_calls>")
 
 
 GLM_KEY_END, GLM_VALUE_BEGIN = "</arg_key>", "<arg_value>"
@@ -270,6 +279,7 @@ class Glm4MoeDetector(TaggedDetector):
     head_end = ""
     behind_name = (f"{GLM_KEY_END}\n{GLM_VALUE_BEGIN}", f"{GLM_KEY_END}\n{GLM_VALUE_BEGIN}")
     loose_breaks = True
+    frame = CallsFrame()
 
     def _call_name(self) -> Steps[str | None]:
         """Reads the first word, up to white space or the next tag."""
@@ -296,6 +306,7 @@ class HunyuanDetector(Glm4MoeDetector):
     frames = ("<tool_calls>", "</tool_calls>")
     markers = (*Glm4MoeDetector.markers, *frames, HUNYUAN_SEPARATOR)
     head_end = HUNYUAN_SEPARATOR
+    frame = CallsFrame("<tool_calls>\n", "\n", "\n</tool_calls>")
 
     def _call_name(self) -> Steps[str | None]:
         return (yield from self._head(HUNYUAN_SEPARATOR))

@@ -456,12 +456,12 @@ async def test_strict_tools_are_held_to_their_schema() -> None:
             "an object of schemas",
         ),
         (
-            {"tools": SMALL, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tools": SMALL, "tool_choice": "required", "response_format": {"type": "structural_tag", "format": {}}},
             "tool_choice",
             "tool_choice: the tools and response_format cannot both say",
         ),
         (
-            {"tools": STRICT, "response_format": {"type": "json_object"}},
+            {"tools": STRICT, "response_format": {"type": "structural_tag", "format": {}}},
             "tools",
             "tools: strict functions and response_format cannot both say",
         ),

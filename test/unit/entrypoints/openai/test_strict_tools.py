@@ -7,18 +7,15 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from fixtures.call_formats import WRITERS, Call
 from fixtures.dialects import CHAT, says
-from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, allowed
 from fixtures.scripted_engine import serve
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, GrammarError, JsonStyle, Matcher
-from mysglang.srt.constrained.factory import make_backend
-from mysglang.srt.constrained.vocabulary import Vocabulary
+from fixtures.tagged_answers import TaggedAnswer, backend_with
+from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai.strict_calls import strict_calls
 from mysglang.srt.entrypoints.openai.tool_constraint import Structured
@@ -89,68 +86,12 @@ HELD = [
 ]
 
 
-@lru_cache
-def backend_with(markers: tuple[str, ...]) -> tuple[GrammarBackend, Vocabulary, dict[str, int]]:
-    """A backend whose special tokens are these markers, its vocabulary, and the tokens' ids."""
-    ids = {marker: VOCABULARY.size + number for number, marker in enumerate(dict.fromkeys(markers))}
-    named = {token: marker.encode() for marker, token in ids.items()}
-    vocabulary = Vocabulary([*VOCABULARY.pieces, *(b"" for _ in ids)], VOCABULARY.eos_ids, named)
-    return make_backend("xgrammar", vocabulary, JsonStyle(max_whitespace=2)), vocabulary, ids
-
-
-@lru_cache
-def grammar_of(detector: type[FunctionCallDetector], *, special: bool) -> CompiledGrammar:
-    structured: Structured = [(one, detector.structures(one.name)) for one in FUNCTIONS]
-    spec = GrammarSpec("structural_tag", strict_calls(structured, special=special))
-    backend, _, _ = backend_with(detector.markers if special else ())
-    return backend.load(spec, backend.compile(spec))
-
-
-class Answer:
-    """An answer of a model whose special tokens are the format's markers, or none."""
+class Answer(TaggedAnswer):
+    """An answer with free text and calls of `FUNCTIONS`, whose markers are special tokens or none."""
 
     def __init__(self, detector: type[FunctionCallDetector], *, special: bool) -> None:
-        self._backend, self._vocabulary, self._ids = backend_with(detector.markers if special else ())
-        self._matcher: Matcher = grammar_of(detector, special=special).matcher()
-        self._said = b""
-
-    def says(self, text: str) -> bool:
-        """Goes on with this text, if the grammar allows it."""
-        tokens = self._tokens(text)
-        for count, token in enumerate(tokens):
-            if not self._matcher.accept(token):
-                self._matcher.rollback(count)
-                return False
-        self._said += text.encode()
-        return True
-
-    @property
-    def text(self) -> str:
-        """The answer as the detokenizer would say it: free text may have bytes that are no UTF-8."""
-        return self._said.decode(errors="replace")
-
-    def may_end(self) -> bool:
-        return EOS in self._allowed()
-
-    def draws(self, rng: random.Random) -> None:
-        """Goes on with any token that is allowed."""
-        choices = [token for token in self._allowed() if token not in self._vocabulary.eos_ids]
-        token = rng.choice(choices)
-        piece = self._vocabulary.special.get(token, self._vocabulary.pieces[token])
-        assert self._matcher.accept(token)
-        self._said += piece
-
-    def _allowed(self) -> list[int]:
-        return allowed(self._backend, self._matcher, self._vocabulary.size)
-
-    def _tokens(self, text: str) -> list[int]:
-        marks = "|".join(map(re.escape, sorted(self._ids, key=len, reverse=True)))
-        pieces = re.split(f"({marks})", text) if marks else [text]
-        found: list[int] = []
-        for piece in pieces:
-            own = self._ids.get(piece)
-            found += TOKENIZER.encode(piece, add_special_tokens=False) if own is None else [own]
-        return found
+        structured: Structured = [(one, detector.structures(one.name)) for one in FUNCTIONS]
+        super().__init__(strict_calls(structured, special=special), detector.markers if special else ())
 
 
 def assert_allowed(name: str, arguments: object) -> None:

@@ -198,7 +198,9 @@ class ChatAnswers:
             think_start=think_start,
             begins_thinking=(reasoning or MARKED).begins_thinking(place),
         )
-        own_names = CHAT_NAMES | body.own_names | body.grammar_names | dict.fromkeys(plan.grammar or (), "tools")
+        own_names = (
+            CHAT_NAMES | body.own_names | body.grammar_names | dict.fromkeys(plan.grammar or (), plan.schema_field)
+        )
         return ChatCall(
             obj,
             own_names,
@@ -217,10 +219,10 @@ class ChatAnswers:
 
     def _planned(self, body: ChatCompletionRequest) -> tuple[ToolPlan, SamplingParams, dict[str, object]]:
         """Returns the tool plan, the sampling parameters, and further variables of the chat template."""
-        plan = plan_tools(body, self._formats)
-        template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
         # If the client sets no limit: to the end of the context.
         params = sampling_params(body, self._defaults, body.max_completion_tokens or body.max_tokens)
+        plan = plan_tools(body, self._formats, params.grammar)
+        template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
         return plan, self._with_plan(params, plan, body), template_kwargs
 
     def ask_plain(
@@ -269,7 +271,9 @@ class ChatAnswers:
         them.
         """
         changes: dict[str, object] = dict(plan.grammar or {})
-        if changes and params.grammar is not None:
+        if plan.holds_format and params.grammar is not None:
+            changes[params.grammar.kind] = None
+        elif changes and params.grammar is not None:
             other = body.grammar_names.get(params.grammar.kind, params.grammar.kind)
             both = f"{plan.grammar_words} and {other} cannot both say what the answer must be"
             raise InvalidRequest(f"{plan.grammar_field}: {both}.", param=plan.grammar_field)

@@ -1,4 +1,4 @@
-"""Structural tags for answers that may call functions: free text, in which calls keep to the schemas of strict
+"""Structural tags for answers that may call functions: free text or JSON, or calls that keep to the schemas of strict
 functions. Knows no request.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 from mysglang.srt.entrypoints.openai.markup_constraint import markup_arguments
 from mysglang.srt.entrypoints.openai.tool_constraint import Structured, arguments_schema, literal, sequence, tag_text
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
-from mysglang.srt.function_call.core_types import CallStructure
+from mysglang.srt.function_call.core_types import AnswerHead, CallsFrame, CallStructure
 
 
 def strict_calls(functions: Structured, *, special: bool) -> str:
@@ -17,13 +17,53 @@ def strict_calls(functions: Structured, *, special: bool) -> str:
 
     `special`: the format's markers are special tokens. Raises InvalidRequest for a schema that cannot be enforced.
     """
-    triggers: set[str] = set()
-    tags: list[dict[str, Any]] = []
-    for function, structures in functions:
-        for one in structures:
-            triggers.add(one.trigger)
-            tags.append({"type": "tag", "begin": one.begin, "content": _content(function, one), "end": one.end})
-    return tag_text({"type": "triggered_tags", "triggers": sorted(triggers), "tags": tags}, special=special)
+    return tag_text(_triggered(functions), special=special)
+
+
+def json_or_calls(schema: object, functions: Structured, frame: CallsFrame, *, several: bool, special: bool) -> str:
+    """Returns a structural tag: either JSON, or calls and nothing else. Arguments are as in `strict_calls`.
+
+    `frame`: how calls stand together. `several`: there may be more than one.
+    """
+    calls = {
+        "type": "tags_with_separator",
+        "tags": [
+            _tag(f"{one.ahead}{one.begin}", _content(function, one), one.end)
+            for function, structures in functions
+            for one in structures
+        ],
+        "separator": frame.between,
+        "at_least_one": True,
+        "stop_after_first": not several,
+    }
+    framed = [*map(literal, filter(None, [frame.before])), calls, *map(literal, filter(None, [frame.behind]))]
+    return tag_text({"type": "or", "elements": [_json(schema), sequence(framed)]}, special=special)
+
+
+def json_behind_head(schema: object, functions: Structured, head: AnswerHead, *, special: bool) -> str:
+    """Returns a structural tag: free text, up to a call or to the head of the answer with JSON behind it."""
+    form = _triggered(functions)
+    form["triggers"].append(head.trigger)
+    form["tags"] += [_tag(f"{head.trigger}{ending}", _json(schema), "") for ending in head.endings]
+    return tag_text({**form, "stop_after_first": True}, special=special)
+
+
+def _triggered(functions: Structured) -> dict[str, Any]:
+    """Returns the part in which text is free, and calls begin where it has a trigger."""
+    found = [(function, one) for function, structures in functions for one in structures]
+    return {
+        "type": "triggered_tags",
+        "triggers": sorted({one.trigger for _, one in found}),
+        "tags": [_tag(one.begin, _content(function, one), one.end) for function, one in found],
+    }
+
+
+def _tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _json(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def plain_json(functions: Structured) -> bool:
@@ -41,7 +81,7 @@ def _content(function: FunctionDefinition, structure: CallStructure) -> dict[str
 def _arguments(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
     if structure.markup is None:
         schema = arguments_schema(function) if function.strict else {"type": "object"}
-        return {"type": "json_schema", "json_schema": schema}
+        return _json(schema)
     if function.strict:
         return markup_arguments(function.name, arguments_schema(function), structure.markup)
     return {"type": "any_text"}

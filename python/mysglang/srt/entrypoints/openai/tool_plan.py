@@ -5,13 +5,15 @@ held to where it must call one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import orjson
 
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import CallFinder, NoCalls
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-from mysglang.srt.entrypoints.openai.strict_calls import plain_json, strict_calls
+from mysglang.srt.entrypoints.openai.strict_calls import json_behind_head, json_or_calls, plain_json, strict_calls
 from mysglang.srt.entrypoints.openai.tool_constraint import (
     Structured,
     calls_alone,
@@ -22,7 +24,7 @@ from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, Na
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.json_detectors import JsonArrayDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
-from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES, GrammarKind
+from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES, GrammarKind, GrammarSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +41,26 @@ class ToolPlan:
     """The sampling parameter that constrains the answer, with its text; None if there is none."""
     grammar_field: str = "tool_choice"
     """The request's field to which the grammar is due."""
+    holds_format: bool = False
+    """True if the grammar also does what the request's format of answers asks for."""
+    schema_field: str = "tools"
+    """The request's field whose schemas the grammar has, as errors name it."""
     grammar_words: str = "the tools"
     """The part of that field that needs a grammar, as errors say it."""
 
 
-def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:
+def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats, wanted: GrammarSpec | None = None) -> ToolPlan:
     """Plans how the tools of a request are offered and found. Raises InvalidRequest for tools without a format of
     calls, or a choice that is not offered.
+
+    `wanted`: the grammar of an answer without calls.
     """
     choice, functions = body.tool_choice, [tool.function for tool in body.tools]
     if choice == "none" or (choice == "auto" and not functions):
-        return ToolPlan()
+        return _without_tools(body, formats, wanted)
     offered = [tool.as_sent() for tool in body.tools]
     if choice == "auto":
-        return _free_choice(functions, offered, formats)
+        return _free_choice(functions, offered, formats, body, wanted)
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         functions = [function for function in functions if function.name == name]
@@ -60,11 +68,26 @@ def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:
             raise InvalidRequest(f"tool_choice: there is no tool named {name!r}.", param="tool_choice")
     elif not functions:
         raise InvalidRequest("tool_choice: there are no tools to choose from.", param="tool_choice")
-    return _forced_choice(functions, offered, formats, body)
+    plan = _forced_choice(functions, offered, formats, body)
+    # The answer has no text that a format of JSON could be about.
+    return replace(plan, holds_format=wanted is not None and wanted.kind == "json_schema")
+
+
+def _without_tools(body: ChatCompletionRequest, formats: AnswerFormats, wanted: GrammarSpec | None) -> ToolPlan:
+    headed = formats.detector is not None and formats.detector.answer_head is not None
+    text = _json_or_calls(wanted, (), formats, body) if headed and wanted is not None else None
+    if wanted is None or text is None:
+        return ToolPlan()
+    field = body.grammar_names.get(wanted.kind, wanted.kind)
+    return ToolPlan(grammar={"structural_tag": text}, holds_format=True, schema_field=field)
 
 
 def _free_choice(
-    functions: Sequence[FunctionDefinition], offered: Sequence[Mapping[str, Any]], formats: AnswerFormats
+    functions: Sequence[FunctionDefinition],
+    offered: Sequence[Mapping[str, Any]],
+    formats: AnswerFormats,
+    body: ChatCompletionRequest,
+    wanted: GrammarSpec | None,
 ) -> ToolPlan:
     detector, known = formats.detector, OfferedTools(offered)
     if detector is None:
@@ -73,18 +96,39 @@ def _free_choice(
             'Or send tool_choice "none".'
         )
         raise InvalidRequest(message, param="tools")
-    grammar = None
+    grammar, both, schema_field = None, None, "tools"
     if any(function.strict for function in functions):
         _need_grammars(formats, "tools", "strict")
         grammar = _limited("structural_tag", _strict_grammar(functions, formats))
+    if wanted is not None and (structured := _structured(functions, formats)) is not None:
+        both = _json_or_calls(wanted, structured, formats, body)
+        schema_field = f"{body.grammar_names.get(wanted.kind, wanted.kind)} or tools"
     return ToolPlan(
         offered=offered,
         find_calls=lambda: detector(known),
         calls_are_special=formats.calls_are_special,
-        grammar=grammar,
+        grammar=grammar if both is None else _limited("structural_tag", both, schema_field),
         grammar_field="tools",
         grammar_words="strict functions",
+        holds_format=both is not None,
+        schema_field="tools" if both is None else schema_field,
     )
+
+
+def _json_or_calls(
+    wanted: GrammarSpec, structured: Structured, formats: AnswerFormats, body: ChatCompletionRequest
+) -> str | None:
+    """Returns the structural tag of an answer that is either what is wanted or calls; None if none can be written."""
+    if wanted.kind != "json_schema" or formats.detector is None or not formats.any_structural_tag:
+        return None
+    schema, special = orjson.loads(wanted.schema), formats.calls_are_special
+    if (head := formats.detector.answer_head) is not None:
+        # Elsewhere the text before the head would be in the content, which is to be JSON.
+        separated = formats.reasoning is not None and body.separate_reasoning
+        return json_behind_head(schema, structured, head, special=special) if separated else None
+    if (frame := formats.detector.frame) is None:
+        return None
+    return json_or_calls(schema, structured, frame, several=body.parallel_tool_calls, special=special)
 
 
 def _forced_choice(
@@ -122,11 +166,13 @@ def _strict_grammar(functions: Sequence[FunctionDefinition], formats: AnswerForm
     raise InvalidRequest(message, param="tools")
 
 
-def _limited(kind: GrammarKind, text: str) -> dict[str, str]:
-    """Returns the grammar as a sampling parameter. Raises InvalidRequest, which names the tools, for one too long."""
+def _limited(kind: GrammarKind, text: str, field: str = "tools") -> dict[str, str]:
+    """Returns the grammar as a sampling parameter. Raises InvalidRequest, which names the field of its schemas, for one
+    too long.
+    """
     if (size := len(text.encode())) > MAX_GRAMMAR_BYTES:
-        what = "the schemas of the functions, with the forms of their calls, may have"
-        raise InvalidRequest(f"tools: {what} at most {MAX_GRAMMAR_BYTES} bytes, got {size}.", param="tools")
+        what = "the schemas, with the forms of the functions' calls, may have"
+        raise InvalidRequest(f"{field}: {what} at most {MAX_GRAMMAR_BYTES} bytes, got {size}.", param=field)
     return {kind: text}
 
 
