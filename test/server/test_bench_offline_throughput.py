@@ -1,35 +1,29 @@
 """bench_offline_throughput as its users run it: a table, the same as JSON, and every token that was asked for."""
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fixtures.patience import PATIENCE_S
-from fixtures.server_process import python_path
+from fixtures.warm_commands import run_cold, run_warm
 
 SHARED = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", "2", "--gsp-prompts-per-group", "3"]
 LENGTHS = ["--gsp-system-prompt-len", "32", "--gsp-question-len", "8", "--gsp-output-len", "5"]
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mysglang.bench_offline_throughput", *SHARED, *LENGTHS, *options],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": python_path("python")},
-        timeout=PATIENCE_S,
-    )
+def bench(
+    *options: str, run: Callable[..., subprocess.CompletedProcess[str]] = run_warm
+) -> subprocess.CompletedProcess[str]:
+    return run("mysglang.bench_offline_throughput", [*SHARED, *LENGTHS, *options])
 
 
 @pytest.mark.parametrize("options", [[], ["--skip-tokenizer-init", "--skip-warmup", "--disable-radix-cache"]])
 def test_the_tool(tmp_path: Path, options: list[str]) -> None:
     path = tmp_path / "out.jsonl"
-    done = bench("--result-filename", str(path), *options)
+    done = bench("--result-filename", str(path), *options, run=run_warm if options else run_cold)
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
     figures: dict[str, Any] = json.loads(last)

@@ -1,17 +1,15 @@
 """bench_serving as its users run it, against a real server: what it prints, what it writes, how it refuses."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fixtures.oracle import assert_quiet
-from fixtures.patience import PATIENCE_S
-from fixtures.server_process import ServerProcess, python_path
+from fixtures.server_process import ServerProcess
+from fixtures.warm_commands import run_cold, run_warm
 
 LENGTHS = ["--random-input-len", "24", "--random-output-len", "8", "--random-range-ratio", "1"]
 SMALL = ["--dataset-name", "random-ids", "--num-prompts", "6", *LENGTHS, "--disable-tqdm"]
@@ -24,13 +22,7 @@ def bench(
     """The finished tool, and the line that it wrote."""
     path = folder / "out.jsonl"
     arguments = ["--base-url", server.url, "--output-file", str(path), *SMALL, *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "mysglang.bench_serving", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": python_path("python")},
-        timeout=PATIENCE_S,
-    )
+    done = run_warm("mysglang.bench_serving", arguments)
     return done, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -91,12 +83,6 @@ def test_what_the_server_refuses(tiny_server: ServerProcess, tmp_path: Path) -> 
 
 def test_no_server(tmp_path: Path) -> None:
     arguments = ["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0.1", *SMALL]
-    done = subprocess.run(
-        [sys.executable, "-m", "mysglang.bench_serving", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": python_path("python")},
-        timeout=PATIENCE_S,
-    )
+    done = run_cold("mysglang.bench_serving", arguments)
     assert done.returncode == 1
     assert done.stderr.startswith("error: no server is ready after 0.1 s")
