@@ -1,6 +1,7 @@
 """Rules about the source text itself: no file outgrows its limit in silence, and nothing loads what could run code."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,8 +137,13 @@ def has_figure(limit: ast.expr) -> bool:
     return any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in ast.walk(limit))
 
 
+PROCESS_WIDE_NAMES = any_of({name.rpartition(".")[2] for name in PROCESS_WIDE})
+
+
 def asked_of_process(text: str) -> Iterator[str]:
     """Each place that reads what all tests of a process share, as `line: what`."""
+    if not PROCESS_WIDE_NAMES.search(text):
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in PROCESS_WIDE:
             yield f"{node.lineno}: {name}"
@@ -171,22 +177,29 @@ def test_every_page_of_docs_is_in_the_nav_of_the_site() -> None:
 
 @pytest.mark.promise(37)
 def test_nothing_loads_code() -> None:
-    found = [(relative(path), place) for path in source_files({".py"}) for place in unsafe_loading(path.read_text())]
+    found = [(path, place) for path, text in python_texts().items() for place in unsafe_loading(text)]
     assert not found
 
 
 def test_homes_of_unknown_users_are_no_exception() -> None:
     """Paths keep a `~` that is no home by os.path; pathlib raises RuntimeError."""
-    found = [relative(path) for path in source_files({".py"}) if ".expanduser()" in path.read_text()]
+    found = [path for path, text in python_texts().items() if ".expanduser()" in text]
     assert set(found) <= {relative(Path(__file__))}, "use os.path.expanduser"
 
 
 def texts_of_tests(word: str) -> dict[str, str]:
     """Path -> text of each file of tests that has this word."""
-    texts = {relative(path): path.read_text() for path in source_files({".py"})}
     return {
-        path: text for path, text in texts.items() if path.startswith(("test/", "sgl-kernel/tests/")) and word in text
+        path: text
+        for path, text in python_texts().items()
+        if path.startswith(("test/", "sgl-kernel/tests/")) and word in text
     }
+
+
+@functools.cache
+def python_texts() -> dict[str, str]:
+    """Path -> text of each file of Python."""
+    return {relative(path): path.read_text(encoding="utf-8") for path in source_files({".py"})}
 
 
 def test_tests_wait_for_states_and_not_for_times() -> None:
