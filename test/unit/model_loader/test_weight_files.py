@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 
 from mysglang.srt.configs.load_format import LOAD_FORMATS
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.model_loader.weight_files import open_weight_files, read_weights
+from mysglang.srt.model_loader.weight_files import SafetensorsFile, open_weight_files, read_weights
 from mysglang.srt.utils.checkpoint_files import INDEX, TORCH_INDEX
+
+SHAPES = {"matrix": (3, 5), "vector": (7,), "scalar": (), "nothing": (0, 4)}
 
 
 def save(path: Path, *names: str) -> None:
@@ -25,6 +27,13 @@ def save_sharded(folder: Path) -> None:
     save(folder / "model-2-of-2.safetensors", "ccc")
     weight_map = {"a": "model-1-of-2.safetensors", "bb": "model-1-of-2.safetensors", "ccc": "model-2-of-2.safetensors"}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int16", "uint8", "float8_e4m3fn", "complex64"])
+def test_the_header_says_how_long_a_tensor_is(tmp_path: Path, dtype: str) -> None:
+    save_file({name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, shape in SHAPES.items()}, tmp_path / "a")
+    file = SafetensorsFile(tmp_path / "a")
+    assert {name: file.stored_bytes(name) for name in SHAPES} == {name: file.read(name).nbytes for name in SHAPES}
 
 
 def names_in(folder: Path) -> list[str]:

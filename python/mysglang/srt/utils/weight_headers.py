@@ -78,7 +78,7 @@ _METADATA = "__metadata__"
 SHARD_LABEL = "mysglang_sharded_state"
 """Metadata key of files that hold one rank's part of a model: `utils/sharded_state.py`."""
 
-_BYTES = {
+VALUE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
@@ -170,6 +170,6 @@ def _read_header(path: Path, room: HeaderRoom) -> bytes:
 def _check_place(path: Path, name: str, entry: _Entry) -> None:
     """Raises ConfigError if a tensor's place does not have its size. For an unknown type, any size is accepted."""
     begin, end = entry.data_offsets
-    wanted = math.prod(entry.shape) * _BYTES[entry.dtype] if entry.dtype in _BYTES else end - begin
+    wanted = math.prod(entry.shape) * VALUE_BYTES[entry.dtype] if entry.dtype in VALUE_BYTES else end - begin
     if begin > end or end - begin != wanted:
         raise damaged(path, f"tensor {name}, {entry.dtype} {entry.shape[:8]}, has the bytes {begin} to {end}")
