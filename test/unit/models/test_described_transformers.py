@@ -143,19 +143,21 @@ def test_quantized_weights_are_refused(tmp_path: Path) -> None:
         load(tmp_path, quantization="int8wo").described()
 
 
-def change(monkeypatch: pytest.MonkeyPatch, kind: type, forward: Callable[..., Any], folder: Path) -> TokenModel:
+def change(
+    monkeypatch: pytest.MonkeyPatch, kind: type, forward: Callable[..., Any], folder: Path, *, layers: int = 3
+) -> TokenModel:
     """A Llama, loaded while the class is changed. The check of a loaded model is left out."""
     monkeypatch.setattr(kind, "forward", forward)
     # As many heads of keys as of queries, where more can be mistaken.
     family = "qwen3" if kind is Qwen3Attention else "llama"
-    saved(FAMILIES[family](num_key_value_heads=6), folder)
+    saved(FAMILIES[family](num_key_value_heads=6, num_hidden_layers=layers), folder)
     return load(folder)
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_almost_a_llama_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = CHANGES[name]
-    model = change(monkeypatch, changed.kind, changed.forward, tmp_path)
+    model = change(monkeypatch, changed.kind, changed.forward, tmp_path, layers=changed.layers)
     with pytest.raises(CannotDescribe, match=changed.why):
         model.described()
 
