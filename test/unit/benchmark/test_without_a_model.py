@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
     [
         "first_step/bench.py --case 1x128 --rounds 1",
         "scheduler_cpu/bench.py --rows 4 --steps 150",
-        "scheduler_cpu/waits.py --loads burst --seconds 1",
+        "scheduler_cpu/waits.py --loads rate32 --seconds 1",
     ],
     ids=["first_step", "scheduler_cpu", "waits"],
 )
