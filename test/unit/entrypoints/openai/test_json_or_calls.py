@@ -160,10 +160,46 @@ async def test_harmony_whose_thoughts_stay_in_the_text(thoughts: str, apart: boo
     assert orjson.loads(params.json_schema or "") == SCHEMA
 
 
-async def test_an_error_of_either_schema_names_both_fields() -> None:
-    wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "x" * (130 << 10)}}}
-    options = AppOptions(tool_call_parser="hermes")
+@pytest.mark.parametrize("calls", ["hermes", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"json_schema": "{bad"}, "json_schema"),
+        ({"json_schema": '{"const": NaN}'}, "json_schema"),
+        ({"json_schema": "[1]"}, "json_schema"),
+        ({"structured_outputs": {"json": "{bad"}}, "structured_outputs"),
+        ({"json_schema": "{}", "regex": "a"}, "regex"),
+    ],
+)
+async def test_malformed_schemas_beside_tools(calls: str, fields: dict[str, Any], param: str) -> None:
+    options = AppOptions(tool_call_parser=calls, reasoning_parser="gpt-oss")
     async with serve(says("{}"), options, template=TEMPLATE) as served:
-        response = await served.post(CHAT.path, CHAT.asked(response_format=wrong, tools=TOOLS))
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "response_format or tools"
+        for tools in ([], TOOLS, STRICT):
+            response = await served.post(CHAT.path, CHAT.asked(tools=tools, **fields))
+            if response.status_code == 200:
+                # Without tools, a scheduler finds out.
+                assert (tools, calls) == ([], "hermes")
+            else:
+                assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("schema", ["$$ANY$$", '{"const": 1000000000000000000000000000000}'])
+async def test_schemas_that_only_a_text_can_hold(schema: str) -> None:
+    """Any JSON has a schema, and a number of more than 64 bits has no place in a tag."""
+    async with serve(says("{}"), AppOptions(tool_call_parser="hermes"), template=TEMPLATE) as served:
+        await CHAT.ask(served, json_schema=schema, tools=TOOLS)
+        params = served.engine.requests[0].sampling_params
+    if schema == "$$ANY$$":
+        assert orjson.loads(params.structural_tag or "")["format"]["elements"][0]["json_schema"] == {}
+    else:
+        assert (params.json_schema, params.structural_tag) == (schema, None)
+
+
+async def test_schemas_that_are_too_long_together() -> None:
+    one, other = ({"type": "object", "description": letter * (100 << 10)} for letter in "xy")
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": one}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": other, "strict": True}}
+    async with serve(says("{}"), AppOptions(tool_call_parser="hermes"), template=TEMPLATE) as served:
+        response = await served.post(CHAT.path, CHAT.asked(response_format=wanted, tools=[tool]))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format or tools")
+    assert "at most 131072 bytes" in response.json()["error"]["message"]

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import orjson
 
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import CallFinder, NoCalls
+from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.strict_calls import json_behind_head, json_or_calls, plain_json, strict_calls
 from mysglang.srt.entrypoints.openai.tool_constraint import (
@@ -24,7 +26,7 @@ from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, Na
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.json_detectors import JsonArrayDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
-from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES, GrammarKind, GrammarSpec
+from mysglang.srt.sampling.grammar_spec import MAX_GRAMMAR_BYTES, GrammarKind, GrammarSpec, check_grammars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +120,16 @@ def _free_choice(
 def _json_or_calls(
     wanted: GrammarSpec, structured: Structured, formats: AnswerFormats, body: ChatCompletionRequest
 ) -> str | None:
-    """Returns the structural tag of an answer that is either what is wanted or calls; None if none can be written."""
+    """Returns the structural tag of an answer that is either what is wanted or calls; None if none can be written.
+    Raises InvalidRequest for a malformed grammar.
+    """
     if wanted.kind != "json_schema" or formats.detector is None or not formats.any_structural_tag:
         return None
-    schema, special = orjson.loads(wanted.schema), formats.calls_are_special
+    with own_words(body.grammar_names):
+        check_grammars({wanted.kind: wanted.text})
+    schema, special = msgspec.json.decode(wanted.schema), formats.calls_are_special
+    if not _writable(schema):
+        return None
     if (head := formats.detector.answer_head) is not None:
         # Elsewhere the text before the head would be in the content, which is to be JSON.
         separated = formats.reasoning is not None and body.separate_reasoning
@@ -129,6 +137,15 @@ def _json_or_calls(
     if (frame := formats.detector.frame) is None:
         return None
     return json_or_calls(schema, structured, frame, several=body.parallel_tool_calls, special=special)
+
+
+def _writable(schema: object) -> bool:
+    """True if the schema can be a part of a structural tag: no number in it has more than 64 bits."""
+    try:
+        orjson.dumps(schema)
+    except TypeError:
+        return False
+    return True
 
 
 def _forced_choice(
