@@ -203,3 +203,16 @@ async def test_schemas_that_are_too_long_together() -> None:
         response = await served.post(CHAT.path, CHAT.asked(response_format=wanted, tools=[tool]))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format or tools")
     assert "at most 131072 bytes" in response.json()["error"]["message"]
+
+
+async def test_other_routes_name_their_own_fields() -> None:
+    one, other = ({"type": "object", "description": letter * (100 << 10)} for letter in "xy")
+    body = {
+        "input": "Hi",
+        "tools": [{"type": "function", "name": "f", "strict": True, "parameters": one}],
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": other}},
+    }
+    async with serve(says("{}"), AppOptions(tool_call_parser="hermes"), template=TEMPLATE) as served:
+        response = await served.post("/v1/responses", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "text or tools")
+    assert response.json()["error"]["message"].startswith("text or tools: the schemas")

@@ -15,6 +15,9 @@ CHAT_NAMES = SAMPLING_NAMES | {"text": "messages", "top_logprobs_num": "top_logp
 COMPLETION_NAMES = SAMPLING_NAMES | {"text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
 TOKENIZE_NAMES = {"text": "prompt", "input_ids": "tokens"}
 
+EITHER = " or "
+"""Text between two fields, of which one is at fault."""
+
 _WORD = re.compile(r"""(?<!\w)'[^']*'|"[^"]*"|#/\S*|\w+""")
 """A word of a message; or a value of the client, or its place in a schema, which stays as it was sent."""
 
@@ -62,8 +65,11 @@ def _in_words(names: Mapping[str, str], message: str, param: str | None) -> str:
 
 
 def _reworded(param: str | None, names: Mapping[str, str]) -> str | None:
-    """Returns the place of an error, such as `messages.0.role`, with the client's name of its field."""
+    """Returns the place of an error, such as `messages.0.role`, with the client's name of its field. An error of either
+    of two fields has both names, and a word between them.
+    """
     if param is None:
         return None
     field, dot, rest = param.partition(".")
-    return f"{names.get(field, field)}{dot}{rest}"
+    known = EITHER.join(names.get(each, each) for each in field.split(EITHER))
+    return f"{known}{dot}{rest}"

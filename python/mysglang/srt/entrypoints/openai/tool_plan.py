@@ -13,7 +13,7 @@ import orjson
 
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import CallFinder, NoCalls
-from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.openai.field_names import EITHER, own_words
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.strict_calls import json_behind_head, json_or_calls, plain_json, strict_calls
 from mysglang.srt.entrypoints.openai.tool_constraint import (
@@ -104,7 +104,7 @@ def _free_choice(
         grammar = _limited("structural_tag", _strict_grammar(functions, formats))
     if wanted is not None and (structured := _structured(functions, formats)) is not None:
         both = _json_or_calls(wanted, structured, formats, body)
-        schema_field = f"{body.grammar_names.get(wanted.kind, wanted.kind)} or tools"
+        schema_field = f"{body.grammar_names.get(wanted.kind, wanted.kind)}{EITHER}tools"
     return ToolPlan(
         offered=offered,
         find_calls=lambda: detector(known),
