@@ -378,6 +378,7 @@ PARAMS: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
         DRAWN | {"stop": ["x", "y"], "max_new_tokens": 9},
     ),
     (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA_OF_A}}}, FORM),
+    (MESSAGES, {"output_format": {"type": "json_schema", "schema": SCHEMA_OF_A}}, FORM),
     (
         RESPONSES,
         DRAWN | {"max_output_tokens": 9, "stop": "x", "seed": 3},

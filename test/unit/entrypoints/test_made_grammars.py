@@ -110,6 +110,11 @@ MADE: dict[str, tuple[Dialect, str, Any]] = {
         "output_config",
         lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
     ),
+    "schema of messages in the beta": (
+        MESSAGES,
+        "output_format",
+        lambda schema: {"output_format": {"type": "json_schema", "schema": schema}},
+    ),
     "schema of ollama": (OLLAMA_CHAT, "format", lambda schema: {"format": schema}),
     "schema of ollama's text": (OLLAMA_GENERATE, "format", lambda schema: {"format": schema}),
 }

@@ -173,6 +173,14 @@ async def test_who_brings_no_key_is_told_both_headers() -> None:
     assert "x-api-key" in error["message"] and "Authorization" in error["message"]
 
 
+async def test_two_formats() -> None:
+    wanted = {"type": "json_schema", "schema": {"type": "object"}}
+    async with serve(options=OPTIONS) as served:
+        response = await served.post(PATH, asked(output_format=wanted, output_config={"format": wanted}))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("output_format and output_config.format: only one")
+
+
 async def test_effort_needs_a_template_that_knows_it() -> None:
     async with serve(options=OPTIONS) as served:
         response = await served.post(PATH, asked(output_config={"effort": "low"}))

@@ -200,10 +200,19 @@ class CountTokensRequest(StrictModel):
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None
+    """Name of `output_config.format` in the beta of structured outputs."""
     cache_control: CacheControl | None = None
     without_effect = MARKS
     idle = not_here("service_tier", unless=("auto", "standard_only"))
     unsupported = _UNSUPPORTED
+
+    @model_validator(mode="after")
+    def _one_format(self) -> CountTokensRequest:
+        if self.output_format is not None and self.output_config.format is not None:
+            message = "output_format and output_config.format: only one of them can say what the answer must be."
+            raise InvalidRequest(message, param="output_format")
+        return self
 
 
 class MessagesRequest(CountTokensRequest, AnthropicSampling):

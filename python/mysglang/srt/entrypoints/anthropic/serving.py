@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.anthropic.events import PING, PING_S, BlockEvents, event, message_content
 from mysglang.srt.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from mysglang.srt.entrypoints.anthropic.translate import NAMES, chat_request, counted_request
+from mysglang.srt.entrypoints.anthropic.translate import chat_request, counted_request, names_for
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatCall, ChatNews, Ending, aborted
@@ -73,12 +73,12 @@ class AnthropicServing:
 
     async def _count(self, body: CountTokensRequest) -> int:
         translate = partial(counted_request, body)
-        call = await self._answers.translated(translate, "count", NAMES, with_tools=bool(body.tools))
+        call = await self._answers.translated(translate, "count", names_for(body), with_tools=bool(body.tools))
         return await self._answers.count_tokens(call)
 
     async def _call(self, body: MessagesRequest, rid: str) -> ChatCall:
         translate = partial(chat_request, body)
-        return await self._answers.translated(translate, rid, NAMES, with_tools=bool(body.tools))
+        return await self._answers.translated(translate, rid, names_for(body), with_tools=bool(body.tools))
 
     def _start(self, rid: str, usage: dict[str, object]) -> bytes:
         message = {**self._head(rid), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}

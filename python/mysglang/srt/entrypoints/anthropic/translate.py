@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,12 @@ NAMES = {
 }
 """OpenAI's name of a field -> Anthropic's, where they differ."""
 
+
+def names_for(body: CountTokensRequest) -> Mapping[str, str]:
+    """Returns OpenAI's names of fields -> those that this client sent."""
+    return NAMES if body.output_format is None else NAMES | {"response_format": "output_format"}
+
+
 FAILED = "Error: "
 """Put before the result of a tool that failed: chat templates have no other way to say it."""
 
@@ -56,7 +62,7 @@ def counted_request(body: CountTokensRequest, words: ThinkingWords) -> ChatCompl
 
 
 def _request(body: CountTokensRequest, words: ThinkingWords, **more: object) -> ChatCompletionRequest:
-    schema = body.output_config.format
+    schema = body.output_config.format or body.output_format
     format_ = None if schema is None else {"type": "json_schema", "json_schema": {"schema": schema.schema_}}
     fields: dict[str, object] = {
         "messages": _messages(body),
