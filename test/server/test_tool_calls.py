@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from fixtures.oracle import assert_quiet
@@ -57,6 +58,28 @@ def ask_in_pieces(client: openai.OpenAI, messages: list[Any] = PARIS, **options:
 def calls_of(choice: Any) -> list[tuple[str, Any]]:
     calls = choice.message.tool_calls or []
     return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+class Report(pydantic.BaseModel):
+    """What the answer of an agent is to be."""
+
+    sunny: bool
+
+
+def test_an_agent_with_tools_and_a_type_of_answer(client: openai.OpenAI) -> None:
+    """The client sends strict tools and a response_format in every turn: the model calls, then it answers."""
+    city = pydantic.create_model("get_weather", __doc__="Get the current weather in a city", city=str)
+    tools = [openai.pydantic_function_tool(city)]
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "tools": tools, "response_format": Report}
+    asked = client.chat.completions.parse(messages=PARIS, **options).choices[0].message
+    assert asked.tool_calls and asked.parsed is None
+    [call] = asked.tool_calls
+    arguments = call.function.parsed_arguments
+    assert isinstance(arguments, city) and "Paris" in arguments.model_dump()["city"]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    turns: list[Any] = [*PARIS, asked.model_dump(exclude_none=True, exclude={"parsed"}), result]
+    answer = client.chat.completions.parse(messages=turns, tool_choice="none", **options).choices[0].message
+    assert isinstance(answer.parsed, Report) and not answer.tool_calls
 
 
 def test_a_call(client: openai.OpenAI) -> None:
