@@ -61,7 +61,7 @@ def calls_of(choice: Any) -> list[tuple[str, Any]]:
 
 
 class Report(pydantic.BaseModel):
-    """What the answer of an agent is to be."""
+    """Type of an agent's answer."""
 
     sunny: bool
 

@@ -7,7 +7,9 @@ whitespace are forbidden, unless the grammar allows no other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -41,30 +43,72 @@ def place_after(place: int, piece: bytes) -> int:
     return place
 
 
-class SpacedMatcher:
-    """One answer's place in a grammar, and in its JSON (a `Matcher`)."""
+class Spaces(Protocol):
+    """Whitespace that an answer has where it stands."""
 
-    __slots__ = ("_pieces", "_places", "inner")
+    @property
+    def full(self) -> bool:
+        """True if the answer has enough whitespace here."""
+        ...
 
-    def __init__(self, inner: Matcher, pieces: Sequence[bytes]) -> None:
-        self.inner = inner
+    def add(self, token: int) -> None: ...
+
+    def drop(self, count: int) -> None:
+        """Takes the last tokens back."""
+        ...
+
+
+class CountedSpaces:
+    """Whitespace in JSON."""
+
+    __slots__ = ("_pieces", "_places")
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
         self._places = [0]
         """The place after each token. The first entry is for the start."""
 
     @property
-    def finished(self) -> bool:
-        return self.inner.finished
+    def full(self) -> bool:
+        return self._places[-1] >= MOST_SPACES
+
+    def add(self, token: int) -> None:
+        self._places.append(place_after(self._places[-1], self._pieces[token]))
+
+    def drop(self, count: int) -> None:
+        if count:
+            del self._places[-count:]
+
+
+class AnySpaces:
+    """Whitespace in an answer that is no JSON, which may have any."""
+
+    full = False
+
+    def add(self, token: int) -> None:
+        pass
+
+    def drop(self, count: int) -> None:
+        pass
+
+
+class SpacedMatcher:
+    """One answer's place in a grammar, and its whitespace (a `Matcher`)."""
+
+    __slots__ = ("inner", "spaces")
+
+    def __init__(self, inner: Matcher, spaces: Spaces) -> None:
+        self.inner = inner
+        self.spaces = spaces
 
     @property
-    def full(self) -> bool:
-        """True if the answer has enough whitespace here."""
-        return self._places[-1] >= MOST_SPACES
+    def finished(self) -> bool:
+        return self.inner.finished
 
     def accept(self, token: int) -> bool:
         accepted = self.inner.accept(token)
         if accepted:
-            self._places.append(place_after(self._places[-1], self._pieces[token]))
+            self.spaces.add(token)
         return accepted
 
     def forced_text(self) -> str:
@@ -72,20 +116,19 @@ class SpacedMatcher:
 
     def rollback(self, count: int) -> None:
         self.inner.rollback(count)
-        if count:
-            del self._places[-count:]
+        self.spaces.drop(count)
 
 
 class SpacedCompiled:
-    """A compiled grammar of JSON, whose answers count their whitespace (a `CompiledGrammar`)."""
+    """A compiled grammar whose answers know their whitespace (a `CompiledGrammar`)."""
 
-    def __init__(self, inner: CompiledGrammar, pieces: Sequence[bytes]) -> None:
+    def __init__(self, inner: CompiledGrammar, new_spaces: Callable[[], Spaces]) -> None:
         self._inner = inner
-        self._pieces = pieces
+        self._new_spaces = new_spaces
         self.nbytes = inner.nbytes
 
     def matcher(self) -> Matcher:
-        return SpacedMatcher(self._inner.matcher(), self._pieces)
+        return SpacedMatcher(self._inner.matcher(), self._new_spaces())
 
 
 class SpacedBackend:
@@ -93,7 +136,7 @@ class SpacedBackend:
 
     def __init__(self, inner: GrammarBackend, vocabulary: Vocabulary) -> None:
         self._inner = inner
-        self._pieces = vocabulary.pieces
+        self._counted = partial(CountedSpaces, vocabulary.pieces)
         others = np.zeros(32 * mask_words(vocabulary.size), dtype=np.bool_)
         others[: vocabulary.size] = [piece[:1] not in SPACES or not piece for piece in vocabulary.pieces]
         self._others: Ints = np.packbits(others, bitorder="little").view(np.int32)
@@ -103,20 +146,12 @@ class SpacedBackend:
         return self._inner.compile(spec, threads)
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
-        loaded = self._inner.load(spec, data)
-        return SpacedCompiled(loaded, self._pieces) if spec.kind == "json_schema" else loaded
+        new_spaces = self._counted if spec.kind == "json_schema" else AnySpaces
+        return SpacedCompiled(self._inner.load(spec, data), new_spaces)
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
-        inner: list[Matcher] = []
-        full: list[int] = []
-        for matcher, row in zip(matchers, rows, strict=True):
-            if isinstance(matcher, SpacedMatcher):
-                if matcher.full:
-                    full.append(row)
-                matcher = matcher.inner
-            inner.append(matcher)
-        self._inner.fill(inner, bits, rows)
-        for row in full:
-            narrowed = bits[row] & self._others
-            if np.count_nonzero(narrowed):
+        known = [matcher for matcher in matchers if isinstance(matcher, SpacedMatcher)]
+        self._inner.fill([matcher.inner for matcher in known], bits, rows)
+        for matcher, row in zip(known, rows, strict=True):
+            if matcher.spaces.full and np.count_nonzero(narrowed := bits[row] & self._others):
                 bits[row] = narrowed
