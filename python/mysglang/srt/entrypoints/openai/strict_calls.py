@@ -7,7 +7,16 @@ from __future__ import annotations
 from typing import Any
 
 from mysglang.srt.entrypoints.openai.markup_constraint import markup_arguments
-from mysglang.srt.entrypoints.openai.tool_constraint import Structured, arguments_schema, literal, sequence, tag_text
+from mysglang.srt.entrypoints.openai.tool_constraint import (
+    Structured,
+    arguments_schema,
+    calls_between,
+    json_part,
+    literal,
+    sequence,
+    tag,
+    tag_text,
+)
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
 from mysglang.srt.function_call.core_types import AnswerHead, CallsFrame, CallStructure
 
@@ -25,26 +34,21 @@ def json_or_calls(schema: object, functions: Structured, frame: CallsFrame, *, s
 
     `frame`: how calls stand together. `several`: there may be more than one.
     """
-    calls = {
-        "type": "tags_with_separator",
-        "tags": [
-            _tag(f"{one.ahead}{one.begin}", _content(function, one), one.end)
-            for function, structures in functions
-            for one in structures
-        ],
-        "separator": frame.between,
-        "at_least_one": True,
-        "stop_after_first": not several,
-    }
+    tags = [
+        tag(f"{one.ahead}{one.begin}", _content(function, one), one.end)
+        for function, structures in functions
+        for one in structures
+    ]
+    calls = calls_between(tags, frame.between, several=several)
     framed = [*map(literal, filter(None, [frame.before])), calls, *map(literal, filter(None, [frame.behind]))]
-    return tag_text({"type": "or", "elements": [_json(schema), sequence(framed)]}, special=special)
+    return tag_text({"type": "or", "elements": [json_part(schema), sequence(framed)]}, special=special)
 
 
 def json_behind_head(schema: object, functions: Structured, head: AnswerHead, *, special: bool) -> str:
     """Returns a structural tag: free text, up to a call or to the head of the answer with JSON behind it."""
     form = _triggered(functions)
     form["triggers"].append(head.trigger)
-    form["tags"] += [_tag(f"{head.trigger}{ending}", _json(schema), "") for ending in head.endings]
+    form["tags"] += [tag(f"{head.trigger}{ending}", json_part(schema), "") for ending in head.endings]
     return tag_text({**form, "stop_after_first": True}, special=special)
 
 
@@ -54,16 +58,8 @@ def _triggered(functions: Structured) -> dict[str, Any]:
     return {
         "type": "triggered_tags",
         "triggers": sorted({one.trigger for _, one in found}),
-        "tags": [_tag(one.begin, _content(function, one), one.end) for function, one in found],
+        "tags": [tag(one.begin, _content(function, one), one.end) for function, one in found],
     }
-
-
-def _tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _json(schema: object) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": schema}
 
 
 def plain_json(functions: Structured) -> bool:
@@ -81,7 +77,7 @@ def _content(function: FunctionDefinition, structure: CallStructure) -> dict[str
 def _arguments(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
     if structure.markup is None:
         schema = arguments_schema(function) if function.strict else {"type": "object"}
-        return _json(schema)
+        return json_part(schema)
     if function.strict:
         return markup_arguments(function.name, arguments_schema(function), structure.markup)
     return {"type": "any_text"}

@@ -116,23 +116,30 @@ def _inside(part: Any) -> Iterable[Any]:
     return part if isinstance(part, list) else ()
 
 
-def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str, several: bool) -> dict[str, Any]:
-    tags = [
-        {
-            "type": "tag",
-            "begin": begin,
-            "content": {"type": "json_schema", "json_schema": arguments_schema(function)},
-            "end": end,
-        }
-        for function, begin, end in calls
-    ]
+def tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
+    """Returns the part of a structural tag that is `content` between two texts."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def json_part(schema: object) -> dict[str, Any]:
+    """Returns the part of a structural tag that is JSON of this schema."""
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def calls_between(tags: Sequence[dict[str, Any]], separator: str, *, several: bool) -> dict[str, Any]:
+    """Returns the part of a structural tag that is one of the tags, or `several` of them with text between them."""
     return {
         "type": "tags_with_separator",
-        "tags": tags,
+        "tags": list(tags),
         "separator": separator,
         "at_least_one": True,
         "stop_after_first": not several,
     }
+
+
+def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str, several: bool) -> dict[str, Any]:
+    tags = [tag(begin, json_part(arguments_schema(function)), end) for function, begin, end in calls]
+    return calls_between(tags, separator, several=several)
 
 
 def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
