@@ -57,3 +57,8 @@ def pointer_steps(fragment: str) -> list[str]:
     Source: RFC 6901.
     """
     return [step.replace("~1", "/").replace("~0", "~") for step in fragment.split("/")[1:]]
+
+
+def pointer_step(key: str) -> str:
+    """Returns a key as a step of a JSON Pointer, which `pointer_steps` reads."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote, urljoin
 
 from mysglang.srt.constrained.backend import GrammarError
-from mysglang.srt.utils.schema_words import pointer_steps
+from mysglang.srt.utils.schema_words import pointer_step, pointer_steps
 
 Json: TypeAlias = Any
 """A value of json.loads, with Decimal for every number that has a point or an exponent."""
@@ -107,7 +107,7 @@ class Document:
         schema = place.schema
         for step in steps:
             schema = schema[step]
-        path = "".join(f"/{_escaped(str(step))}" for step in steps)
+        path = "".join(f"/{pointer_step(str(step))}" for step in steps)
         return self.place(schema, place.pointer + path, self._base_of(schema, place.base))
 
     def made(self, schema: Json, place: Place) -> Place:
@@ -145,7 +145,7 @@ class Document:
         except (LookupError, ValueError, TypeError):
             ref = place.schema["$ref"]
             refuse("$ref", place, f"leads nowhere: {ref[:80]!r}")
-        return Place(below, f"{found.pointer}/{_escaped(step)}", self._base_of(below, found.base))
+        return Place(below, f"{found.pointer}/{pointer_step(step)}", self._base_of(below, found.base))
 
     def _base_of(self, schema: Json, base: str) -> str:
         if not isinstance(schema, dict):
@@ -168,7 +168,7 @@ class Document:
                     name = value.get(keyword)
                     if isinstance(name, str) and (keyword.endswith("nchor") or name.startswith("#")):
                         self._by_uri.setdefault(f"{inner}#{name.lstrip('#')}", Place(value, at, inner))
-                todo.extend((below, f"{at}/{_escaped(step)}", inner) for step, below in _schemas_in(value))
+                todo.extend((below, f"{at}/{pointer_step(step)}", inner) for step, below in _schemas_in(value))
             elif isinstance(value, list):
                 todo.extend((below, f"{at}/{place}", uri) for place, below in enumerate(value))
 
@@ -178,10 +178,6 @@ def _schemas_in(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
     for keyword, value in schema.items():
         if keyword not in ("const", "enum", "default", "examples"):
             yield keyword, value
-
-
-def _escaped(step: str) -> str:
-    return step.replace("~", "~0").replace("/", "~1")
 
 
 def _number(text: str) -> int | Decimal:

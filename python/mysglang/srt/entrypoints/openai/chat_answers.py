@@ -274,7 +274,7 @@ class ChatAnswers:
         if plan.holds_format and params.grammar is not None:
             changes[params.grammar.kind] = None
         elif changes and params.grammar is not None:
-            other = body.grammar_names.get(params.grammar.kind, params.grammar.kind)
+            other = body.grammar_field(params.grammar.kind)
             both = f"{plan.grammar_words} and {other} cannot both say what the answer must be"
             raise InvalidRequest(f"{plan.grammar_field}: {both}.", param=plan.grammar_field)
         if plan.calls_are_special or (body.separate_reasoning and self._formats.thoughts_are_special):

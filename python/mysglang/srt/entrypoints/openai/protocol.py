@@ -162,6 +162,10 @@ class GenerationRequest(OpenAISampling):
             return dict.fromkeys(self.structured_outputs.grammars(), "structured_outputs")
         return {}
 
+    def grammar_field(self, kind: str) -> str:
+        """Returns the field in which this client sent the grammar of that kind."""
+        return self.grammar_names.get(kind, kind)
+
     @property
     def beams(self) -> int | None:
         """Number of beams; None without beam search."""

@@ -17,6 +17,7 @@ from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.arguments_writer import json_text
 from mysglang.srt.function_call.core_types import CallStructure
+from mysglang.srt.utils.schema_words import pointer_step
 
 DEFINITIONS = ("$defs", "definitions")
 """Keys under which a schema has schemas that it refers to."""
@@ -153,7 +154,7 @@ def _own_schema(function: FunctionDefinition) -> dict[str, Any]:
 
 
 def _call(function: FunctionDefinition) -> dict[str, Any]:
-    step = quote(function.name.replace("~", "~0").replace("/", "~1"))
+    step = quote(pointer_step(function.name))
     return {
         "type": "object",
         "properties": {"name": {"enum": [function.name]}, "parameters": {"$ref": f"#/functions/{step}"}},

@@ -76,12 +76,11 @@ def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats, wanted: Gram
 
 
 def _without_tools(body: ChatCompletionRequest, formats: AnswerFormats, wanted: GrammarSpec | None) -> ToolPlan:
-    headed = formats.detector is not None and formats.detector.answer_head is not None
-    text = _json_or_calls(wanted, (), formats, body) if headed and wanted is not None else None
-    if wanted is None or text is None:
+    if wanted is None or formats.detector is None or formats.detector.answer_head is None:
         return ToolPlan()
-    field = body.grammar_names.get(wanted.kind, wanted.kind)
-    return ToolPlan(grammar={"structural_tag": text}, holds_format=True, schema_field=field)
+    if (text := _json_or_calls(wanted, (), formats, body)) is None:
+        return ToolPlan()
+    return ToolPlan(grammar={"structural_tag": text}, holds_format=True, schema_field=body.grammar_field(wanted.kind))
 
 
 def _free_choice(
@@ -98,23 +97,22 @@ def _free_choice(
             'Or send tool_choice "none".'
         )
         raise InvalidRequest(message, param="tools")
-    grammar, both, schema_field = None, None, "tools"
-    if any(function.strict for function in functions):
-        _need_grammars(formats, "tools", "strict")
-        grammar = _limited("structural_tag", _strict_grammar(functions, formats))
-    if wanted is not None and (structured := _structured(functions, formats)) is not None:
-        both = _json_or_calls(wanted, structured, formats, body)
-        schema_field = f"{body.grammar_names.get(wanted.kind, wanted.kind)}{EITHER}tools"
-    return ToolPlan(
+    plan = ToolPlan(
         offered=offered,
         find_calls=lambda: detector(known),
         calls_are_special=formats.calls_are_special,
-        grammar=grammar if both is None else _limited("structural_tag", both, schema_field),
         grammar_field="tools",
         grammar_words="strict functions",
-        holds_format=both is not None,
-        schema_field="tools" if both is None else schema_field,
     )
+    strict, structured = any(function.strict for function in functions), _structured(functions, formats)
+    if strict:
+        _need_grammars(formats, "tools", "strict")
+    if wanted is not None and structured is not None:
+        both = _json_or_calls(wanted, structured, formats, body)
+        if both is not None:
+            field = f"{body.grammar_field(wanted.kind)}{EITHER}tools"
+            return replace(plan, grammar=_limited("structural_tag", both, field), holds_format=True, schema_field=field)
+    return replace(plan, grammar=_limited("structural_tag", _strict_grammar(structured, formats))) if strict else plan
 
 
 def _json_or_calls(
@@ -170,9 +168,8 @@ def _forced_choice(
     return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known, behind=behind), grammar=grammar)
 
 
-def _strict_grammar(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> str:
+def _strict_grammar(structured: Structured | None, formats: AnswerFormats) -> str:
     """Returns the structural tag for calls of the model's choice. Raises InvalidRequest if none can be written."""
-    structured = _structured(functions, formats)
     if structured is None:
         why = f"for calls in the format of {formats.tool_call_parser}"
     elif not (formats.any_structural_tag or _older_form_writes(structured, formats)):
