@@ -28,6 +28,7 @@ from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
 from fixtures.rank_answers import (
     GREEDY,
+    PATIENT,
     assert_a_killed_rank_is_told,
     assert_answers_of_one,
     assert_control_reaches_both,
@@ -54,7 +55,7 @@ TWO = ("--tp-size", "2", "--dtype", "float32")
 def pair() -> Iterator[ServerProcess]:
     """The embedded model over two ranks, which try drafts."""
     options = ("--speculative-algorithm", "NGRAM", "--enable-mixed-chunk", "--chunked-prefill-size", "64")
-    with WarmServer(*TWO, *options, "--enable-metrics", "--admin-api-key", ADMIN) as server:
+    with WarmServer(*TWO, *options, *PATIENT, "--enable-metrics", "--admin-api-key", ADMIN) as server:
         assert server.url
         yield server
 

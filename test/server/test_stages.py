@@ -25,6 +25,7 @@ from fixtures.greedy_answers import (
 from fixtures.oracle import get
 from fixtures.processes import wait_until_gone
 from fixtures.rank_answers import (
+    PATIENT,
     assert_a_killed_rank_is_told,
     assert_answers_of_one,
     assert_control_reaches_both,
@@ -48,7 +49,7 @@ TWO = ("--pp-size", "2", "--dtype", "float32")
 def pair() -> Iterator[ServerProcess]:
     """The embedded model in two stages, which try drafts."""
     options = ("--speculative-algorithm", "NGRAM", "--enable-mixed-chunk", "--chunked-prefill-size", "64")
-    with WarmServer(*TWO, *options, "--enable-metrics", "--admin-api-key", ADMIN) as server:
+    with WarmServer(*TWO, *options, *PATIENT, "--enable-metrics", "--admin-api-key", ADMIN) as server:
         assert server.url
         yield server
 
@@ -96,6 +97,8 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "320", "--enable-hierarchical-cache")
     with WarmServer(*options, *memory, *TWO, "--tp-size", "2", "--chunked-prefill-size", f"{CHUNK}") as server:
         found = asyncio.run(answer_all(server.url, prompts))
+        # One after another, so that each finds the pages of the one before it, and none of its own, on the device.
+        again = asyncio.run(answer_all(server.url, prompts, at_once=1))
         assert_ranks_quiet(server.url, ranks=4)
         assert get(f"{server.url}/server_info")["internal_states"][0]["host_loaded_tokens"] > 0
         titles = server.children()
@@ -105,7 +108,9 @@ def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
         assert server.wait() == -signal.SIGKILL
         wait_until_gone(children)
         assert server.sockets() == []
-    assert_alike(found, [greedy(model, prompt) for prompt in prompts])
+    expected = [greedy(model, prompt) for prompt in prompts]
+    assert_alike(found, expected)
+    assert_alike(again, expected)
 
 
 @pytest.mark.promise(14)
