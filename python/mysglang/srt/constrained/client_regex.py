@@ -43,9 +43,14 @@ def answers(pattern: str) -> Expr:
     return found
 
 
+def regex_grammar(pattern: str) -> Grammar:
+    """Returns the regex as a grammar. Raises GrammarError as `answers` does."""
+    return Grammar({ROOT: word(answers(pattern))})
+
+
 def regex_as_ebnf(pattern: str) -> str:
     """Returns the regex as a grammar for xgrammar."""
-    return ebnf(Grammar({ROOT: word(answers(pattern))}), JsonStyle())
+    return ebnf(regex_grammar(pattern), JsonStyle())
 
 
 def regex_in_rust(pattern: str) -> str:

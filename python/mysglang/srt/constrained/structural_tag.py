@@ -24,6 +24,8 @@ GRAMMAR_OF = {
 }
 """Types of parts that keep to a grammar -> the key under which they have it."""
 
+_TOKENS = {"token", "exclude_tokens", "trigger_tokens"}
+"""Keys under which a part names tokens, by id or by text."""
 
 MAX_BEGIN = 100
 """Characters of a tag's beginning that an error quotes."""
@@ -135,6 +137,26 @@ def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> An
         return {"type": "grammar", "grammar": grammar_of(part)}
     with in_tag(part.get("begin")):
         return {key: _with_grammars(inner, grammar_of) for key, inner in part.items()}
+
+
+def with_token_ids(part: Any, id_of: Callable[[str], int]) -> Any:
+    """Returns a part of a format with ids in place of the texts of tokens."""
+    if isinstance(part, list):
+        return [with_token_ids(inner, id_of) for inner in part]
+    if not isinstance(part, dict) or _has_grammar(part):
+        return part
+    found = {key: with_token_ids(inner, id_of) for key, inner in part.items()}
+    for key in _TOKENS & found.keys():
+        found[key] = _ids(found[key], id_of)
+    if found.get("type") == "token_dispatch" and isinstance(rules := found.get("rules"), list):
+        found["rules"] = [[_ids(rule[0], id_of), *rule[1:]] if isinstance(rule, list) else rule for rule in rules]
+    return found
+
+
+def _ids(tokens: Any, id_of: Callable[[str], int]) -> Any:
+    if isinstance(tokens, list):
+        return [_ids(token, id_of) for token in tokens]
+    return id_of(tokens) if isinstance(tokens, str) else tokens
 
 
 @contextmanager

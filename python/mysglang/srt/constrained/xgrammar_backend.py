@@ -5,24 +5,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import xgrammar as xgr
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
 from mysglang.srt.constrained.client_ebnf import enforceable
-from mysglang.srt.constrained.client_regex import regex_as_ebnf
+from mysglang.srt.constrained.client_regex import regex_as_ebnf, regex_grammar
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
-from mysglang.srt.constrained.json_strings import json_safe_in_markup
-from mysglang.srt.constrained.structural_tag import special_tokens, with_format, with_grammars
+from mysglang.srt.constrained.json_schema.joined import JoinedGrammars
+from mysglang.srt.constrained.json_strings import json_safe_in_markup, of_fixed_length
+from mysglang.srt.constrained.structural_tag import (
+    MAX_BEGIN,
+    special_tokens,
+    with_format,
+    with_grammars,
+    with_token_ids,
+)
 from mysglang.srt.constrained.utf8 import Continuations, may_be_utf8
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
 
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^]\\])*\]|\w+')
+"""A text, a class, or a name in a grammar that xgrammar wrote."""
 _JSON_PART = {"type", "json_schema", "style", "any_order"}
 
 # "[12:00:00] /project/cpp/file.cc:12: What is wrong" -> "What is wrong"
@@ -157,23 +166,53 @@ class XGrammarBackend:
             case "ebnf":
                 return compiler.compile_grammar(enforceable(spec.text))
             case "structural_tag":
-                tag = with_grammars(with_format(spec.text), self._part_of_tag)
-                return compiler.compile_structural_tag(json.dumps(tag))
+                return compiler.compile_grammar(self._tag_as_ebnf(with_format(spec.text), special_tokens(spec.text)))
 
-    def _part_of_tag(self, part: dict[str, Any]) -> str:
+    def _tag_as_ebnf(self, tag: dict[str, Any], special: bool) -> str:
+        """Returns a structural tag as one grammar, in which parts share rules. `special`: special tokens are text."""
+        pieces = self._vocabulary.pieces_shown() if special else self._vocabulary.pieces
+        prefix = _unused(json.dumps(tag, ensure_ascii=False))
+        joined = JoinedGrammars(self._style, prefix)
+        tag = with_grammars(tag, partial(self._part_of_tag, joined))
+        tag["format"] = with_token_ids(tag["format"], partial(_token_id, pieces))
+        written = of_fixed_length(str(xgr.Grammar.from_structural_tag(json.dumps(tag))))
+        # The place of each part is a rule, which is the name of the part's first rule as a text.
+        places = dict(re.findall(rf'^(\w+) ::= \(\("({prefix}\w+)"\)\)$', written, re.MULTILINE))
+        rest = "".join(line for line in written.splitlines(keepends=True) if line.split(" ", 1)[0] not in places)
+        written = _TOKEN.sub(lambda token: places.get(token[0], token[0]), rest)
+        if f'"{prefix}' in written:
+            raise GrammarError("this version of xgrammar writes the parts of a structural tag in an unknown way")
+        return written + joined.text()
+
+    def _part_of_tag(self, joined: JoinedGrammars, part: dict[str, Any]) -> str:
         """Returns the grammar of a part that keeps to a regex, a grammar, or a schema: as JSON, or as a model's own
-        markup with JSON inside.
+        markup with JSON inside. Where its rules are among the joined ones, that is the name of the first as a text.
         """
         match part:
             case {"type": "regex", "pattern": str(pattern)}:
-                return regex_as_ebnf(pattern)
+                return f'root ::= "{joined.add(regex_grammar(pattern))}"'
             case {"type": "grammar", "grammar": str(grammar)}:
                 return enforceable(grammar)
         if part.keys() <= _JSON_PART and part.get("style", "json") == "json":
             # In any order is a wish that the order of the schema fulfils.
-            return ebnf(grammar_of(json.dumps(part["json_schema"])), self._style)
+            return f'root ::= "{joined.add(grammar_of(json.dumps(part["json_schema"])))}"'
         alone = {"type": "structural_tag", "format": part}
         return enforceable(json_safe_in_markup(str(xgr.Grammar.from_structural_tag(json.dumps(alone)))))
+
+
+def _unused(text: str) -> str:
+    """Returns the beginning of names that the text does not contain."""
+    name = "part_"
+    while name in text:
+        name += "_"
+    return name
+
+
+def _token_id(pieces: Sequence[bytes], text: str) -> int:
+    try:
+        return pieces.index(text.encode())
+    except ValueError:
+        raise GrammarError(f"no token is the text {text[:MAX_BEGIN]!r}") from None
 
 
 def _words(error: RuntimeError) -> str:

@@ -23,16 +23,21 @@ _SPACE = "space"
 
 def ebnf(grammar: Grammar, style: JsonStyle) -> str:
     """Returns the rules as EBNF text, with `root` first."""
-    return _Writer(style).text(grammar)
+    writer = Writer(style)
+    for name, expr in grammar.rules.items():
+        writer.add(name, expr)
+    return writer.text()
 
 
-class _Writer:
-    """Writes one grammar. Rules for languages that need an automaton, and rules that all grammars share, are added as
-    needed.
+class Writer:
+    """Writes rules. Those for languages that need an automaton, and those that all grammars share, are added as needed.
+
+    Names of rules begin with `prefix`.
     """
 
-    def __init__(self, style: JsonStyle) -> None:
-        self._space = _space(style)
+    def __init__(self, style: JsonStyle, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._space = _space(style, f"{prefix}{_SPACE}")
         self._most_spaces = style.max_whitespace if style.any_whitespace else None
         # One of these texts, or the end of the answer, follows a string. So the library knows which tokens can end it.
         self._ahead = f"(= {self._space} [,}}\\]:])" if self._space else ""
@@ -48,9 +53,12 @@ class _Writer:
         """Classes of which strings have a counted number of characters -> their numbers in the names of rules."""
         self._chars = 0
 
-    def text(self, grammar: Grammar) -> str:
-        for name, expr in grammar.rules.items():
-            self._put(name, self._body(expr))
+    def add(self, name: str, expr: Expr) -> None:
+        """Adds a rule of this name. Raises GrammarError if the text becomes too long."""
+        self._put(name, self._body(expr))
+
+    def text(self) -> str:
+        """Returns all rules, in the order in which they were added."""
         if self._most_spaces is not None:
             self._put_spaces(self._most_spaces)
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
@@ -59,9 +67,10 @@ class _Writer:
         """Adds rules for up to `most` characters of whitespace, which all places share. With a repetition of 32 in each
         place, a schema with twelve properties took xgrammar 80 seconds instead of some milliseconds.
         """
+        name = f"{self._prefix}{_SPACE}"
         for count in range(most):
-            self._put(f"{_SPACE}{count}", rf'"" | [ \n\r\t] {_SPACE}{count + 1}')
-        self._put(f"{_SPACE}{most}", '""')
+            self._put(f"{name}{count}", rf'"" | [ \n\r\t] {name}{count + 1}')
+        self._put(f"{name}{most}", '""')
 
     def plain(self, expr: Expr) -> str:
         """Writes an expression without rules."""
@@ -151,15 +160,16 @@ class _Writer:
     def _counted(self, part: Expr, least: int, most: int | None) -> str:
         """Returns the rule of the rest of a string in which `least` to `most` characters are still to come."""
         letter = self._letters.setdefault(part, len(self._letters))
-        name = f"rest{letter}_{least}_{'any' if most is None else most}"
+        name = f"{self._prefix}rest{letter}_{least}_{'any' if most is None else most}"
         if name not in self._rules:
             self._rules[name] = ""  # its place: without a bound, the rule names itself
             ways = [] if least else [_QUOTE]
             if most != 0:
                 plain, escaped = _plain_and_escaped(part)
                 after = self._counted(part, max(least - 1, 0), None if most is None else most - 1)
-                self._put(f"escape{letter}", self._written(escaped))
-                ways += [f"{self._written(plain)} {after}", f"escape{letter} {after}"]
+                escape = f"{self._prefix}escape{letter}"
+                self._put(escape, self._written(escaped))
+                ways += [f"{self._written(plain)} {after}", f"{escape} {after}"]
             self._put(name, f"({' | '.join(ways)}) {self._ahead}")
         return name
 
@@ -183,19 +193,20 @@ class _Writer:
 
     def _run(self, expr: Expr) -> Expr:
         if expr not in self._runs:
-            name = f"run{len(self._runs)}"
+            name = f"{self._prefix}run{len(self._runs)}"
             self._runs[expr] = ref(name)
             self._put(name, self._written(expr))
         return self._runs[expr]
 
     def _any_string(self) -> str:
         """Returns the rule of a string of which nothing is asked."""
-        if "string" in self._rules:
-            return "string"
-        self._put("string", f"{_QUOTE} string_rest")
-        ways = f"{_QUOTE} | {ebnf_class(PLAIN)} string_rest | {self._written(ANY_ESCAPE)} string_rest"
-        self._put("string_rest", f"({ways}) {self._ahead}")
-        return "string"
+        name = f"{self._prefix}string"
+        if name not in self._rules:
+            rest = f"{name}_rest"
+            self._put(name, f"{_QUOTE} {rest}")
+            ways = f"{_QUOTE} | {ebnf_class(PLAIN)} {rest} | {self._written(ANY_ESCAPE)} {rest}"
+            self._put(rest, f"({ways}) {self._ahead}")
+        return name
 
     def _machine(self, expr: Expr, *, in_string: bool) -> str:
         """Writes the rules of an automaton, and returns the name of its first state's rule; in a string, the quote that
@@ -205,7 +216,7 @@ class _Writer:
         if key in self._machines:
             return self._machines[key]
         machine = automaton(expr)
-        prefix = f"m{len(self._machines)}_"
+        prefix = f"{self._prefix}m{len(self._machines)}_"
         self._machines[key] = f"{prefix}0"
         for state, steps in enumerate(machine.steps):
             ways = []
@@ -236,12 +247,13 @@ def _plain_and_escaped(part: Expr) -> tuple[Expr, Expr]:
     return alt(*(way for way in ways if way.kind == "class")), alt(*(way for way in ways if way.kind != "class"))
 
 
-def _space(style: JsonStyle) -> str:
+def _space(style: JsonStyle, name: str) -> str:
+    """Returns whitespace as it is written. `name`: the beginning of the names of rules for it."""
     if style.whitespace_pattern is not None:
-        return _Writer(JsonStyle()).plain(whole(style.whitespace_pattern))
+        return Writer(JsonStyle()).plain(whole(style.whitespace_pattern))
     if not style.any_whitespace:
         return ""
-    return r"[ \n\r\t]*" if style.max_whitespace is None else f"{_SPACE}0"
+    return r"[ \n\r\t]*" if style.max_whitespace is None else f"{name}0"
 
 
 LAST_ASCII = 0x7F

@@ -9,7 +9,7 @@ space, comma, colon      what stands between, as the style of the server has it
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from mysglang.srt.constrained.backend import GrammarError
@@ -73,7 +73,7 @@ def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
     """
     users: dict[str, list[str]] = {}
     for name, expr in rules.items():
-        for used in _references(expr):
+        for used in references(expr):
             users.setdefault(used, []).append(name)
     ending: set[str] = set()
     todo = [*rules]
@@ -89,11 +89,12 @@ def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
     for name in order:
         if name not in kept:
             kept[name] = _without_dead(rules[name], ending)
-            order.extend(_references(kept[name]))
+            order.extend(references(kept[name]))
     return kept
 
 
-def _references(expr: Expr) -> list[str]:
+def references(expr: Expr) -> list[str]:
+    """Returns the names of the rules that an expression refers to."""
     found, todo = [], [expr]
     for one in todo:
         if one.kind == "ref":
@@ -101,6 +102,21 @@ def _references(expr: Expr) -> list[str]:
         elif one.kind in ("cat", "alt", "rep"):
             todo.extend(one.parts)
     return found
+
+
+def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """Returns the expression with other names of rules. Names that are not in `names` stay."""
+    match expr.kind:
+        case "ref":
+            name = str(expr.args[0])
+            return ref(names.get(name, name))
+        case "cat":
+            return cat(*(renamed(part, names) for part in expr.parts))
+        case "alt":
+            return alt(*(renamed(part, names) for part in expr.parts))
+        case "rep":
+            return rep(renamed(expr.parts[0], names), *expr.bounds)
+    return expr
 
 
 def _ends(expr: Expr, ending: set[str]) -> bool:
