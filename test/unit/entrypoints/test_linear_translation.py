@@ -16,9 +16,10 @@ from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.responses import translate as responses
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
-from mysglang.srt.entrypoints.openai.strict_calls import strict_calls
-from mysglang.srt.entrypoints.openai.tool_constraint import calls_alone, list_of_calls, list_schema
-from mysglang.srt.function_call.core_types import CallStructure
+from mysglang.srt.entrypoints.openai.strict_calls import call_behind_messages, framed_calls, strict_calls
+from mysglang.srt.entrypoints.openai.tool_constraint import list_of_calls, list_schema
+from mysglang.srt.function_call.core_types import CallsFrame, CallStructure
+from mysglang.srt.function_call.json_detectors import GptOssDetector
 from mysglang.srt.function_call.tagged_detectors import Qwen3CoderDetector
 from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.parser.template_manager import TemplateManager
@@ -100,11 +101,15 @@ def constrained(count: int) -> Work:
     structured = [(function, [CallStructure("<a", "<a>", "</a>")]) for function in functions]
     strict = [function.model_copy(update={"strict": True}) for function in functions]
     marked = [(function, Qwen3CoderDetector.structures(function.name)) for function in strict]
+    spoken = [(function, GptOssDetector.structures(function.name)) for function in strict]
+    head = GptOssDetector.answer_head
+    assert head is not None
 
     def work() -> None:
         strict_calls(structured, special=False)
         strict_calls(marked, special=False)
-        calls_alone(structured, several=True)
+        framed_calls(marked, CallsFrame(), several=True, special=False)
+        call_behind_messages(spoken, head, special=False)
         list_of_calls(functions, several=True)
         list_schema(functions, several=True)
 

@@ -63,10 +63,19 @@ class CallsFrame:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Text behind which the answer itself begins: `trigger`, and one of the endings."""
+    """How messages of an answer begin and end, in formats where it has several. The answer itself is one, and its text
+    begins behind `trigger` and one of the endings.
+    """
 
     trigger: str
     endings: tuple[str, ...]
+    messages: tuple[str, ...]
+    """The beginnings of other messages that are no calls."""
+    message_end: str
+    next_message: str
+    """The beginning of the message behind such an end."""
+    never: tuple[str, ...]
+    """Texts that no message contains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,8 +288,12 @@ class GptOssDetector(JsonObjectDetector):
 
     markers = harmony.MARKERS
     answer_head = AnswerHead(
-        f"{harmony.CHANNEL}final",
-        (harmony.MESSAGE, f" {harmony.CONSTRAIN}json{harmony.MESSAGE}", f" json{harmony.MESSAGE}"),
+        trigger=f"{harmony.CHANNEL}final",
+        endings=(harmony.MESSAGE, f" {harmony.CONSTRAIN}json{harmony.MESSAGE}", f" json{harmony.MESSAGE}"),
+        messages=tuple(f"{harmony.CHANNEL}{name}{harmony.MESSAGE}" for name in ("analysis", "commentary")),
+        message_end=harmony.END,
+        next_message=harmony.PROMPTED.rstrip(),
+        never=harmony.HEADS,
     )
 
     @classmethod

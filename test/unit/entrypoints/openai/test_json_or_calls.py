@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fixtures.call_formats import OFFERED, TOOLS, WRITERS, Call
+from fixtures.call_formats import FRAMED, LISTS, OFFERED, TOOLS, WRITERS, Call
 from fixtures.dialects import CHAT, says
 from fixtures.scripted_engine import serve
 from fixtures.tagged_answers import TaggedAnswer
@@ -39,14 +39,6 @@ FUNCTIONS = [
 CALLS = [Call("get_weather", {"city": "Köln <7>", "days": 3}), Call("stop", {})]
 WRONG = Call("get_weather", {"city": "Köln", "days": "three"})
 TEMPLATE = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
-FRAMED = [
-    case
-    for case, (parser, _) in WRITERS.items()
-    # Seed-OSS is asked to write as Qwen3-Coder does, and arguments as one object are allowed nowhere.
-    if DETECTORS[parser].frame is not None and not case.endswith(("as JSON", "Seed-OSS"))
-]
-ONE_LIST = {"mistral", "phi4-mini", "functools", "apertus2509", "gigachat3"}
-"""Cases whose writers put several calls into one list or message. The grammar lets them write one there."""
 FINAL = '<|channel|>final<|message|>{"ok": true}'
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
@@ -71,7 +63,7 @@ def test_an_answer_is_json_or_calls(case: str, special: bool) -> None:
     detector = DETECTORS[parser]
     answer = Answer(detector, special=special)
     assert answer.says('{"ok": true}') and answer.may_end()
-    for calls in (CALLS[:1], CALLS) if case not in ONE_LIST else (CALLS[:1], CALLS[1:]):
+    for calls in (CALLS[:1], CALLS) if case not in LISTS else (CALLS[:1], CALLS[1:]):
         answer = Answer(detector, special=special)
         assert answer.says(write(calls)) and answer.may_end()
         said, found = detector(OFFERED).detect_and_parse(answer.text)

@@ -1,5 +1,5 @@
-"""Structural tags for answers that may call functions: free text or JSON, or calls that keep to the schemas of strict
-functions. Knows no request.
+"""Structural tags for answers with calls in the model's own format, which keep to the schemas of strict functions:
+beside free text, beside JSON, or alone. Knows no request.
 """
 
 from __future__ import annotations
@@ -34,14 +34,24 @@ def json_or_calls(schema: object, functions: Structured, frame: CallsFrame, *, s
 
     `frame`: how calls stand together. `several`: there may be more than one.
     """
-    tags = [
-        tag(f"{one.ahead}{one.begin}", _content(function, one), one.end)
-        for function, structures in functions
-        for one in structures
-    ]
-    calls = calls_between(tags, frame.between, several=several)
-    framed = [*map(literal, filter(None, [frame.before])), calls, *map(literal, filter(None, [frame.behind]))]
-    return tag_text({"type": "or", "elements": [json_part(schema), sequence(framed)]}, special=special)
+    calls = _framed(functions, frame, several)
+    return tag_text({"type": "or", "elements": [json_part(schema), calls]}, special=special)
+
+
+def framed_calls(functions: Structured, frame: CallsFrame, *, several: bool, special: bool) -> str:
+    """Returns a structural tag: at least one call and nothing else. Arguments are as in `json_or_calls`."""
+    return tag_text(_framed(functions, frame, several), special=special)
+
+
+def call_behind_messages(functions: Structured, head: AnswerHead, *, special: bool) -> str:
+    """Returns a structural tag: any number of messages of other kinds, then one call."""
+    text = {"type": "any_text", "excludes": list(head.never)}
+    messages = [tag(begin, text, head.message_end) for begin in head.messages]
+    message = sequence([{"type": "or", "elements": messages}, literal(head.next_message)])
+    # What begins with the beginning of a message would repeat it.
+    forms = [form for form in _forms(functions) if not form["begin"].startswith(head.next_message)]
+    calls = sequence([{"type": "star", "content": message}, {"type": "or", "elements": forms}])
+    return tag_text(calls, special=special)
 
 
 def json_behind_head(schema: object, functions: Structured, head: AnswerHead, *, special: bool) -> str:
@@ -50,6 +60,20 @@ def json_behind_head(schema: object, functions: Structured, head: AnswerHead, *,
     form["triggers"].append(head.trigger)
     form["tags"] += [tag(f"{head.trigger}{ending}", json_part(schema), "") for ending in head.endings]
     return tag_text({**form, "stop_after_first": True}, special=special)
+
+
+def _forms(functions: Structured) -> list[dict[str, Any]]:
+    """Returns every form of a call, from its first character."""
+    return [
+        tag(f"{one.ahead}{one.begin}", _content(function, one), one.end)
+        for function, structures in functions
+        for one in structures
+    ]
+
+
+def _framed(functions: Structured, frame: CallsFrame, several: bool) -> dict[str, Any]:
+    calls = calls_between(_forms(functions), frame.between, several=several)
+    return sequence([*map(literal, filter(None, [frame.before])), calls, *map(literal, filter(None, [frame.behind]))])
 
 
 def _triggered(functions: Structured) -> dict[str, Any]:

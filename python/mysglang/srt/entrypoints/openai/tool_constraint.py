@@ -1,7 +1,5 @@
-"""Grammars, as text, for answers that must call tools.
-
-Where the model's own format can be written down it is held to that, for that it was trained on; else to a JSON list of
-calls, which `JsonArrayDetector` reads. Knows no request.
+"""The parts of structural tags; and grammars, as text, for a JSON list of calls, which `JsonArrayDetector` reads, where
+the model's own format cannot be written down. Knows no request.
 """
 
 from __future__ import annotations
@@ -26,17 +24,12 @@ Structured = Sequence[tuple[FunctionDefinition, Sequence[CallStructure]]]
 """Functions, each with the forms of its calls."""
 
 
-def calls_alone(functions: Structured, *, several: bool) -> str:
-    """Returns a structural tag: at least one call in the first form of its function, and nothing else."""
-    first = [(function, structures[0]) for function, structures in functions]
-    calls = [(function, f"{one.ahead}{one.begin}", one.end) for function, one in first]
-    return tag_text(_calls(calls, "\n", several))
-
-
 def list_of_calls(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
-    """Returns a structural tag: the same as a JSON list, without a space that a model could lose itself in."""
-    calls = [(function, f'{{"name": {json_text(function.name)}, "parameters": ', "}") for function in functions]
-    return tag_text(sequence([literal("["), _calls(calls, ", ", several), literal("]")]))
+    """Returns a structural tag: a JSON list of calls, without a space that a model could lose itself in."""
+    begins = [f'{{"name": {json_text(function.name)}, "parameters": ' for function in functions]
+    schemas = [json_part(arguments_schema(function)) for function in functions]
+    tags = [tag(begin, schema, "}") for begin, schema in zip(begins, schemas, strict=True)]
+    return tag_text(sequence([literal("["), calls_between(tags, ", ", several=several), literal("]")]))
 
 
 def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
@@ -136,11 +129,6 @@ def calls_between(tags: Sequence[dict[str, Any]], separator: str, *, several: bo
         "at_least_one": True,
         "stop_after_first": not several,
     }
-
-
-def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str, several: bool) -> dict[str, Any]:
-    tags = [tag(begin, json_part(arguments_schema(function)), end) for function, begin, end in calls]
-    return calls_between(tags, separator, several=several)
 
 
 def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:

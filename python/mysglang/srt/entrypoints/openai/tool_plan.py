@@ -15,13 +15,15 @@ from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import CallFinder, NoCalls
 from mysglang.srt.entrypoints.openai.field_names import EITHER, own_words
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-from mysglang.srt.entrypoints.openai.strict_calls import json_behind_head, json_or_calls, plain_json, strict_calls
-from mysglang.srt.entrypoints.openai.tool_constraint import (
-    Structured,
-    calls_alone,
-    list_of_calls,
-    list_schema,
+from mysglang.srt.entrypoints.openai.strict_calls import (
+    call_behind_messages,
+    framed_calls,
+    json_behind_head,
+    json_or_calls,
+    plain_json,
+    strict_calls,
 )
+from mysglang.srt.entrypoints.openai.tool_constraint import Structured, list_of_calls, list_schema
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, NamedToolChoice
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.json_detectors import JsonArrayDetector
@@ -130,7 +132,7 @@ def _json_or_calls(
         return None
     if (head := formats.detector.answer_head) is not None:
         # Elsewhere the text before the head would be in the content, which is to be JSON.
-        separated = formats.reasoning is not None and body.separate_reasoning
+        separated = _separated(formats, body)
         return json_behind_head(schema, structured, head, special=special) if separated else None
     if (frame := formats.detector.frame) is None:
         return None
@@ -155,17 +157,48 @@ def _forced_choice(
     several = body.parallel_tool_calls and body.tool_choice == "required"
     _need_grammars(formats, "tool_choice", "a choice that must be made")
     detector, known = formats.detector, OfferedTools(offered)
-    structured = _structured(functions, formats)
-    if not formats.any_structural_tag:
-        grammar = _limited("json_schema", list_schema(functions, several=several))
-    elif detector is not None and structured is not None and _older_form_writes(structured, formats):
-        grammar = _limited("structural_tag", calls_alone(structured, several=several))
-        return ToolPlan(offered=offered, find_calls=lambda: detector(known), grammar=grammar)
-    else:
+    if detector is not None and (text := _calls_alone(functions, formats, body, several=several)) is not None:
+        return ToolPlan(
+            offered=offered,
+            find_calls=lambda: detector(known),
+            calls_are_special=formats.calls_are_special,
+            grammar={"structural_tag": text},
+        )
+    if formats.any_structural_tag:
         grammar = _limited("structural_tag", list_of_calls(functions, several=several))
+    else:
+        grammar = _limited("json_schema", list_schema(functions, several=several))
     # With `separate_reasoning`, thoughts are taken out of the text before.
     behind = None if formats.reasoning is None or body.separate_reasoning else formats.reasoning.end
     return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known, behind=behind), grammar=grammar)
+
+
+def _calls_alone(
+    functions: Sequence[FunctionDefinition], formats: AnswerFormats, body: ChatCompletionRequest, *, several: bool
+) -> str | None:
+    """Returns the structural tag of an answer that is calls in the model's own format, all held to their schemas; None
+    if none can be written.
+    """
+    held = [function.model_copy(update={"strict": True}) for function in functions]
+    if not formats.any_structural_tag or (structured := _structured(held, formats)) is None:
+        return None
+    assert formats.detector is not None, "it told the structures"
+    frame, head, special = formats.detector.frame, formats.detector.answer_head, formats.calls_are_special
+    try:
+        if frame is not None:
+            text = framed_calls(structured, frame, several=several, special=special)
+        elif head is not None and _separated(formats, body):
+            text = call_behind_messages(structured, head, special=special)
+        else:
+            return None
+    except InvalidRequest:
+        return None  # the format has bare text, which cannot be held to one of the schemas
+    return text if len(text.encode()) <= MAX_GRAMMAR_BYTES else None
+
+
+def _separated(formats: AnswerFormats, body: ChatCompletionRequest) -> bool:
+    """True if messages that are thoughts do not become content."""
+    return formats.reasoning is not None and body.separate_reasoning
 
 
 def _strict_grammar(structured: Structured | None, formats: AnswerFormats) -> str:
