@@ -16,6 +16,7 @@ from mysglang.srt.constrained.client_regex import regex_as_ebnf, regex_grammar
 from mysglang.srt.constrained.json_schema.ebnf import ebnf
 from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.json_schema.joined import JoinedGrammars
+from mysglang.srt.constrained.json_schema.syntaxes import SYNTAXES
 from mysglang.srt.constrained.json_strings import json_safe_in_markup, of_fixed_length
 from mysglang.srt.constrained.structural_tag import (
     MAX_BEGIN,
@@ -193,9 +194,10 @@ class XGrammarBackend:
                 return f'root ::= "{joined.add(regex_grammar(pattern))}"'
             case {"type": "grammar", "grammar": str(grammar)}:
                 return enforceable(grammar)
-        if part.keys() <= _JSON_PART and part.get("style", "json") == "json":
+        syntax = SYNTAXES.get(str(part.get("style", "json")))
+        if part.keys() <= _JSON_PART and syntax is not None:
             # In any order is a wish that the order of the schema fulfils.
-            return f'root ::= "{joined.add(grammar_of(json.dumps(part["json_schema"])))}"'
+            return f'root ::= "{joined.add(grammar_of(json.dumps(part["json_schema"]), syntax))}"'
         alone = {"type": "structural_tag", "format": part}
         return enforceable(json_safe_in_markup(str(xgr.Grammar.from_structural_tag(json.dumps(alone)))))
 

@@ -90,7 +90,9 @@ class CallStructure:
     behind_number: str = ""
     """If there is such a text, the model writes a number and then this text behind `begin`."""
     markup: Markup | None = None
-    """How the arguments are written; None: as JSON."""
+    """How the arguments are written, one by one; None: as one object."""
+    style: str = "json"
+    """How such an object is written: a name in `constrained.json_schema.syntaxes`."""
 
 
 ToolEvent: TypeAlias = NormalText | CallStart | CallArguments

@@ -9,6 +9,7 @@ import re
 
 from mysglang.srt.function_call.arguments_writer import json_text, unquoted
 from mysglang.srt.function_call.base_detector import MAX_NAME, FunctionCallDetector
+from mysglang.srt.function_call.core_types import CallsFrame, CallStructure
 from mysglang.srt.parser.text_reader import Steps
 
 BEGIN, END, CALL, QUOTE = "<|tool_call>", "<tool_call|>", "call:", '<|"|>'
@@ -21,6 +22,11 @@ class Gemma4Detector(FunctionCallDetector):
     """Finds the tool calls in one answer of Gemma 4."""
 
     markers = (BEGIN, END, QUOTE)
+    frame = CallsFrame(between="")
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        return (CallStructure(BEGIN, f"{BEGIN}{CALL}{name}", END, style="gemma4"),)
 
     def _calls(self) -> Steps[None]:
         while True:

@@ -82,6 +82,13 @@ class CohereCommand4Detector(JsonObjectDetector):
     markers = (COHERE_BEGIN, COHERE_END)
     name_keys = ("tool_name", "name")
     keys_beside = ("tool_call_id", "type", "id")
+    frame = CallsFrame()
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns the form of a list with one call."""
+        begin, head = f'{COHERE_BEGIN}[\n    {{"tool_call_id": "', f'", "tool_name": {json_text(name)}, "parameters": '
+        return (CallStructure(COHERE_BEGIN, begin, f"}}\n]{COHERE_END}", behind_number=head),)
 
     def _calls(self) -> Steps[None]:
         while True:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, literal
+from mysglang.srt.function_call.core_types import CallsFrame, CallStructure
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
 from mysglang.srt.function_call.python_literal import QUOTES
 from mysglang.srt.parser.text_reader import Into, Steps, TextReader
@@ -21,6 +23,16 @@ class PythonicDetector(JsonObjectDetector):
 
     frames = ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
     markers = frames
+    section: ClassVar[tuple[str, str]] = ("<|python_start|>", "<|python_end|>")
+    """The markers around a list that the format's own models write."""
+    frame = CallsFrame()
+
+    @classmethod
+    def structures(cls, name: str) -> tuple[CallStructure, ...]:
+        """Returns two forms of a list with one call. Without a marker, only the name tells it from a list in a text."""
+        (begin, end), head = cls.section, f"{BEGIN}{name}("
+        marked = CallStructure(begin, f"{begin}{head}", f"){END}{end}", style="python")
+        return marked, CallStructure(head, head, f"){END}", style="python")
 
     def _calls(self) -> Steps[None]:
         while True:
@@ -121,7 +133,7 @@ _ESCAPING = ("\\",)
 _UNTIL = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
 
 
-LFM2_END = "<|tool_call_end|>"
+LFM2_BEGIN, LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 class Lfm2Detector(PythonicDetector):
@@ -129,6 +141,8 @@ class Lfm2Detector(PythonicDetector):
 
     A JSON list without a marker before it is text.
     """
+
+    section = (LFM2_BEGIN, LFM2_END)
 
     def _list(self, *, announced: bool) -> Steps[bool]:
         yield from self._reader.skip()

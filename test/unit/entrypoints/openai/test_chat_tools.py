@@ -350,7 +350,7 @@ async def test_a_choice_is_made_after_thinking() -> None:
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
 async def test_a_choice_in_a_format_that_no_grammar_writes(backend: str) -> None:
-    options = AppOptions(tool_call_parser="pythonic", grammar_backend=backend)
+    options = AppOptions(tool_call_parser="minimax-m3", grammar_backend=backend)
     async with serve(says('[{"name": "stop", "parameters": {"a": [1]}}]'), options, template=QWEN) as served:
         answer = await whole(served, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
         params = params_of(served)
@@ -388,7 +388,7 @@ async def test_ids_that_the_models_template_takes(parser: str, ids: str, choice:
 
 @pytest.mark.parametrize("thought", ["", "<think>\nA list: [1].\n</think>\n\n", "A list.</think>"])
 async def test_calls_behind_a_thought_that_stays_in_the_text(thought: str) -> None:
-    options = AppOptions(tool_call_parser="pythonic", reasoning_parser="qwen3")
+    options = AppOptions(tool_call_parser="minimax-m3", reasoning_parser="qwen3")
     text = thought + '[{"name": "stop", "parameters": {"a": [1]}}]'
     async with serve(says(text), options, template=QWEN) as served:
         fields = {"tools": TOOLS, "tool_choice": "required", "separate_reasoning": False}

@@ -128,9 +128,9 @@ async def test_a_forced_call_beside_a_response_format() -> None:
 
 async def test_formats_of_calls_without_a_grammar() -> None:
     """Loose tools give way to the response format, and strict ones are refused."""
-    _, params = await sent("pythonic", tools=TOOLS)
+    _, params = await sent("minimax-m3", tools=TOOLS)
     assert (params.structural_tag, orjson.loads(params.json_schema or "")) == (None, SCHEMA)
-    async with serve(says("{}"), AppOptions(tool_call_parser="pythonic"), template=TEMPLATE) as served:
+    async with serve(says("{}"), AppOptions(tool_call_parser="minimax-m3"), template=TEMPLATE) as served:
         response = await served.post(CHAT.path, CHAT.asked(response_format=FORMAT, tools=STRICT))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 

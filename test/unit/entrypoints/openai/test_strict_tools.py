@@ -76,7 +76,7 @@ WRONG = [
     {"city": "Köln", "days": 3, "unit": "C", "more": {"x": "far"}},
     {"city": "Köln", "days": 3, "unit": "C", "wind": True},
 ]
-NOT_HELD = {"pythonic", "lfm2", "gemma4", "minimax-m3", "cohere_command4"}
+NOT_HELD = {"minimax-m3"}
 """Formats for which `strict` is refused."""
 HELD = [
     case
@@ -134,7 +134,8 @@ def test_arguments_that_the_schema_does_not_allow(case: str, special: bool) -> N
     for arguments in WRONG:
         assert not Answer(DETECTORS[parser], special=special).says(write([Call("get_weather", arguments)])), arguments
         assert Answer(DETECTORS[parser], special=special).says(write([Call("loose", arguments)])), arguments
-    assert not Answer(DETECTORS[parser], special=special).says(write([Call("unknown", {})]))
+    if case != "pythonic":  # there it is a text in brackets
+        assert not Answer(DETECTORS[parser], special=special).says(write([Call("unknown", {})]))
 
 
 @pytest.mark.parametrize("parser", sorted({WRITERS[case][0] for case in HELD}))
@@ -147,7 +148,7 @@ def test_whatever_is_written(parser: str) -> None:
         structure = rng.choice(detector.structures(function.name))
         number = f"0{structure.behind_number}" if structure.behind_number else ""
         assert answer.says(f"{structure.ahead}{structure.begin}{number}")
-        ends = [structure.end, '"', "}", "]", *((structure.markup.end,) if structure.markup else ())]
+        ends = [structure.end, '"', "'", '<|"|>', ")", "}", "]", *((structure.markup.end,) if structure.markup else ())]
         for count in range(600):
             if answer.may_end():
                 break
@@ -257,7 +258,7 @@ def test_types_that_a_schema_refers_to() -> None:
 
 @pytest.mark.parametrize(
     ("parser", "backend", "words"),
-    [("pythonic", None, "pythonic"), ("qwen3_coder", "llguidance", "xgrammar"), ("hermes", "outlines", "xgrammar")],
+    [("minimax-m3", None, "minimax-m3"), ("qwen3_coder", "llguidance", "xgrammar"), ("hermes", "outlines", "xgrammar")],
 )
 async def test_strict_tools_that_no_grammar_holds(parser: str, backend: str | None, words: str) -> None:
     options = AppOptions(tool_call_parser=parser, grammar_backend=backend)

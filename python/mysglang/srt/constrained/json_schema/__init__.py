@@ -5,6 +5,9 @@ document.py ──▶ algebra.py ──▶ grammar.py ──▶ written.py
  well-formedness  it takes       JSON text     regular expression
 
 regular.py, patterns.py and numbers.py know regular languages: strings, `pattern`, and numbers as they are written.
+
+syntaxes.py has two other syntaxes for the same values, in which models write the arguments of calls.
 joined.py puts the rules of several grammars, such as those of a request's tools, into one text.
+
 A schema that cannot be held to exactly raises GrammarError, which names the keyword and its place.
 """

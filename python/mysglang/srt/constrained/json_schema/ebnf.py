@@ -98,6 +98,8 @@ class Writer:
                 return str(expr.args[0])
             case "word":
                 return self._word(expr.parts[0])
+            case "shared":
+                return self._shared(expr.parts[0])
             case "quoted":
                 return self._quoted(expr.parts[0])
             case "space" | "comma" | "colon":
@@ -134,6 +136,9 @@ class Writer:
         if plain(expr):
             return self._written(expr)
         return self._machine(expr, in_string=False)
+
+    def _shared(self, expr: Expr) -> str:
+        return str(self._run(expr).args[0]) if plain(expr) else self._machine(expr, in_string=False)
 
     def _quoted(self, language: Expr) -> str:
         if language == ANYTHING:

@@ -20,11 +20,7 @@ from mysglang.srt.constrained.json_schema.rules import (
     MAX_RULES,
     ROOT,
     Rules,
-    around,
-    constant,
-    constants,
     pruned,
-    quoted,
     ref,
     word,
 )
@@ -39,6 +35,7 @@ from mysglang.srt.constrained.json_schema.shapes import (
     Text,
     contrary_of,
 )
+from mysglang.srt.constrained.json_schema.syntax import JSON_SYNTAX, Syntax
 
 FEW = 16
 """Largest number of values that are written out at each place of use."""
@@ -53,14 +50,14 @@ class Grammar:
     rules: dict[str, Expr]
 
 
-def grammar_of(schema: str) -> Grammar:
-    """Returns the grammar of a schema's text.
+def grammar_of(schema: str, syntax: Syntax = JSON_SYNTAX) -> Grammar:
+    """Returns the grammar of a schema's text, for values that are written in this syntax.
 
     Raises GrammarError, which names the keyword and its place, if the schema cannot be held to, or if nothing satisfies
     it.
     """
     try:
-        return _Maker(Document(schema)).grammar()
+        return _Maker(Document(schema), syntax).grammar()
     except RecursionError:
         raise GrammarError("it is nested too deeply") from None
 
@@ -68,7 +65,8 @@ def grammar_of(schema: str) -> Grammar:
 class _Maker:
     """Makes the rules of one document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, syntax: Syntax) -> None:
+        self._syntax = syntax
         self._algebra = Algebra(document)
         self._root: Node = frozenset([(True, document.root)])
         self._shapes: dict[Node, tuple[Shape, ...]] = {}
@@ -90,6 +88,9 @@ class _Maker:
         self._share(alike)
         for shapes, name in alike.items():
             rules[name] = alt(*map(self._written, shapes))
+        if (outer := self._syntax.outer) is not None:
+            objects = [shape for shape in self._shapes[self._root] if isinstance(shape, Object)]
+            rules[ROOT] = alt(*(self._properties(shape, outer) for shape in objects))
         kept = pruned(rules | self._rules.made)
         if not kept:
             raise self._no_value()
@@ -162,7 +163,7 @@ class _Maker:
         if not all(isinstance(shape, OneOf) for shape in shapes):
             return None
         values = dict.fromkeys(value for shape in shapes if isinstance(shape, OneOf) for value in shape.values)
-        return [constant(value.raw) for value in values]
+        return [self._syntax.constant(value.raw) for value in values]
 
     def _written(self, shape: Shape) -> Expr:
         return self._shared.get(shape) or self._own(shape)
@@ -170,15 +171,18 @@ class _Maker:
     def _own(self, shape: Shape) -> Expr:
         match shape:
             case OneOf():
-                return constants([value.raw for value in shape.values])
+                return self._syntax.constants([value.raw for value in shape.values])
             case Number():
                 return word(numbers(shape.bounds))
             case Text():
-                return quoted(shape.of_length)
+                return self._syntax.string(shape.of_length)
             case Array():
-                inside = items_of(shape, self, self._rules)
-                return around("[", inside, "]")
-        return around("{", properties_of(shape, self, self._rules), "}")
+                inside = items_of(shape, self, self._rules, self._syntax)
+                return self._syntax.around("[", inside, "]")
+        return self._syntax.around("{", self._properties(shape, self._syntax), "}")
+
+    def _properties(self, shape: Object, syntax: Syntax) -> Expr:
+        return properties_of(shape, self, self._rules, syntax)
 
 
 def _is_large(shape: Shape) -> bool:

@@ -7,8 +7,9 @@ from typing import Protocol
 from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.document import refuse
 from mysglang.srt.constrained.json_schema.regular import EMPTY, NONE, Expr, alt, cat, rep
-from mysglang.srt.constrained.json_schema.rules import COMMA, Rules
+from mysglang.srt.constrained.json_schema.rules import Rules
 from mysglang.srt.constrained.json_schema.shapes import TRUE, Array, Contains, Literal, Node, contrary_of
+from mysglang.srt.constrained.json_schema.syntax import Syntax
 
 MAX_UNIQUE = 8
 """Values that items without doubles may have: which of them were there is part of where an answer stands."""
@@ -30,7 +31,7 @@ class Values(Protocol):
         ...
 
 
-def items_of(shape: Array, values: Values, rules: Rules) -> Expr:
+def items_of(shape: Array, values: Values, rules: Rules, syntax: Syntax) -> Expr:
     """Returns the text between the brackets; NONE if no text is possible. Raises GrammarError if it cannot be
     expressed.
     """
@@ -38,10 +39,10 @@ def items_of(shape: Array, values: Values, rules: Rules) -> Expr:
     if shape.least > (shape.least if shape.most is None else shape.most):
         return NONE
     if shape.unique and (shape.most is None or shape.most > 1):
-        return _unique(shape, values, rules)
+        return _unique(shape, values, rules, syntax)
     if shape.contains:
-        return _with_contains(shape, values, rules)
-    return _listed(shape, values, rules)
+        return _with_contains(shape, values, rules, syntax)
+    return _listed(shape, values, rules, syntax)
 
 
 def _counted(shape: Array) -> Array:
@@ -58,29 +59,30 @@ def _counted(shape: Array) -> Array:
     return Array(shape.prefix, shape.rest, least, most, frozenset(left), shape.unique)
 
 
-def _listed(shape: Array, values: Values, rules: Rules) -> Expr:
+def _listed(shape: Array, values: Values, rules: Rules, syntax: Syntax) -> Expr:
     """Returns the language of a list, built from the last item to the first. Each step has what may follow its item."""
+    comma = syntax.comma
     count = len(shape.prefix) if shape.most is None else min(len(shape.prefix), shape.most)
     rest = values.value(shape.rest) if shape.most is None or shape.most > count else NONE
     most = None if shape.most is None else shape.most - count
     if count == 0:
         if rest.kind == "none":
             return EMPTY if shape.least == 0 else NONE
-        more = rep(cat(COMMA, rest), max(0, shape.least - 1), None if most is None else most - 1)
+        more = rep(cat(comma, rest), max(0, shape.least - 1), None if most is None else most - 1)
         some = cat(rest, more)
         return some if shape.least else alt(EMPTY, some)
     least = max(0, shape.least - count)
-    after = rep(cat(COMMA, rest), least, most) if rest.kind != "none" else (NONE if least else EMPTY)
+    after = rep(cat(comma, rest), least, most) if rest.kind != "none" else (NONE if least else EMPTY)
     for index in range(count - 1, -1, -1):
         item = values.value(shape.prefix[index])
-        some = cat(*([COMMA] if index else []), item, after)
+        some = cat(*([comma] if index else []), item, after)
         after = some if index < shape.least else alt(EMPTY, some)
         if index % 16 == 0 and index:
             after = rules.add(after)
     return after
 
 
-def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
+def _unique(shape: Array, values: Values, rules: Rules, syntax: Syntax) -> Expr:
     """Returns the language of a list without repeated values. A rule stands for the set of values that are left."""
     assert shape.unique is not None
     constants = values.constants(shape.rest)
@@ -88,8 +90,8 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
         refuse("uniqueItems", shape.unique, f"is supported for items with at most {MAX_IN_ORDER} values only")
     most = len(constants) if shape.most is None else min(shape.most, len(constants))
     if len(constants) > MAX_UNIQUE:
-        return _in_order(constants, shape.least, most, rules)
-    known: dict[int, Expr] = {}
+        return _in_order(constants, shape.least, most, rules, syntax)
+    comma, known = syntax.comma, dict[int, Expr]()
 
     def after(used: int) -> Expr:
         count = used.bit_count()
@@ -97,18 +99,18 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
             options = [EMPTY] if count >= shape.least else []
             for index, value in enumerate(constants if count < most else ()):
                 if not used >> index & 1:
-                    options.append(cat(*([COMMA] if used else []), value, after(used | 1 << index)))
+                    options.append(cat(*([comma] if used else []), value, after(used | 1 << index)))
             known[used] = rules.add(alt(*options))
         return known[used]
 
     return after(0)
 
 
-def _in_order(constants: list[Expr], least: int, most: int, rules: Rules) -> Expr:
+def _in_order(constants: list[Expr], least: int, most: int, rules: Rules, syntax: Syntax) -> Expr:
     """Returns the language of a list with each value at most once, in the given order. There is a rule for each value
     and count of items so far.
     """
-    bounded = most < len(constants)
+    comma, bounded = syntax.comma, most < len(constants)
     # The state must contain whether there was an item, for the comma. Items are counted further only as far as the
     # bounds need it.
     last = most if bounded else max(1, least)
@@ -120,12 +122,12 @@ def _in_order(constants: list[Expr], least: int, most: int, rules: Rules) -> Exp
         after = []
         for count in range(last + 1):
             full = bounded and count == last
-            taken = NONE if full else cat(*([COMMA] if count else []), value, without[min(count + 1, last)])
+            taken = NONE if full else cat(*([comma] if count else []), value, without[min(count + 1, last)])
             after.append(alt(taken, without[count]))
     return after[0]
 
 
-def _with_contains(shape: Array, values: Values, rules: Rules) -> Expr:
+def _with_contains(shape: Array, values: Values, rules: Rules, syntax: Syntax) -> Expr:
     """Returns the language of a list with `contains`. A state is the number of items so far, and how many of them
     match.
     """
@@ -150,7 +152,7 @@ def _with_contains(shape: Array, values: Values, rules: Rules) -> Expr:
         if shape.most is None or count < shape.most:
             item = shape.item(count)
             following = last if unbounded else count + 1
-            comma = [COMMA] if count else []
+            comma = [syntax.comma] if count else []
             if wanted.most is None or found < wanted.most:
                 more = min(found + 1, full)
                 options.append(cat(*comma, values.value(item | wanted.node), after(following, more)))

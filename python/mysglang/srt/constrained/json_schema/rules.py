@@ -1,20 +1,18 @@
-"""Rules of JSON text: expressions of `regular.py` with six more kinds of node.
+"""Rules of JSON text: expressions of `regular.py` with seven more kinds of node.
 
 ref(name)                another rule
 word(expression)         a text of a regular language, as it stands
+shared(expression)       the same, in a rule of its own
 quoted(language)         a JSON string whose value is in a language
 space, comma, colon      what stands between, as the style of the server has it
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping
 
 from mysglang.srt.constrained.backend import GrammarError
-from mysglang.srt.constrained.json_schema.document import Json
-from mysglang.srt.constrained.json_schema.regular import EMPTY, NONE, Expr, alt, cat, rep, text
+from mysglang.srt.constrained.json_schema.regular import NONE, Expr, alt, cat, rep
 
 MAX_RULES = 20_000
 """Rules of one grammar."""
@@ -31,6 +29,13 @@ def ref(name: str) -> Expr:
 def word(expr: Expr) -> Expr:
     """Makes `expr` a single word of the grammar, within which no white space is allowed."""
     return NONE if expr.kind == "none" else Expr("word", expr)
+
+
+def shared(expr: Expr) -> Expr:
+    """Makes `expr` a word that has a rule of its own, because masks are computed for each place where one is written.
+    Only `ebnf.py` writes it.
+    """
+    return Expr("shared", expr)
 
 
 def quoted(language: Expr) -> Expr:
@@ -145,43 +150,6 @@ def _without_dead(expr: Expr, ending: set[str]) -> Expr:
         case "rep":
             return rep(_without_dead(expr.parts[0], ending), *expr.bounds)
     return expr
-
-
-def constants(raws: Sequence[Json]) -> Expr:
-    """Returns the language of any of these values; values that UTF-8 cannot encode are left out."""
-    single = [text(_scalar(raw)) for raw in raws if not isinstance(raw, list | dict)]
-    return alt(word(alt(*single)), *(constant(raw) for raw in raws if isinstance(raw, list | dict)))
-
-
-def constant(raw: Json) -> Expr:
-    """Returns the language of one value, with its properties in their order."""
-    if isinstance(raw, list):
-        return around("[", _separated([constant(item) for item in raw]), "]")
-    if isinstance(raw, dict):
-        return around("{", _separated([cat(key(name), COLON, constant(value)) for name, value in raw.items()]), "}")
-    return word(text(_scalar(raw)))
-
-
-def key(name: str) -> Expr:
-    """Returns the language of a property's name."""
-    return word(text(json.dumps(name, ensure_ascii=False)))
-
-
-def around(before: str, inside: Expr, after: str) -> Expr:
-    """Returns `inside` between brackets; NONE if nothing can be inside."""
-    if inside.kind == "none":
-        return NONE
-    return cat(word(text(before)), SPACE, inside, *([SPACE] if inside != EMPTY else []), word(text(after)))
-
-
-def _separated(parts: list[Expr]) -> Expr:
-    return cat(*(part for index, one in enumerate(parts) for part in ((COMMA, one) if index else (one,))))
-
-
-def _scalar(raw: Json) -> str:
-    if isinstance(raw, Decimal):
-        return format(raw, "f") if -20 < raw.adjusted() < 20 else str(raw)
-    return json.dumps(raw, ensure_ascii=False)
 
 
 def times(least: int, most: int | None) -> str:

@@ -18,7 +18,9 @@ from mysglang.srt.entrypoints.openai.tool_constraint import (
     tag_text,
 )
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.core_types import AnswerHead, CallsFrame, CallStructure
+from mysglang.srt.utils.schema_words import is_parameter
 
 
 def strict_calls(functions: Structured, *, special: bool) -> str:
@@ -88,7 +90,9 @@ def _triggered(functions: Structured) -> dict[str, Any]:
 
 def plain_json(functions: Structured) -> bool:
     """True if calls of these functions are JSON between fixed texts, which every grammar backend knows."""
-    return not any(one.markup or one.behind_number for _, structures in functions for one in structures)
+    return not any(
+        one.markup or one.behind_number or one.style != "json" for _, structures in functions for one in structures
+    )
 
 
 def _content(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
@@ -100,8 +104,19 @@ def _content(function: FunctionDefinition, structure: CallStructure) -> dict[str
 
 def _arguments(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
     if structure.markup is None:
-        schema = arguments_schema(function) if function.strict else {"type": "object"}
-        return json_part(schema)
+        return json_part(_schema(function, structure.style), structure.style)
     if function.strict:
         return markup_arguments(function.name, arguments_schema(function), structure.markup)
     return {"type": "any_text"}
+
+
+def _schema(function: FunctionDefinition, style: str) -> dict[str, Any]:
+    if not function.strict:
+        return {"type": "object"}
+    schema = arguments_schema(function)
+    if style == "python":
+        for name in schema.get("properties", ()):
+            if not is_parameter(name):
+                what = f"function {function.name!r} is strict, and its parameter {name!r} is no name in Python"
+                raise InvalidRequest(f"tools: {what}. Calls in this model's format cannot have it.", param="tools")
+    return schema

@@ -115,9 +115,10 @@ def tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def json_part(schema: object) -> dict[str, Any]:
-    """Returns the part of a structural tag that is JSON of this schema."""
-    return {"type": "json_schema", "json_schema": schema}
+def json_part(schema: object, style: str = "json") -> dict[str, Any]:
+    """Returns the part of a structural tag that is a value of this schema, as JSON or in another style."""
+    part: dict[str, Any] = {"type": "json_schema", "json_schema": schema}
+    return part if style == "json" else {**part, "style": style}
 
 
 def calls_between(tags: Sequence[dict[str, Any]], separator: str, *, several: bool) -> dict[str, Any]:
