@@ -93,6 +93,8 @@ class CallStructure:
     """How the arguments are written, one by one; None: as one object."""
     style: str = "json"
     """How such an object is written: a name in `constrained.json_schema.syntaxes`."""
+    parameters: str = ".*"
+    """Pattern of the names that parameters may have."""
 
 
 ToolEvent: TypeAlias = NormalText | CallStart | CallArguments

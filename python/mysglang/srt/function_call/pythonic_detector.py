@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import ClassVar
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, literal
@@ -10,6 +11,7 @@ from mysglang.srt.function_call.core_types import CallsFrame, CallStructure
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
 from mysglang.srt.function_call.python_literal import QUOTES
 from mysglang.srt.parser.text_reader import Into, Steps, TextReader
+from mysglang.srt.utils.schema_words import PYTHON_PARAMETER
 
 BEGIN, END = "[", "]"
 _NAME = re.compile(r"[\w.-]*")
@@ -31,8 +33,8 @@ class PythonicDetector(JsonObjectDetector):
     def structures(cls, name: str) -> tuple[CallStructure, ...]:
         """Returns two forms of a list with one call. Without a marker, only the name tells it from a list in a text."""
         (begin, end), head = cls.section, f"{BEGIN}{name}("
-        marked = CallStructure(begin, f"{begin}{head}", f"){END}{end}", style="python")
-        return marked, CallStructure(head, head, f"){END}", style="python")
+        marked = CallStructure(begin, f"{begin}{head}", f"){END}{end}", style="python", parameters=PYTHON_PARAMETER)
+        return marked, replace(marked, trigger=head, begin=head, end=f"){END}")
 
     def _calls(self) -> Steps[None]:
         while True:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 _HEX = "[0-9a-fA-F]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
@@ -38,6 +36,9 @@ FORMATS: dict[str, str] = {
 and nothing else. Any other `format` is a note to the reader, which is the default of JSON schema.
 """
 
+PYTHON_PARAMETER = "[A-Za-z_][A-Za-z0-9_]*"
+"""Pattern of the names of parameters in calls that are written as in Python. Its own words are no exception."""
+
 RESTRICTING = frozenset(
     (
         *("type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef"),
@@ -64,8 +65,3 @@ def pointer_steps(fragment: str) -> list[str]:
 def pointer_step(key: str) -> str:
     """Returns a key as a step of a JSON Pointer, which `pointer_steps` reads."""
     return key.replace("~", "~0").replace("/", "~1")
-
-
-def is_parameter(name: str) -> bool:
-    """True if a call that is written as in Python can name a parameter so. Python's own words are no exception."""
-    return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None

@@ -7,6 +7,7 @@ Values have the types and texts that they have in JSON. What is written here is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from mysglang.srt.constrained.backend import GrammarError
@@ -29,7 +30,7 @@ from mysglang.srt.constrained.json_schema.regular import (
 )
 from mysglang.srt.constrained.json_schema.rules import quoted, shared, word
 from mysglang.srt.constrained.json_schema.syntax import JSON_SYNTAX, Syntax
-from mysglang.srt.utils.schema_words import is_parameter
+from mysglang.srt.utils.schema_words import PYTHON_PARAMETER
 
 _LETTERS = ((65, 90), (95, 95), (97, 122))
 _WORD = cat(char_class(_LETTERS), rep(char_class([*_LETTERS, (48, 57)])))
@@ -136,7 +137,7 @@ class PythonCallSyntax(PythonSyntax):
     colon = word(text("="))
 
     def key(self, name: str) -> Expr:
-        if not is_parameter(name):
+        if not re.fullmatch(PYTHON_PARAMETER, name):
             raise GrammarError(f"the parameter {name!r} cannot be written in Python")
         return word(text(name))
 

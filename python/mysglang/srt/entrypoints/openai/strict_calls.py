@@ -4,6 +4,7 @@ beside free text, beside JSON, or alone. Knows no request.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mysglang.srt.entrypoints.openai.markup_constraint import markup_arguments
@@ -20,7 +21,6 @@ from mysglang.srt.entrypoints.openai.tool_constraint import (
 from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.core_types import AnswerHead, CallsFrame, CallStructure
-from mysglang.srt.utils.schema_words import is_parameter
 
 
 def strict_calls(functions: Structured, *, special: bool) -> str:
@@ -104,19 +104,18 @@ def _content(function: FunctionDefinition, structure: CallStructure) -> dict[str
 
 def _arguments(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
     if structure.markup is None:
-        return json_part(_schema(function, structure.style), structure.style)
+        return json_part(_schema(function, structure), structure.style)
     if function.strict:
         return markup_arguments(function.name, arguments_schema(function), structure.markup)
     return {"type": "any_text"}
 
 
-def _schema(function: FunctionDefinition, style: str) -> dict[str, Any]:
+def _schema(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
     if not function.strict:
         return {"type": "object"}
     schema = arguments_schema(function)
-    if style == "python":
-        for name in schema.get("properties", ()):
-            if not is_parameter(name):
-                what = f"function {function.name!r} is strict, and its parameter {name!r} is no name in Python"
-                raise InvalidRequest(f"tools: {what}. Calls in this model's format cannot have it.", param="tools")
+    for name in schema.get("properties", ()):
+        if not re.fullmatch(structure.parameters, name, re.DOTALL):
+            where = f"tools: function {function.name!r} is strict, and its parameter {name!r}"
+            raise InvalidRequest(f"{where} has a name that calls in this model's format cannot have.", param="tools")
     return schema
