@@ -154,3 +154,25 @@ def test_schemas_that_bare_text_cannot_be_held_to(parameters: dict[str, Any]) ->
         said = TaggedAnswer(tag_of(plan("qwen3_coder", tools=[tool("f", parameters)])), ())
         assert not said.says('[{"name": "f", "parameters": {"city": "Berlin')
         assert said.says('[{"name": "f", "parameters": {"city": "Köln"}}]') and said.may_end()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "takes_others"),
+    [
+        (None, False),
+        ({}, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"properties": {"a": {}}, "additionalProperties": False}, False),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}, True),
+        ({"type": "object"}, True),
+        ({"type": "object", "additionalProperties": True}, True),
+    ],
+)
+def test_parameters_that_no_schema_names(parameters: dict[str, Any] | None, takes_others: bool) -> None:
+    """Between marks, none could be written."""
+    function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
+    planned = plan("glm45", tools=[{"type": "function", "function": function}])
+    assert is_list(planned) is takes_others
+    if takes_others:
+        said = TaggedAnswer(tag_of(planned), ())
+        assert said.says('[{"name": "f", "parameters": {"other": "x"}}]') and said.may_end()

@@ -183,6 +183,8 @@ def _calls_alone(
     if not formats.any_structural_tag or (structured := _structured(held, formats)) is None:
         return None
     assert formats.detector is not None, "it told the structures"
+    if any(_takes_others(function) and any(one.markup for one in structures) for function, structures in structured):
+        return None  # between marks, only parameters that the schema names are written
     frame, head, special = formats.detector.frame, formats.detector.answer_head, formats.calls_are_special
     try:
         if frame is not None:
@@ -194,6 +196,12 @@ def _calls_alone(
     except InvalidRequest:
         return None  # the format has bare text, which cannot be held to one of the schemas
     return text if len(text.encode()) <= MAX_GRAMMAR_BYTES else None
+
+
+def _takes_others(function: FunctionDefinition) -> bool:
+    """True if calls may have parameters that the schema does not name. No schema at all means that there are none."""
+    schema = function.parameters
+    return schema.get("additionalProperties", bool(schema) and "properties" not in schema) is not False
 
 
 def _separated(formats: AnswerFormats, body: ChatCompletionRequest) -> bool:
