@@ -135,3 +135,34 @@ def test_something_may_always_follow() -> None:
         assert matcher.accept(SPACE)
     backend.fill([matcher], bits, [0])
     assert bits[0, SPACE >> 5] != 0
+
+
+def test_whitespace_in_parts_of_an_answer() -> None:
+    """Between elements of JSON it is limited, in a string and in the text around it is not."""
+    backend = SpacedBackend(backend_named("xgrammar", JsonStyle()), VOCABULARY)
+    content = {"type": "json_schema", "json_schema": {"properties": {"a": {"type": "string"}}, "required": ["a"]}}
+    tags = [{"type": "tag", "begin": "<c>", "content": content, "end": "</c>"}]
+    form = {"type": "triggered_tags", "triggers": ["<c>"], "tags": tags}
+    matcher = compiled(backend, "structural_tag", json.dumps({"format": form})).matcher()
+    enough = " \n" * MOST_SPACES
+
+    def may_go_on() -> bool:
+        pieces = [VOCABULARY.pieces[token] for token in allowed(backend, matcher)]
+        return any(piece[:1] in SPACES for piece in pieces if piece)
+
+    for text, limited in (
+        (f"I look.{enough}", False),
+        ("<c>{", False),
+        (enough, True),
+        ('"a":', False),
+        (enough, True),
+        ('"' + " " * len(enough), False),
+        (f'x"{enough}', True),
+        (f"}}</c>{enough}", False),
+    ):
+        fills(matcher, text)
+        assert may_go_on() is not limited, text
+        count = len(TOKENIZER.encode(text, add_special_tokens=False))
+        matcher.rollback(count)
+        fills(matcher, text)
+        assert may_go_on() is not limited, text

@@ -2,7 +2,8 @@
 
 A weak model can go on with spaces until its tokens are used up. Counting them in the grammar makes that slow to compile
 and to follow; here they are counted as the answer is written. After `MOST_SPACES` in a row, tokens that begin with
-whitespace are forbidden, unless the grammar allows no other.
+whitespace are forbidden, unless the grammar allows no other. In an answer with parts, that holds where no text could
+go on, which shows in the tokens that are allowed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from mysglang.srt.sampling.grammar_spec import GrammarSpec
 MOST_SPACES = 128
 """Characters of whitespace in a row: more than the indentation of any JSON that people read."""
 SPACES = b" \t\n\r"
+_WORDS = b"tfn"
+"""The letters with which words of JSON begin."""
 _QUOTE, _BACKSLASH = b'"\\'
 _IN_STRING = -1
 _ESCAPED = -2
@@ -51,6 +54,11 @@ class Spaces(Protocol):
         """True if the answer has enough whitespace here."""
         ...
 
+    @property
+    def in_text(self) -> bool:
+        """True if it may be whitespace of a text, in which other letters could follow."""
+        ...
+
     def add(self, token: int) -> None: ...
 
     def drop(self, count: int) -> None:
@@ -62,6 +70,7 @@ class CountedSpaces:
     """Whitespace in JSON."""
 
     __slots__ = ("_pieces", "_places")
+    in_text = False
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -80,10 +89,36 @@ class CountedSpaces:
             del self._places[-count:]
 
 
-class AnySpaces:
-    """Whitespace in an answer that is no JSON, which may have any."""
+class TagSpaces:
+    """Whitespace in an answer with parts, some of which are JSON."""
 
-    full = False
+    __slots__ = ("_counts", "_pieces")
+    in_text = True
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._counts = [0]
+        """How many characters of whitespace are in a row after each token. The first entry is for the start."""
+
+    @property
+    def full(self) -> bool:
+        return self._counts[-1] >= MOST_SPACES
+
+    def add(self, token: int) -> None:
+        piece = self._pieces[token]
+        behind = len(piece) - len(piece.rstrip(SPACES))
+        # A special token has an empty piece, and ends the row.
+        self._counts.append(self._counts[-1] + behind if piece and behind == len(piece) else behind)
+
+    def drop(self, count: int) -> None:
+        if count:
+            del self._counts[-count:]
+
+
+class AnySpaces:
+    """Whitespace in an answer without JSON, which may have any."""
+
+    full = in_text = False
 
     def add(self, token: int) -> None:
         pass
@@ -136,22 +171,28 @@ class SpacedBackend:
 
     def __init__(self, inner: GrammarBackend, vocabulary: Vocabulary) -> None:
         self._inner = inner
-        self._counted = partial(CountedSpaces, vocabulary.pieces)
+        counted, of_tags = (partial(kind, vocabulary.pieces) for kind in (CountedSpaces, TagSpaces))
+        self._new_spaces: dict[str, Callable[[], Spaces]] = {"json_schema": counted, "structural_tag": of_tags}
         others = np.zeros(32 * mask_words(vocabulary.size), dtype=np.bool_)
         others[: vocabulary.size] = [piece[:1] not in SPACES or not piece for piece in vocabulary.pieces]
         self._others: Ints = np.packbits(others, bitorder="little").view(np.int32)
         """The mask of all tokens that do not begin with whitespace."""
+        letters = np.zeros_like(others)
+        letters[: vocabulary.size] = [piece[:1].isalpha() and piece[:1] not in _WORDS for piece in vocabulary.pieces]
+        self._letters: Ints = np.packbits(letters, bitorder="little").view(np.int32)
+        """The mask of tokens of which none stands between elements of JSON."""
 
     def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
         return self._inner.compile(spec, threads)
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
-        new_spaces = self._counted if spec.kind == "json_schema" else AnySpaces
-        return SpacedCompiled(self._inner.load(spec, data), new_spaces)
+        return SpacedCompiled(self._inner.load(spec, data), self._new_spaces.get(spec.kind, AnySpaces))
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
         known = [matcher for matcher in matchers if isinstance(matcher, SpacedMatcher)]
         self._inner.fill([matcher.inner for matcher in known], bits, rows)
         for matcher, row in zip(known, rows, strict=True):
-            if matcher.spaces.full and np.count_nonzero(narrowed := bits[row] & self._others):
+            if not matcher.spaces.full or (matcher.spaces.in_text and np.any(bits[row] & self._letters)):
+                continue
+            if np.any(narrowed := bits[row] & self._others):
                 bits[row] = narrowed

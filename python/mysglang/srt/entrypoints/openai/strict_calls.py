@@ -99,7 +99,7 @@ def _content(function: FunctionDefinition, structure: CallStructure) -> dict[str
     arguments = _arguments(function, structure)
     if not structure.behind_number:
         return arguments
-    return sequence([{"type": "regex", "pattern": "[0-9]+"}, literal(structure.behind_number), arguments])
+    return sequence([{"type": "regex", "pattern": "[0-9]{1,3}"}, literal(structure.behind_number), arguments])
 
 
 def _arguments(function: FunctionDefinition, structure: CallStructure) -> dict[str, Any]:
