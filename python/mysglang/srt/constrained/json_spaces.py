@@ -9,7 +9,6 @@ go on, which shows in the tokens that are allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +45,14 @@ def place_after(place: int, piece: bytes) -> int:
     return place
 
 
+def spaces_after(count: int, piece: bytes) -> int:
+    """Returns how many characters of whitespace are in a row after more text. A special token has an empty piece, and
+    ends the row.
+    """
+    behind = len(piece) - len(piece.rstrip(SPACES))
+    return count + behind if piece and behind == len(piece) else behind
+
+
 class Spaces(Protocol):
     """Whitespace that an answer has where it stands."""
 
@@ -67,13 +74,15 @@ class Spaces(Protocol):
 
 
 class CountedSpaces:
-    """Whitespace in JSON."""
+    """Whitespace in JSON, or in an answer with parts, some of which are JSON."""
 
-    __slots__ = ("_pieces", "_places")
-    in_text = False
+    __slots__ = ("_after", "_pieces", "_places", "in_text")
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: Sequence[bytes], after: Callable[[int, bytes], int], *, in_text: bool) -> None:
+        """`after`: place, next piece -> the place behind it."""
+        self.in_text = in_text
         self._pieces = pieces
+        self._after = after
         self._places = [0]
         """The place after each token. The first entry is for the start."""
 
@@ -82,37 +91,11 @@ class CountedSpaces:
         return self._places[-1] >= MOST_SPACES
 
     def add(self, token: int) -> None:
-        self._places.append(place_after(self._places[-1], self._pieces[token]))
+        self._places.append(self._after(self._places[-1], self._pieces[token]))
 
     def drop(self, count: int) -> None:
         if count:
             del self._places[-count:]
-
-
-class TagSpaces:
-    """Whitespace in an answer with parts, some of which are JSON."""
-
-    __slots__ = ("_counts", "_pieces")
-    in_text = True
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = pieces
-        self._counts = [0]
-        """How many characters of whitespace are in a row after each token. The first entry is for the start."""
-
-    @property
-    def full(self) -> bool:
-        return self._counts[-1] >= MOST_SPACES
-
-    def add(self, token: int) -> None:
-        piece = self._pieces[token]
-        behind = len(piece) - len(piece.rstrip(SPACES))
-        # A special token has an empty piece, and ends the row.
-        self._counts.append(self._counts[-1] + behind if piece and behind == len(piece) else behind)
-
-    def drop(self, count: int) -> None:
-        if count:
-            del self._counts[-count:]
 
 
 class AnySpaces:
@@ -171,15 +154,14 @@ class SpacedBackend:
 
     def __init__(self, inner: GrammarBackend, vocabulary: Vocabulary) -> None:
         self._inner = inner
-        counted, of_tags = (partial(kind, vocabulary.pieces) for kind in (CountedSpaces, TagSpaces))
-        self._new_spaces: dict[str, Callable[[], Spaces]] = {"json_schema": counted, "structural_tag": of_tags}
-        others = np.zeros(32 * mask_words(vocabulary.size), dtype=np.bool_)
-        others[: vocabulary.size] = [piece[:1] not in SPACES or not piece for piece in vocabulary.pieces]
-        self._others: Ints = np.packbits(others, bitorder="little").view(np.int32)
+        pieces, size = vocabulary.pieces, vocabulary.size
+        self._new_spaces: dict[str, Callable[[], Spaces]] = {
+            "json_schema": lambda: CountedSpaces(pieces, place_after, in_text=False),
+            "structural_tag": lambda: CountedSpaces(pieces, spaces_after, in_text=True),
+        }
+        self._others = _mask([piece[:1] not in SPACES or not piece for piece in pieces], size)
         """The mask of all tokens that do not begin with whitespace."""
-        letters = np.zeros_like(others)
-        letters[: vocabulary.size] = [piece[:1].isalpha() and piece[:1] not in _WORDS for piece in vocabulary.pieces]
-        self._letters: Ints = np.packbits(letters, bitorder="little").view(np.int32)
+        self._letters = _mask([piece[:1].isalpha() and piece[:1] not in _WORDS for piece in pieces], size)
         """The mask of tokens of which none stands between elements of JSON."""
 
     def compile(self, spec: GrammarSpec, threads: int = 1) -> bytes:
@@ -196,3 +178,11 @@ class SpacedBackend:
                 continue
             if np.any(narrowed := bits[row] & self._others):
                 bits[row] = narrowed
+
+
+def _mask(tokens: Sequence[bool], size: int) -> Ints:
+    """Returns the mask of the tokens of a vocabulary for which there is True."""
+    bits = np.zeros(32 * mask_words(size), dtype=np.bool_)
+    bits[:size] = tokens
+    mask: Ints = np.packbits(bits, bitorder="little").view(np.int32)
+    return mask

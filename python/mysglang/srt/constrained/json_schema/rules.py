@@ -9,7 +9,7 @@ space, comma, colon      what stands between, as the style of the server has it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.regular import NONE, Expr, alt, cat, rep
@@ -111,16 +111,20 @@ def references(expr: Expr) -> list[str]:
 
 def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
     """Returns the expression with other names of rules. Names that are not in `names` stay."""
+    return _replaced(expr, lambda name: ref(names.get(name, name)))
+
+
+def _replaced(expr: Expr, new: Callable[[str], Expr]) -> Expr:
+    """Returns the expression with something in place of each reference, by the name of the rule."""
     match expr.kind:
         case "ref":
-            name = str(expr.args[0])
-            return ref(names.get(name, name))
+            return new(str(expr.args[0]))
         case "cat":
-            return cat(*(renamed(part, names) for part in expr.parts))
+            return cat(*(_replaced(part, new) for part in expr.parts))
         case "alt":
-            return alt(*(renamed(part, names) for part in expr.parts))
+            return alt(*(_replaced(part, new) for part in expr.parts))
         case "rep":
-            return rep(renamed(expr.parts[0], names), *expr.bounds)
+            return rep(_replaced(expr.parts[0], new), *expr.bounds)
     return expr
 
 
@@ -140,16 +144,7 @@ def _ends(expr: Expr, ending: set[str]) -> bool:
 
 
 def _without_dead(expr: Expr, ending: set[str]) -> Expr:
-    match expr.kind:
-        case "ref":
-            return expr if expr.args[0] in ending else NONE
-        case "cat":
-            return cat(*(_without_dead(part, ending) for part in expr.parts))
-        case "alt":
-            return alt(*(_without_dead(part, ending) for part in expr.parts))
-        case "rep":
-            return rep(_without_dead(expr.parts[0], ending), *expr.bounds)
-    return expr
+    return _replaced(expr, lambda name: ref(name) if name in ending else NONE)
 
 
 def times(least: int, most: int | None) -> str:
